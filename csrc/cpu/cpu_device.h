@@ -1,0 +1,41 @@
+// The device that runs compiled MSL kernels on the machine's own cores.
+#pragma once
+#include <mutex>
+
+#include "../core/device.h"
+#include "executor.h"
+#include "thread_pool.h"
+
+namespace metalmm::cpu {
+
+struct CpuOptions {
+  unsigned threads = 0;  // 0: the CPUs this process may use
+  size_t threadgroup_memory_limit = 32 * 1024;
+  bool lenient_barriers = false;
+};
+
+class CpuDevice : public Device {
+ public:
+  explicit CpuDevice(const CpuOptions& options);
+  std::string name() const override { return "cpu"; }
+  unsigned threads() const { return pool_.threads(); }
+  std::shared_ptr<Buffer> new_buffer(size_t size) override;
+  std::shared_ptr<Pipeline> load_pipeline(const std::string& path, const std::string& kernel) override;
+  std::unique_ptr<CommandBatch> new_batch() override;
+  double run(const Dispatch& dispatch) override;
+
+  const CpuOptions& options() const { return options_; }
+  void execute(const Pipeline& pipeline, const KernelCall& call);
+
+ private:
+  class Lease;
+  std::unique_ptr<Executor> take_executor();
+  void give_executor(std::unique_ptr<Executor> executor);
+
+  CpuOptions options_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Executor>> idle_;
+  ThreadPool pool_;
+};
+
+}  // namespace metalmm::cpu

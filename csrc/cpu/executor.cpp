@@ -1,0 +1,204 @@
+#include "executor.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "../msl/runtime/fiber.h"
+
+namespace metalmm::cpu {
+namespace {
+
+#if defined(__linux__)
+thread_local abi::Context* running __attribute__((tls_model("initial-exec"))) = nullptr;
+#else
+thread_local abi::Context* running = nullptr;
+#endif
+
+// The widest vector an ABI may pass on the stack is 64 bytes; a call leaves the pointer 8 below that on x86-64.
+constexpr size_t kCallAlignment = 64;
+#if defined(__x86_64__)
+constexpr size_t kReturnAddress = 8;
+#else
+constexpr size_t kReturnAddress = 0;
+#endif
+
+std::string place(const abi::Site& site) {
+  const char* file = std::strrchr(site.file, '/');
+  return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
+}
+
+std::string text(abi::Uint3 v) {
+  return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
+}
+
+// On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
+__attribute__((noinline)) void enter(abi::Context* context) {
+  fiber::switch_lane(&context->host, &context->lanes[context->lane]);
+}
+
+}  // namespace
+
+long context_tls_offset() {
+#if defined(__linux__)
+  return reinterpret_cast<char*>(&running) - static_cast<char*>(__builtin_thread_pointer());
+#else
+  return 0;
+#endif
+}
+
+abi::Context* current_context() { return running; }
+
+Stacks::~Stacks() {
+  for (uint8_t* block : blocks_) munmap(block, kBlock * kSize);
+}
+
+void* Stacks::top(uint32_t lane) {
+  while (blocks_.size() <= lane / kBlock) {
+    void* block = mmap(nullptr, kBlock * kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) throw std::bad_alloc();
+    blocks_.push_back(static_cast<uint8_t*>(block));
+    // A failure (too many mappings) costs the guard, not the run: kernels with frames near the size do not compile.
+    for (uint32_t i = 0; i < kBlock; i++)
+      (void)!mprotect(blocks_.back() + i * kSize, static_cast<size_t>(getpagesize()), PROT_NONE);
+  }
+  size_t color = lane * 5 % 64 * 64;  // 5: coprime to the 64 sets of an L1 way, and apart by more than one line
+  uint8_t* end = blocks_[lane / kBlock] + (lane % kBlock + 1) * kSize;
+  return end - color - kCallAlignment - kReturnAddress;
+}
+
+Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {
+  std::memset(static_cast<void*>(groups_.get()), 0, abi::kMaxGroups * sizeof(abi::Simdgroup));
+  state_.executor = this;
+  state_.schedule = &Executor::schedule;
+  state_.groups = groups_.get();
+}
+
+void Executor::start(const KernelCall& call, abi::Uint3 position) {
+  call_ = &call;
+  error_.clear();
+  uint32_t threads = call.threadgroup.x * call.threadgroup.y * call.threadgroup.z;
+  for (uint32_t i = static_cast<uint32_t>(tops_.size()); i < threads; i++) tops_.push_back(stacks_.top(i));
+  lanes_.resize(std::max<size_t>(lanes_.size(), threads));
+  void* entry = reinterpret_cast<void*>(call.info->run);
+  for (uint32_t i = 0; i < threads; i++) lanes_[i] = {tops_[i], nullptr, entry};
+  group_count_ = (threads + abi::kSimdWidth - 1) / abi::kSimdWidth;
+  for (uint32_t i = 0; i < group_count_; i++) {
+    abi::Simdgroup& g = groups_[i];
+    uint32_t left = threads - i * abi::kSimdWidth;
+    g.all = left >= abi::kSimdWidth ? ~0u : (1u << left) - 1;
+    g.ready = g.live = g.unstarted = g.all;
+    g.simd_wait = g.tg_wait = g.mixed = 0;
+    g.base = i * abi::kSimdWidth;
+  }
+  // NaN in every format: what a kernel reads before writing shows in its result.
+  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 64));
+  std::memset(memory_.data(), 0xff, call.threadgroup_bytes);
+  state_.lane = 0;
+  state_.threads = threads;
+  state_.group = groups_.get();
+  state_.lanes = lanes_.data();
+  state_.groups_ready = group_count_ == 32 ? ~0u : (1u << group_count_) - 1;
+  state_.barrier_mixed = 0;
+  state_.barrier_site = {};
+  state_.threadgroup_memory = memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & 63);
+  state_.buffers = call.buffers;
+  state_.threadgroup_offsets = call.threadgroup_offsets;
+  state_.threadgroup_position = position;
+  state_.grid_groups = call.grid;
+  state_.group_threads = call.threadgroup;
+}
+
+std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
+  start(call, position);
+  abi::Context* outer = running;
+  running = &state_;
+  enter(&state_);
+  running = outer;
+  if (error_.empty()) return {};
+  return "threadgroup " + text(position) + ": " + error_;
+}
+
+uint32_t Executor::schedule(abi::Context* context) { return static_cast<State*>(context)->executor->next_lane(); }
+
+// The current simdgroup has no lane that can run: find one elsewhere, or let those that wait go on.
+uint32_t Executor::next_lane() {
+  abi::Simdgroup* g = state_.group;
+  if (g->simd_wait) return complete_divergent(g);
+  state_.groups_ready &= ~(1u << (g->base / abi::kSimdWidth));
+  if (!state_.groups_ready) return release_barrier();
+  state_.group = &groups_[fiber::next_in(state_.groups_ready, g->base / abi::kSimdWidth)];
+  return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
+}
+
+// Lanes wait at different simdgroup operations, or some have returned or stand at a barrier: as on a GPU, those at the
+// operation that comes first in the program do it among themselves.
+uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
+  auto order = [](const abi::Site& s) { return static_cast<uint64_t>(s.line) << 32 | s.column; };
+  uint32_t first = static_cast<uint32_t>(__builtin_ctz(g->simd_wait));
+  for (uint32_t i = first; i < abi::kSimdWidth; i++)
+    if (g->simd_wait >> i & 1 && order(g->wait[i].site) < order(g->wait[first].site)) first = i;
+  uint32_t mask = 0;
+  for (uint32_t i = 0; i < abi::kSimdWidth; i++)
+    if (g->simd_wait >> i & 1 && g->wait[i].site == g->wait[first].site && g->wait[i].complete == g->wait[first].complete)
+      mask |= 1u << i;
+  g->wait[first].complete(g, mask);
+  g->simd_wait &= ~mask;
+  g->ready |= mask;
+  g->mixed = g->simd_wait != 0;
+  return g->base + static_cast<uint32_t>(__builtin_ctz(mask));
+}
+
+uint32_t Executor::release_barrier() {
+  uint32_t waiting = 0, returned = 0;
+  for (uint32_t i = 0; i < group_count_; i++) {
+    waiting |= groups_[i].tg_wait;
+    returned |= groups_[i].all & ~groups_[i].live;
+  }
+  if (!waiting) return abi::kNoLane;  // all have returned
+  if (state_.barrier_mixed || (returned && !call_->lenient_barriers)) {
+    error_ = describe_divergence();
+    return abi::kNoLane;
+  }
+  uint32_t self = state_.lane, first = abi::kNoLane;
+  bool self_waits = false;
+  for (uint32_t i = 0; i < group_count_; i++) {
+    abi::Simdgroup& g = groups_[i];
+    g.ready = g.tg_wait;
+    g.tg_wait = 0;
+    if (!g.ready) continue;
+    state_.groups_ready |= 1u << i;
+    if (first == abi::kNoLane) first = g.base + static_cast<uint32_t>(__builtin_ctz(g.ready));
+    self_waits |= self / abi::kSimdWidth == i && (g.ready >> (self % abi::kSimdWidth) & 1);
+  }
+  state_.barrier_site = {};
+  uint32_t next = self_waits ? self : first;
+  state_.group = &groups_[next / abi::kSimdWidth];
+  return next;
+}
+
+std::string Executor::describe_divergence() const {
+  uint32_t returned = 0;
+  std::vector<std::pair<abi::Site, uint32_t>> sites;
+  for (uint32_t i = 0; i < state_.threads; i++) {
+    const abi::Simdgroup& g = groups_[i / abi::kSimdWidth];
+    uint32_t lane = i % abi::kSimdWidth;
+    if (!(g.live >> lane & 1)) {
+      returned++;
+      continue;
+    }
+    auto it = std::find_if(sites.begin(), sites.end(), [&](auto& s) { return s.first == g.wait[lane].site; });
+    if (it == sites.end()) it = sites.insert(sites.end(), {g.wait[lane].site, 0});
+    it->second++;
+  }
+  std::string message = "barrier divergence: of " + std::to_string(state_.threads) + " threads, ";
+  for (size_t i = 0; i < sites.size(); i++)
+    message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + place(sites[i].first) + ")";
+  if (returned) message += ", " + std::to_string(returned) + " have returned";
+  return message + "; every thread of a threadgroup must reach the same barrier";
+}
+
+}  // namespace metalmm::cpu

@@ -1,0 +1,65 @@
+// Runs the threads of one threadgroup as fibers on the calling OS thread.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../msl/runtime/abi.h"
+
+namespace metalmm::cpu {
+
+// Stacks of one worker, with a guard page under each and tops spread over cache sets: equally aligned tops make every
+// lane's hot lines fall into the same few sets.
+class Stacks {
+ public:
+  ~Stacks();
+  void* top(uint32_t lane);  // reserved on first use
+
+ private:
+  static constexpr size_t kSize = 256 * 1024;
+  static constexpr uint32_t kBlock = 64;
+  std::vector<uint8_t*> blocks_;
+};
+
+struct KernelCall {
+  const abi::KernelInfo* info;
+  uint8_t* const* buffers;
+  const uint32_t* threadgroup_offsets;
+  size_t threadgroup_bytes;
+  abi::Uint3 grid, threadgroup;
+  bool lenient_barriers;  // threads that have returned count as having reached every barrier
+};
+
+class Executor {
+ public:
+  Executor();
+  // Empty: all is well. Otherwise what went wrong; the threadgroup is abandoned.
+  std::string run(const KernelCall& call, abi::Uint3 position);
+
+ private:
+  struct State : abi::Context {
+    Executor* executor;
+  };
+  static uint32_t schedule(abi::Context* context);
+  uint32_t next_lane();
+  uint32_t complete_divergent(abi::Simdgroup* group);
+  uint32_t release_barrier();
+  std::string describe_divergence() const;
+  void start(const KernelCall& call, abi::Uint3 position);
+
+  State state_{};
+  Stacks stacks_;
+  std::vector<abi::Lane> lanes_;
+  std::vector<void*> tops_;
+  std::unique_ptr<abi::Simdgroup[]> groups_;
+  std::vector<uint8_t> memory_;
+  uint32_t group_count_ = 0;
+  const KernelCall* call_ = nullptr;
+  std::string error_;
+};
+
+// How a kernel finds the running thread's context: its place relative to the thread pointer, or this function.
+long context_tls_offset();
+abi::Context* current_context();
+
+}  // namespace metalmm::cpu

@@ -1,0 +1,127 @@
+// What the CPU device's executor and a compiled kernel share. Included by both, so plain C++17 and no system headers:
+// a kernel's text may use any global name that MSL leaves free.
+#pragma once
+
+namespace metalmm::abi {
+
+using u8 = unsigned char;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr u32 kVersion = 1;
+constexpr u32 kSimdWidth = 32;
+constexpr u32 kMaxThreads = 1024;
+constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
+constexpr u32 kMaxPayload = 64;  // bytes a lane may bring to a simdgroup operation
+constexpr u32 kMaxBuffers = 31;  // as in Metal
+constexpr u32 kNoLane = ~0u;
+
+// Where in the .metal file a lane waits.
+struct Site {
+  const char* file;
+  u32 line;
+  u32 column;
+};
+
+inline bool operator==(const Site& a, const Site& b) { return a.line == b.line && a.column == b.column; }
+inline bool operator!=(const Site& a, const Site& b) { return !(a == b); }
+
+// A fiber at rest: stack, frame and instruction pointers are all that the switch keeps.
+struct Lane {
+  void* sp;
+  void* fp;
+  void* ip;
+};
+
+struct Simdgroup;
+
+struct SimdWait {
+  Site site;
+  void (*complete)(Simdgroup*, u32 mask);  // computes out[] of the lanes in mask from their in[] and arg[]
+};
+
+struct Simdgroup {
+  u32 ready;      // lanes that can run, started or not
+  u32 simd_wait;  // lanes at a simdgroup operation
+  u32 tg_wait;    // lanes at threadgroup_barrier
+  u32 live;       // lanes that have not returned
+  u32 unstarted;
+  u32 mixed;  // the lanes in simd_wait stand at more than one operation
+  u32 base;   // index in the threadgroup of lane 0
+  u32 all;    // the lanes that exist: fewer than 32 in the last simdgroup of an odd threadgroup
+  Site site;  // of the first lane in simd_wait
+  u32 arg[kSimdWidth];
+  SimdWait wait[kSimdWidth];
+  alignas(64) u8 in[kSimdWidth * kMaxPayload];
+  alignas(64) u8 out[kSimdWidth * kMaxPayload];
+};
+
+struct Uint3 {
+  u32 x, y, z;
+};
+
+// One per worker thread: the threadgroup it is running.
+struct Context {
+  u32 lane;           // index in the threadgroup of the running lane
+  u32 threads;        // in the threadgroup
+  Simdgroup* group;   // of the running lane
+  Lane* lanes;        // [threads]
+  Simdgroup* groups;  // [ceil(threads / 32)]
+  u32 groups_ready;   // simdgroups with a lane in `ready`
+  u32 barrier_mixed;
+  Site barrier_site;  // of the first lane at the threadgroup barrier
+  Lane host;          // where to go when every lane has returned
+  u32 (*schedule)(Context*);  // the lane to run when the current simdgroup has none ready; kNoLane: leave to host
+  u8* threadgroup_memory;
+  u8* const* buffers;               // [kMaxBuffers]
+  const u32* threadgroup_offsets;   // [kMaxBuffers] of dynamic threadgroup arguments
+  Uint3 threadgroup_position, grid_groups, group_threads;
+};
+
+enum class ArgKind : u8 {
+  buffer,
+  threadgroup,
+  thread_position_in_grid,
+  thread_position_in_threadgroup,
+  threadgroup_position_in_grid,
+  threads_per_threadgroup,
+  threads_per_grid,
+  threadgroups_per_grid,
+  thread_index_in_threadgroup,
+  thread_index_in_simdgroup,
+  simdgroup_index_in_threadgroup,
+  threads_per_simdgroup,
+  simdgroups_per_threadgroup,
+  thread_index_in_quadgroup,
+  quadgroup_index_in_threadgroup,
+  quadgroups_per_threadgroup,
+  grid_origin,
+};
+
+// One kernel parameter as its attribute gives it.
+struct ArgSpec {
+  ArgKind kind;
+  u8 index;
+  bool enabled;  // false: gated by a function constant that is false; the argument does not exist
+};
+
+// One buffer or threadgroup parameter as its C++ type gives it.
+struct ArgInfo {
+  ArgKind kind;
+  u8 index;
+  bool enabled;
+  bool is_const;
+  u32 bytes;  // least size of a buffer bound to a reference; of one element for a pointer
+};
+
+struct KernelInfo {
+  u32 version;
+  u32 max_threads;  // 0: not declared
+  u32 arg_count;
+  const ArgInfo* args;
+  void (*run)();                       // entry of every fresh fiber
+  u32 (*static_threadgroup_bytes)();   // valid once the module is loaded
+  void (*bind)(long tls_offset, Context* (*current)());
+};
+
+}  // namespace metalmm::abi

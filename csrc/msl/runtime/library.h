@@ -1,0 +1,168 @@
+// metal_type_traits, metal_limits, metal_array and metal_atomic.
+#pragma once
+#include "math.h"
+
+namespace metal {
+
+template <class T, T V> struct integral_constant {
+  static constexpr T value = V;
+  using value_type = T;
+  using type = integral_constant;
+  constexpr operator T() const { return V; }
+  constexpr T operator()() const { return V; }
+};
+template <bool B> using bool_constant = integral_constant<bool, B>;
+using true_type = bool_constant<true>;
+using false_type = bool_constant<false>;
+
+template <class T> struct remove_const { using type = T; };
+template <class T> struct remove_const<const T> { using type = T; };
+template <class T> struct remove_volatile { using type = T; };
+template <class T> struct remove_volatile<volatile T> { using type = T; };
+template <class T> struct remove_cv { using type = typename remove_volatile<typename remove_const<T>::type>::type; };
+template <class T> struct remove_reference { using type = T; };
+template <class T> struct remove_reference<T&> { using type = T; };
+template <class T> struct remove_reference<T&&> { using type = T; };
+template <class T> struct remove_pointer { using type = T; };
+template <class T> struct remove_pointer<T*> { using type = T; };
+template <class T> using remove_const_t = typename remove_const<T>::type;
+template <class T> using remove_volatile_t = typename remove_volatile<T>::type;
+template <class T> using remove_cv_t = typename remove_cv<T>::type;
+template <class T> using remove_reference_t = typename remove_reference<T>::type;
+template <class T> using remove_pointer_t = typename remove_pointer<T>::type;
+// MSL's own spelling of "whatever the address space".
+template <class T> struct make_unsigned { using type = unsigned_t<T>; };
+template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
+template <class T> struct decay { using type = remove_cv_t<remove_reference_t<T>>; };
+template <class T> using decay_t = typename decay<T>::type;
+template <bool B, class T, class F> using conditional_t = typename conditional<B, T, F>::type;
+template <class T> remove_reference_t<T>&& declval();
+template <class T> constexpr remove_reference_t<T>&& move(T&& t) { return static_cast<remove_reference_t<T>&&>(t); }
+template <class T> constexpr T&& forward(remove_reference_t<T>& t) { return static_cast<T&&>(t); }
+template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c; }
+
+#define METALMM_PREDICATE(name, ...)                              \
+  template <class T> struct name : bool_constant<__VA_ARGS__> {}; \
+  template <class T> constexpr bool name##_v = name<T>::value;
+METALMM_PREDICATE(is_floating_point, is_float<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_integral, is_int<remove_cv_t<T>>::value || metalmm::msl::is_same<remove_cv_t<T>, bool>::value)
+METALMM_PREDICATE(is_arithmetic, is_scalar<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_signed, is_float<remove_cv_t<T>>::value || is_signed_int<remove_cv_t<T>>)
+METALMM_PREDICATE(is_unsigned, is_int<remove_cv_t<T>>::value && !is_signed_int<remove_cv_t<T>>)
+METALMM_PREDICATE(is_void, metalmm::msl::is_same<remove_cv_t<T>, void>::value)
+METALMM_PREDICATE(is_class, __is_class(T))
+METALMM_PREDICATE(is_enum, __is_enum(T))
+METALMM_PREDICATE(is_const, !metalmm::msl::is_same<T, remove_const_t<T>>::value)
+METALMM_PREDICATE(is_reference, !metalmm::msl::is_same<T, remove_reference_t<T>>::value)
+METALMM_PREDICATE(is_trivially_copyable, __is_trivially_copyable(T))
+#undef METALMM_PREDICATE
+template <class T> struct is_pointer : false_type {};
+template <class T> struct is_pointer<T*> : true_type {};
+template <class T> constexpr bool is_pointer_v = is_pointer<T>::value;
+template <class A, class B> constexpr bool is_same_v = metalmm::msl::is_same<A, B>::value;
+template <class B, class D> struct is_base_of : bool_constant<__is_base_of(B, D)> {};
+template <class B, class D> constexpr bool is_base_of_v = is_base_of<B, D>::value;
+template <class From, class To> struct is_convertible {
+  template <class T> static char test(T);
+  template <class F, class T, class = decltype(test<T>(declval<F>()))> static true_type check(int);
+  template <class F, class T> static false_type check(...);
+  static constexpr bool value = decltype(check<From, To>(0))::value;
+};
+template <class From, class To> constexpr bool is_convertible_v = is_convertible<From, To>::value;
+template <class...> struct conjunction : true_type {};
+template <class B, class... R> struct conjunction<B, R...> : conditional_t<bool(B::value), conjunction<R...>, B> {};
+template <class...> struct disjunction : false_type {};
+template <class B, class... R> struct disjunction<B, R...> : conditional_t<bool(B::value), B, disjunction<R...>> {};
+template <class B> struct negation : bool_constant<!bool(B::value)> {};
+
+template <class T> struct numeric_limits {
+  static constexpr bool is_specialized = is_int<T>::value, is_signed = is_signed_int<T>, is_integer = true;
+  static constexpr int digits = 8 * sizeof(T) - is_signed_int<T>;
+  static constexpr T min() { return int_min<T>; }
+  static constexpr T max() { return int_max<T>; }
+  static constexpr T lowest() { return int_min<T>; }
+};
+#define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM)                                   \
+  template <> struct numeric_limits<T> {                                                       \
+    static constexpr bool is_specialized = true, is_signed = true, is_integer = false;         \
+    static constexpr bool has_infinity = true, has_quiet_NaN = true;                           \
+    static constexpr int digits = DIGITS;                                                      \
+    static constexpr T min() { return static_cast<T>(MIN); }                                   \
+    static constexpr T max() { return static_cast<T>(MAX); }                                   \
+    static constexpr T lowest() { return static_cast<T>(-(MAX)); }                             \
+    static constexpr T epsilon() { return static_cast<T>(EPSILON); }                           \
+    static constexpr T denorm_min() { return static_cast<T>(DENORM); }                         \
+    static constexpr T infinity() { return static_cast<T>(__builtin_inff()); }                 \
+    static constexpr T quiet_NaN() { return static_cast<T>(__builtin_nanf("")); }              \
+  };
+METALMM_LIMITS(float, 24, 0x1.fffffep127f, 0x1p-126f, 0x1p-23f, 0x1p-149f)
+METALMM_LIMITS(half, 11, 65504.0f, 0x1p-14f, 0x1p-10f, 0x1p-24f)
+METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f)
+#undef METALMM_LIMITS
+
+template <class T, size_t N> struct array {
+  T elements[N];
+  METALMM_INLINE T& operator[](size_t i) { return elements[i]; }
+  METALMM_INLINE constexpr const T& operator[](size_t i) const { return elements[i]; }
+  static constexpr size_t size() { return N; }
+  T* data() { return elements; }
+  T* begin() { return elements; }
+  T* end() { return elements + N; }
+};
+
+enum memory_order { memory_order_relaxed, memory_order_acquire, memory_order_release, memory_order_acq_rel, memory_order_seq_cst };
+enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
+enum class mem_flags : uint {
+  mem_none = 0,
+  mem_device = 1,
+  mem_threadgroup = 2,
+  mem_texture = 4,
+  mem_threadgroup_imageblock = 8,
+  mem_object_data = 16
+};
+constexpr mem_flags operator|(mem_flags a, mem_flags b) { return static_cast<mem_flags>(static_cast<uint>(a) | static_cast<uint>(b)); }
+constexpr mem_flags operator&(mem_flags a, mem_flags b) { return static_cast<mem_flags>(static_cast<uint>(a) & static_cast<uint>(b)); }
+METALMM_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// MSL's atomics are relaxed; the order argument is taken and sequential consistency given.
+template <class T> struct atomic { T value; };
+template <class T> using _atomic = atomic<T>;
+#define METALMM_FETCH(name, ...)                                                                                  \
+  template <class T, class U> METALMM_INLINE T atomic_fetch_##name##_explicit(volatile atomic<T>* object, U operand, memory_order) { \
+    T old, y = static_cast<T>(operand), next;                                                                     \
+    __atomic_load(&object->value, &old, __ATOMIC_SEQ_CST);                                                        \
+    do {                                                                                                          \
+      T x = old;                                                                                                  \
+      next = static_cast<T>(__VA_ARGS__);                                                                         \
+    } while (!__atomic_compare_exchange(&object->value, &old, &next, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));  \
+    return old;                                                                                                   \
+  }
+METALMM_FETCH(add, x + y) METALMM_FETCH(sub, x - y) METALMM_FETCH(and, x & y) METALMM_FETCH(or, x | y)
+METALMM_FETCH(xor, x ^ y) METALMM_FETCH(min, x < y ? x : y) METALMM_FETCH(max, x > y ? x : y)
+#undef METALMM_FETCH
+template <class T, class U> METALMM_INLINE void atomic_store_explicit(volatile atomic<T>* object, U desired, memory_order) {
+  T d = static_cast<T>(desired);
+  __atomic_store(&object->value, &d, __ATOMIC_SEQ_CST);
+}
+template <class T> METALMM_INLINE T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
+  T r;
+  __atomic_load(&object->value, &r, __ATOMIC_SEQ_CST);
+  return r;
+}
+template <class T, class U> METALMM_INLINE T atomic_exchange_explicit(volatile atomic<T>* object, U desired, memory_order) {
+  T d = static_cast<T>(desired), r;
+  __atomic_exchange(&object->value, &d, &r, __ATOMIC_SEQ_CST);
+  return r;
+}
+template <class T, class U>
+METALMM_INLINE bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, T* expected, U desired, memory_order, memory_order) {
+  T d = static_cast<T>(desired);
+  return __atomic_compare_exchange(&object->value, expected, &d, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+using atomic_int = atomic<int>;
+using atomic_uint = atomic<uint>;
+using atomic_bool = atomic<bool>;
+using atomic_float = atomic<float>;
+using atomic_ulong = atomic<ulong>;
+
+}  // namespace metal

@@ -1,0 +1,336 @@
+// metal_math, metal_common, metal_integer, metal_relational, metal_geometric and as_type.
+#pragma once
+#include "types.h"
+
+namespace metalmm::msl {
+
+// The value type behind an argument: scalars stay, swizzles and packed vectors become vectors.
+template <class A> struct value { using type = typename conditional<is_scalar<A>::value, A, void>::type; };
+template <class T, int N> struct value<vec<T, N>> { using type = vec<T, N>; };
+template <class V, class T, int N, int... I> struct value<swizzle<V, T, N, I...>> { using type = V; };
+template <class V, class T, int N> struct value<packed<V, T, N>> { using type = V; };
+template <class A> using value_t = typename value<A>::type;
+template <class A> constexpr bool is_vector = (width_of<A> > 1);
+
+template <class T> struct element { using type = T; };
+template <class T, int N> struct element<vec<T, N>> { using type = T; };
+template <class T> using element_t = typename element<T>::type;
+
+// What operands of an elementwise function have in common: the vector, if one is; the usual conversions otherwise.
+template <class A, class B, bool VA = is_vector<A>, bool VB = is_vector<B>> struct common { using type = value_t<A>; };
+template <class A, class B> struct common<A, B, false, true> { using type = value_t<B>; };
+template <class A, class B> struct common<A, B, false, false> { using type = decltype(true ? A() : B()); };
+template <class A> struct common<A, A, false, false> { using type = A; };
+template <class A, class B> using common_t = typename common<A, B>::type;
+template <class T> using not_void = enable_if_t<!is_same<T, void>::value, T>;
+
+// Replaces the element type: the results of relational functions, for one.
+template <class V, class T> struct with_element { using type = T; };
+template <class U, int N, class T> struct with_element<vec<U, N>, T> { using type = vec<T, N>; };
+template <class V, class T> using with_element_t = typename with_element<V, T>::type;
+
+// A math function's type: floating types stay, integers count as float.
+template <class T> using float_of = typename conditional<is_float<T>::value, T, float>::type;
+template <class V> using float_like = with_element_t<V, float_of<element_t<V>>>;
+
+template <class V> METALMM_INLINE element_t<V> at(const V& v, int i) {
+  if constexpr (is_vector<V>) return v[i];
+  else return v;
+}
+
+template <class R, class F, class... V> METALMM_INLINE R elementwise(F f, const V&... v) {
+  if constexpr (is_vector<R>) {
+    R r;
+    for (int i = 0; i < R::count; i++) r[i] = static_cast<element_t<R>>(f(at(v, i)...));
+    return r;
+  } else {
+    return static_cast<R>(f(v...));
+  }
+}
+
+}  // namespace metalmm::msl
+
+namespace metal {
+
+using namespace metalmm::msl;
+
+#define METALMM_MATH1(name, ...)                                                        \
+  template <class A, class V = not_void<value_t<A>>, class R = float_like<V>>            \
+  METALMM_INLINE R name(const A& a) {                                                   \
+    return elementwise<R>([](float x) { return __VA_ARGS__; }, V(a));                   \
+  }
+#define METALMM_MATH2(name, ...)                                                         \
+  template <class A, class B, class V = not_void<common_t<A, B>>, class R = float_like<V>> \
+  METALMM_INLINE R name(const A& a, const B& b) {                                        \
+    return elementwise<R>([](float x, float y) { return __VA_ARGS__; }, V(a), V(b));     \
+  }
+#define METALMM_MATH3(name, ...)                                                                         \
+  template <class A, class B, class C, class V = not_void<common_t<common_t<A, B>, C>>, class R = float_like<V>> \
+  METALMM_INLINE R name(const A& a, const B& b, const C& c) {                                            \
+    return elementwise<R>([](float x, float y, float z) { return __VA_ARGS__; }, V(a), V(b), V(c));      \
+  }
+METALMM_MATH1(acos, __builtin_acosf(x)) METALMM_MATH1(acosh, __builtin_acoshf(x)) METALMM_MATH1(asin, __builtin_asinf(x))
+METALMM_MATH1(asinh, __builtin_asinhf(x)) METALMM_MATH1(atan, __builtin_atanf(x)) METALMM_MATH1(atanh, __builtin_atanhf(x))
+METALMM_MATH1(ceil, __builtin_ceilf(x)) METALMM_MATH1(cos, __builtin_cosf(x)) METALMM_MATH1(cosh, __builtin_coshf(x))
+METALMM_MATH1(exp, __builtin_expf(x)) METALMM_MATH1(exp2, __builtin_exp2f(x))
+METALMM_MATH1(exp10, __builtin_powf(10.0f, x)) METALMM_MATH1(fabs, __builtin_fabsf(x))
+METALMM_MATH1(floor, __builtin_floorf(x)) METALMM_MATH1(log, __builtin_logf(x)) METALMM_MATH1(log2, __builtin_log2f(x))
+METALMM_MATH1(log10, __builtin_log10f(x)) METALMM_MATH1(rint, __builtin_rintf(x)) METALMM_MATH1(round, __builtin_roundf(x))
+METALMM_MATH1(sin, __builtin_sinf(x)) METALMM_MATH1(sinh, __builtin_sinhf(x)) METALMM_MATH1(sqrt, __builtin_sqrtf(x))
+METALMM_MATH1(rsqrt, 1.0f / __builtin_sqrtf(x)) METALMM_MATH1(tan, __builtin_tanf(x)) METALMM_MATH1(tanh, __builtin_tanhf(x))
+METALMM_MATH1(trunc, __builtin_truncf(x)) METALMM_MATH1(sinpi, __builtin_sinf(3.14159265358979323846f * x))
+METALMM_MATH1(cospi, __builtin_cosf(3.14159265358979323846f * x))
+METALMM_MATH1(tanpi, __builtin_tanf(3.14159265358979323846f * x))
+METALMM_MATH1(saturate, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)  // NaN gives 0, as in MSL
+METALMM_MATH1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f)
+// The largest value below 1 in the element's own type bounds fract; float's is right for float, 1 - 2^-11 for half.
+METALMM_MATH1(fract_, __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f))
+METALMM_MATH2(atan2, __builtin_atan2f(x, y)) METALMM_MATH2(copysign, __builtin_copysignf(x, y))
+METALMM_MATH2(fdim, __builtin_fdimf(x, y)) METALMM_MATH2(fmod, __builtin_fmodf(x, y)) METALMM_MATH2(pow, __builtin_powf(x, y))
+METALMM_MATH2(powr, __builtin_powf(x, y)) METALMM_MATH2(divide, x / y)
+METALMM_MATH2(fmin, x < y || y != y ? x : y) METALMM_MATH2(fmax, x > y || y != y ? x : y)
+METALMM_MATH2(step, y < x ? 0.0f : 1.0f)
+METALMM_MATH3(mix, x + (y - x) * z)
+METALMM_MATH3(smoothstep_, [](float t) { return t * t * (3.0f - 2.0f * t); }(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
+#undef METALMM_MATH1
+#undef METALMM_MATH2
+#undef METALMM_MATH3
+
+template <class A, class B, class C> METALMM_INLINE auto smoothstep(const A& a, const B& b, const C& c) { return smoothstep_(a, b, c); }
+
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V fract(const A& a) {
+  return elementwise<V>([](auto x) {
+    float f = static_cast<float>(x) - __builtin_floorf(static_cast<float>(x));
+    float limit = is_same<decltype(x), half>::value ? 0x1.ffcp-1f : 0x1.fffffep-1f;
+    return f < limit ? f : f != f ? f : limit;
+  }, V(a));
+}
+
+// One rounding: a*b is exact in double for half, and for float up to the sum, which fmaf does.
+template <class A, class B, class C, class V = not_void<common_t<common_t<A, B>, C>>>
+METALMM_INLINE V fma(const A& a, const B& b, const C& c) {
+  return elementwise<V>([](auto x, auto y, auto z) {
+    if constexpr (is_same<decltype(x), half>::value) {
+      // The product is exact in double; make the inexact sum odd, so that rounding it again to half cannot tie wrongly.
+      double p = static_cast<double>(static_cast<float>(x)) * static_cast<float>(y), w = static_cast<float>(z);
+      double s = p + w, t = s - p, error = (p - (s - t)) + (w - t);
+      long bits;
+      __builtin_memcpy(&bits, &s, 8);
+      if (error != 0 && error == error && !(bits & 1)) bits += (error > 0) == (s > 0) ? 1 : -1;
+      __builtin_memcpy(&s, &bits, 8);
+      return static_cast<half>(s);
+    } else {
+      return __builtin_fmaf(x, y, z);
+    }
+  }, V(a), V(b), V(c));
+}
+
+// Elementwise in the operands' own type.
+#define METALMM_OWN2(name, ...)                                                       \
+  template <class A, class B, class V = not_void<common_t<A, B>>>                      \
+  METALMM_INLINE V name(const A& a, const B& b) {                                     \
+    return elementwise<V>([](auto x, auto y) { return __VA_ARGS__; }, V(a), V(b));    \
+  }
+METALMM_OWN2(min, x < y || y != y ? x : y)
+METALMM_OWN2(max, x > y || y != y ? x : y)
+METALMM_OWN2(absdiff, x > y ? x - y : y - x)
+METALMM_OWN2(mul24, static_cast<decltype(x)>((x << 8 >> 8) * (y << 8 >> 8)))
+METALMM_OWN2(hadd, static_cast<decltype(x)>((x & y) + ((x ^ y) >> 1)))
+METALMM_OWN2(rhadd, static_cast<decltype(x)>((x | y) - ((x ^ y) >> 1)))
+#undef METALMM_OWN2
+
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V abs(const A& a) {
+  return elementwise<V>([](auto x) { return static_cast<decltype(x)>(x < 0 || (is_float<decltype(x)>::value && x == 0) ? -x + 0 : x); }, V(a));
+}
+template <class A, class B, class C> METALMM_INLINE auto clamp(const A& x, const B& lo, const C& hi) { return min(max(x, lo), hi); }
+template <class A, class B, class C> METALMM_INLINE auto min3(const A& a, const B& b, const C& c) { return min(a, min(b, c)); }
+template <class A, class B, class C> METALMM_INLINE auto max3(const A& a, const B& b, const C& c) { return max(a, max(b, c)); }
+template <class A, class B, class C> METALMM_INLINE auto median3(const A& a, const B& b, const C& c) {
+  return max(min(a, b), min(max(a, b), c));
+}
+
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V sincos(const A& a, V& c) { c = cos(V(a)); return sin(V(a)); }
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V modf(const A& a, V& whole) {
+  whole = trunc(V(a));
+  return copysign(elementwise<V>([](float x, float w) { return __builtin_isinf(x) ? 0.0f : x - w; }, V(a), whole), V(a));
+}
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V frexp(const A& a, with_element_t<V, int>& e) {
+  if constexpr (is_vector<V>) {
+    V r;
+    for (int i = 0; i < V::count; i++) r[i] = static_cast<element_t<V>>(__builtin_frexpf(V(a)[i], &e[i]));
+    return r;
+  } else {
+    return static_cast<V>(__builtin_frexpf(a, &e));
+  }
+}
+template <class A, class E, class V = not_void<value_t<A>>> METALMM_INLINE V ldexp(const A& a, const E& e) {
+  return elementwise<V>([](float x, int n) { return __builtin_ldexpf(x, n); }, V(a), with_element_t<V, int>(e));
+}
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE with_element_t<V, int> ilogb(const A& a) {
+  return elementwise<with_element_t<V, int>>([](float x) { return __builtin_ilogbf(x); }, V(a));
+}
+METALMM_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
+
+// Relational.
+#define METALMM_CLASSIFY(name, ...)                                                                      \
+  template <class A, class V = not_void<value_t<A>>> METALMM_INLINE with_element_t<V, bool> name(const A& a) { \
+    return elementwise<with_element_t<V, bool>>([](auto x) { return static_cast<bool>(__VA_ARGS__); }, V(a)); \
+  }
+METALMM_CLASSIFY(isnan, x != x)
+METALMM_CLASSIFY(isinf, __builtin_isinf(static_cast<float>(x)))
+METALMM_CLASSIFY(isfinite, __builtin_isfinite(static_cast<float>(x)))
+METALMM_CLASSIFY(isnormal, is_same<decltype(x), half>::value
+                               ? __builtin_isfinite(static_cast<float>(x)) && __builtin_fabsf(static_cast<float>(x)) >= 0x1p-14f
+                               : __builtin_isnormal(static_cast<float>(x)))
+METALMM_CLASSIFY(signbit, __builtin_signbit(static_cast<float>(x)))
+#undef METALMM_CLASSIFY
+template <class A, class B> METALMM_INLINE auto isunordered(const A& a, const B& b) { return isnan(a) || isnan(b); }
+template <class A, class B> METALMM_INLINE auto isordered(const A& a, const B& b) { return !isunordered(a, b); }
+template <class A> METALMM_INLINE bool any(const A& a) {
+  bool r = false;
+  auto v = value_t<A>(a);
+  for (int i = 0; i < width_of<A>; i++) r = r || at(v, i);
+  return r;
+}
+template <class A> METALMM_INLINE bool all(const A& a) {
+  bool r = true;
+  auto v = value_t<A>(a);
+  for (int i = 0; i < width_of<A>; i++) r = r && at(v, i);
+  return r;
+}
+template <class A, class B, class C, class V = not_void<common_t<A, B>>>
+METALMM_INLINE V select(const A& a, const B& b, const C& c) {
+  using M = with_element_t<V, bool>;
+  return elementwise<V>([](auto x, auto y, bool m) { return m ? y : x; }, V(a), V(b), M(c));
+}
+
+// Integer.
+template <class T> struct unsigned_of { using type = T; };
+template <> struct unsigned_of<signed char> { using type = unsigned char; };
+template <> struct unsigned_of<char> { using type = unsigned char; };
+template <> struct unsigned_of<short> { using type = unsigned short; };
+template <> struct unsigned_of<int> { using type = unsigned int; };
+template <> struct unsigned_of<long> { using type = unsigned long; };
+template <class T> using unsigned_t = typename unsigned_of<T>::type;
+template <class T> constexpr bool is_signed_int = !is_same<unsigned_t<T>, T>::value;
+template <class T> constexpr T int_max = is_signed_int<T> ? static_cast<T>(static_cast<unsigned_t<T>>(-1) >> 1) : static_cast<T>(-1);
+template <class T> constexpr T int_min = is_signed_int<T> ? static_cast<T>(-int_max<T> - 1) : T(0);
+
+#define METALMM_BITS(name, ...)                                                                 \
+  template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V name(const A& a) {        \
+    return elementwise<V>([](auto s) {                                                          \
+      using T = decltype(s);                                                                    \
+      constexpr int bits = 8 * sizeof(T);                                                       \
+      unsigned_t<T> x = static_cast<unsigned_t<T>>(s);                                          \
+      (void)bits;                                                                               \
+      return static_cast<T>(__VA_ARGS__);                                                       \
+    }, V(a));                                                                                   \
+  }
+METALMM_BITS(popcount, __builtin_popcountl(x))
+METALMM_BITS(clz, x ? __builtin_clzl(x) - (64 - bits) : bits)
+METALMM_BITS(ctz, x ? __builtin_ctzl(x) : bits)
+METALMM_BITS(reverse_bits, [](unsigned long v) {
+  unsigned long r = 0;
+  for (int i = 0; i < bits; i++) r |= (v >> i & 1) << (bits - 1 - i);
+  return r;
+}(x))
+#undef METALMM_BITS
+template <class A, class B, class V = not_void<value_t<A>>> METALMM_INLINE V rotate(const A& a, const B& b) {
+  return elementwise<V>([](auto s, auto n) {
+    using T = decltype(s);
+    constexpr int bits = 8 * sizeof(T);
+    unsigned_t<T> x = static_cast<unsigned_t<T>>(s);
+    int k = static_cast<int>(n) & (bits - 1);
+    return static_cast<T>(k ? (x << k) | (x >> (bits - k)) : x);
+  }, V(a), V(b));
+}
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V extract_bits(const A& a, uint offset, uint count) {
+  return elementwise<V>([=](auto s) {
+    using T = decltype(s);
+    constexpr uint bits = 8 * sizeof(T);
+    if (count == 0) return T(0);
+    auto up = static_cast<T>(static_cast<unsigned_t<T>>(s) << (bits - offset - count));
+    return static_cast<T>(up >> (bits - count));  // sign extends where T is signed
+  }, V(a));
+}
+template <class A, class B, class V = not_void<value_t<A>>>
+METALMM_INLINE V insert_bits(const A& base, const B& insert, uint offset, uint count) {
+  return elementwise<V>([=](auto s, auto n) {
+    using U = unsigned_t<decltype(s)>;
+    U mask = count == 0 ? U(0) : static_cast<U>((static_cast<U>(-1) >> (8 * sizeof(U) - count)) << offset);
+    return static_cast<decltype(s)>((static_cast<U>(s) & ~mask) | ((static_cast<U>(n) << offset) & mask));
+  }, V(base), V(insert));
+}
+// In 128 bits nothing overflows; the bounds of the element type saturate.
+#define METALMM_WIDE(name, ...)                                                                         \
+  template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V name(const A& a, const B& b) { \
+    return elementwise<V>([](auto p, auto q) {                                                          \
+      using T = decltype(p);                                                                            \
+      __int128 x = p, y = q, lo = int_min<T>, hi = int_max<T>;                                          \
+      (void)lo; (void)hi;                                                                               \
+      return static_cast<T>(__VA_ARGS__);                                                               \
+    }, V(a), V(b));                                                                                     \
+  }
+METALMM_WIDE(addsat, x + y > hi ? hi : x + y < lo ? lo : x + y)
+METALMM_WIDE(subsat, x - y > hi ? hi : x - y < lo ? lo : x - y)
+METALMM_WIDE(mulhi, static_cast<__int128>(x * y) >> (8 * sizeof(T)))
+#undef METALMM_WIDE
+template <class A, class B, class C> METALMM_INLINE auto madhi(const A& a, const B& b, const C& c) { return mulhi(a, b) + c; }
+template <class A, class B, class C> METALMM_INLINE auto mad24(const A& a, const B& b, const C& c) { return mul24(a, b) + c; }
+template <class A, class B, class C, class V = not_void<common_t<A, B>>>
+METALMM_INLINE V madsat(const A& a, const B& b, const C& c) {
+  return elementwise<V>([](auto x, auto y, auto z) {
+    using T = decltype(x);
+    __int128 r = static_cast<__int128>(x) * y + z, lo = int_min<T>, hi = int_max<T>;
+    return static_cast<T>(r > hi ? hi : r < lo ? lo : r);
+  }, V(a), V(b), V(c));
+}
+
+// Geometric. Sums run in float and are rounded once.
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE element_t<V> dot(const A& a, const B& b) {
+  V x(a), y(b);
+  float s = 0.0f;
+  for (int i = 0; i < V::count; i++) s += static_cast<float>(x[i]) * static_cast<float>(y[i]);
+  return static_cast<element_t<V>>(s);
+}
+template <class A> METALMM_INLINE auto length_squared(const A& a) { return dot(a, a); }
+template <class A> METALMM_INLINE auto length(const A& a) { return sqrt(dot(a, a)); }
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE auto distance_squared(const A& a, const B& b) { return length_squared(V(a) - V(b)); }
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE auto distance(const A& a, const B& b) { return length(V(a) - V(b)); }
+template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V normalize(const A& a) { return V(a) * rsqrt(dot(a, a)); }
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V cross(const A& p, const B& q) {
+  V a(p), b(q);
+  return V(a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]);
+}
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V reflect(const A& i, const B& n) {
+  return V(i) - V(n) * (element_t<V>(2) * dot(n, i));
+}
+template <class A, class B, class T, class V = not_void<common_t<A, B>>> METALMM_INLINE V refract(const A& i, const B& n, T eta) {
+  float d = dot(n, i), k = 1.0f - static_cast<float>(eta) * static_cast<float>(eta) * (1.0f - d * d);
+  if (k < 0.0f) return V(element_t<V>(0));
+  return V(i) * eta - V(n) * (static_cast<float>(eta) * d + __builtin_sqrtf(k));
+}
+template <class A, class B, class C, class V = not_void<common_t<A, B>>> METALMM_INLINE V faceforward(const A& n, const B& i, const C& r) {
+  return dot(r, i) < 0 ? V(n) : -V(n);
+}
+template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>& m) {
+  matrix<T, R, C> r;
+  for (int c = 0; c < C; c++)
+    for (int i = 0; i < R; i++) r[i][c] = m[c][i];
+  return r;
+}
+
+namespace fast { using namespace metal; }
+namespace precise { using namespace metal; }
+
+}  // namespace metal
+
+template <class To, class From> METALMM_INLINE To as_type(const From& from) {
+  using V = typename metalmm::msl::conditional<metalmm::msl::is_vector<From>, metalmm::msl::value_t<From>, From>::type;
+  static_assert(sizeof(To) == sizeof(V), "as_type: the sizes differ");
+  V v = from;
+  To to;
+  __builtin_memcpy(&to, &v, sizeof(to));
+  return to;
+}
+namespace metal { using ::as_type; }

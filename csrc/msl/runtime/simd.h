@@ -1,0 +1,265 @@
+// Barriers and the simd_ and quad_ functions.
+#pragma once
+#include "fiber.h"
+#include "library.h"
+
+namespace metalmm::msl {
+
+using abi::u32;
+
+METALMM_INLINE u32 simd_lane() { return fiber::context()->lane & 31; }
+constexpr bool has(u32 mask, u32 lane) { return mask >> lane & 1; }
+
+struct Nothing {
+  template <class In, class Out> static void run(u32, const In*, const u32*, Out*) {}
+};
+
+// out = in of the lane that arg names; an absent or inactive source gives the lane's own value.
+struct Gather {
+  template <class T> static void run(u32 mask, const T* in, const u32* arg, T* out) {
+    for (u32 i = 0; i < 32; i++) out[i] = in[has(mask, arg[i] & 31) ? arg[i] & 31 : i];
+  }
+};
+
+struct First {
+  template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
+    T first = in[__builtin_ctz(mask)];
+    for (u32 i = 0; i < 32; i++) out[i] = first;
+  }
+};
+
+template <class T> struct Pair { T data, filling; };
+
+struct Add { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a + b); } template <class T> static T identity() { return static_cast<T>(0); } };
+struct Multiply { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a * b); } template <class T> static T identity() { return static_cast<T>(1); } };
+struct Min { template <class T> static T apply(const T& a, const T& b) { return metal::min(a, b); } };
+struct Max { template <class T> static T apply(const T& a, const T& b) { return metal::max(a, b); } };
+struct And { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a & b); } };
+struct Or { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a | b); } };
+struct Xor { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a ^ b); } };
+
+// A tree over the active lanes of each run of Width lanes; the same order whatever order the lanes came in.
+template <class F, u32 Width> struct Reduce {
+  template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
+    T tmp[32];
+    if (mask == ~0u) {
+      for (u32 i = 0; i < 32; i++) tmp[i] = in[i];
+      for (u32 step = Width / 2; step; step /= 2)
+        for (u32 base = 0; base < 32; base += Width)
+          for (u32 i = 0; i < step; i++) tmp[base + i] = F::apply(tmp[base + i], tmp[base + i + step]);
+    } else {
+      for (u32 base = 0; base < 32; base += Width) {
+        bool any = false;
+        for (u32 i = base; i < base + Width; i++) {
+          if (!has(mask, i)) continue;
+          tmp[base] = any ? F::apply(tmp[base], in[i]) : in[i];
+          any = true;
+        }
+      }
+    }
+    for (u32 i = 0; i < 32; i++) out[i] = tmp[i & ~(Width - 1)];
+  }
+};
+
+template <class F, bool Inclusive> struct Scan {
+  template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
+    T sum = F::template identity<T>();
+    for (u32 i = 0; i < 32; i++) {
+      if (!has(mask, i)) continue;
+      T next = F::apply(sum, in[i]);
+      out[i] = Inclusive ? next : sum;
+      sum = next;
+    }
+  }
+};
+
+struct Ballot {
+  static void run(u32 mask, const u32* in, const u32*, u32* out) {
+    u32 votes = 0;
+    for (u32 i = 0; i < 32; i++) votes |= (has(mask, i) && in[i] ? 1u : 0u) << i;
+    for (u32 i = 0; i < 32; i++) out[i] = votes;
+  }
+};
+
+// shuffle_and_fill: lanes shifted out of a run of `modulo` come back from the filling.
+template <int Direction> struct Fill {
+  template <class T> static void run(u32 mask, const Pair<T>* in, const u32* arg, T* out) {
+    for (u32 i = 0; i < 32; i++) {
+      if (!has(mask, i)) continue;
+      int delta = static_cast<int>(arg[i] & 0xff), modulo = static_cast<int>(arg[i] >> 8);
+      int base = static_cast<int>(i) / modulo * modulo, source = static_cast<int>(i) % modulo + Direction * delta;
+      bool filled = source < 0 || source >= modulo;
+      int lane = base + (filled ? source - Direction * modulo : source);
+      out[i] = filled ? in[lane & 31].filling : in[lane & 31].data;
+    }
+  }
+};
+
+}  // namespace metalmm::msl
+
+namespace metal {
+
+METALMM_INLINE void threadgroup_barrier(mem_flags, METALMM_SITE) { metalmm::fiber::threadgroup_barrier(METALMM_SITE_VALUE); }
+METALMM_INLINE void threadgroup_barrier(mem_flags, thread_scope, METALMM_SITE) { metalmm::fiber::threadgroup_barrier(METALMM_SITE_VALUE); }
+// With nothing to order, nobody has to meet: a simdgroup runs in lockstep anyhow on the machines MSL describes.
+METALMM_INLINE void simdgroup_barrier(mem_flags flags, METALMM_SITE) {
+  if (flags != mem_flags::mem_none) metalmm::fiber::exchange<Nothing, char>(0, 0, METALMM_SITE_VALUE);
+}
+
+class simd_vote {
+ public:
+  using vote_t = ulong;
+  explicit constexpr simd_vote(vote_t v = 0) : votes_(v) {}
+  explicit constexpr operator vote_t() const { return votes_; }
+  bool all() const { return votes_ == 0xffffffffu; }
+  bool any() const { return votes_ != 0; }
+
+ private:
+  vote_t votes_;
+};
+
+METALMM_INLINE simd_vote simd_ballot(bool b, METALMM_SITE) { return simd_vote(metalmm::fiber::exchange<Ballot, uint>(b, 0, METALMM_SITE_VALUE)); }
+METALMM_INLINE simd_vote simd_active_threads_mask(METALMM_SITE) { return simd_ballot(true, site); }
+METALMM_INLINE bool simd_any(bool b, METALMM_SITE) { return simd_ballot(b, site).any(); }
+METALMM_INLINE bool simd_all(bool b, METALMM_SITE) { return !simd_ballot(!b, site).any(); }
+METALMM_INLINE bool simd_is_first(METALMM_SITE) { return metalmm::fiber::exchange<First, uint>(simd_lane(), 0, METALMM_SITE_VALUE) == simd_lane(); }
+METALMM_INLINE bool simd_is_helper_thread() { return false; }
+
+#define METALMM_LANE_OP(Op, name, ARG, ...)                                                    \
+  template <class A, class V = not_void<value_t<A>>>                                            \
+  METALMM_INLINE V name(const A& data __VA_ARGS__, METALMM_SITE) {                              \
+    uint lane = simd_lane();                                                                   \
+    (void)lane;                                                                                \
+    return metalmm::fiber::exchange<Op, V>(V(data), ARG, METALMM_SITE_VALUE);                   \
+  }
+#define METALMM_COMMA ,
+METALMM_LANE_OP(Gather, simd_shuffle, source, METALMM_COMMA ushort source)
+METALMM_LANE_OP(Gather, simd_broadcast, source, METALMM_COMMA ushort source)
+METALMM_LANE_OP(Gather, simd_shuffle_xor, lane ^ mask, METALMM_COMMA ushort mask)
+METALMM_LANE_OP(Gather, simd_shuffle_down, lane + delta < 32 ? lane + delta : lane, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, simd_shuffle_up, lane >= delta ? lane - delta : lane, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, simd_shuffle_rotate_down, (lane + delta) & 31, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, simd_shuffle_rotate_up, (lane - delta) & 31, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(First, simd_broadcast_first, 0)
+METALMM_LANE_OP(Gather, quad_shuffle, (lane & ~3u) | (source & 3u), METALMM_COMMA ushort source)
+METALMM_LANE_OP(Gather, quad_broadcast, (lane & ~3u) | (source & 3u), METALMM_COMMA ushort source)
+METALMM_LANE_OP(Gather, quad_shuffle_xor, lane ^ (mask & 3u), METALMM_COMMA ushort mask)
+METALMM_LANE_OP(Gather, quad_shuffle_down, (lane & 3) + delta < 4 ? lane + delta : lane, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, quad_shuffle_up, (lane & 3) >= delta ? lane - delta : lane, METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, quad_shuffle_rotate_down, (lane & ~3u) | ((lane + delta) & 3), METALMM_COMMA ushort delta)
+METALMM_LANE_OP(Gather, quad_shuffle_rotate_up, (lane & ~3u) | ((lane - delta) & 3), METALMM_COMMA ushort delta)
+#define METALMM_REDUCTION(F, name)                         \
+  METALMM_LANE_OP(METALMM_BARE(Reduce<F, 32>), simd_##name, 0) \
+  METALMM_LANE_OP(METALMM_BARE(Reduce<F, 4>), quad_##name, 0)
+METALMM_REDUCTION(Add, sum) METALMM_REDUCTION(Multiply, product) METALMM_REDUCTION(Min, min) METALMM_REDUCTION(Max, max)
+METALMM_REDUCTION(And, and) METALMM_REDUCTION(Or, or) METALMM_REDUCTION(Xor, xor)
+METALMM_LANE_OP(METALMM_BARE(Scan<Add, true>), simd_prefix_inclusive_sum, 0)
+METALMM_LANE_OP(METALMM_BARE(Scan<Add, false>), simd_prefix_exclusive_sum, 0)
+METALMM_LANE_OP(METALMM_BARE(Scan<Multiply, true>), simd_prefix_inclusive_product, 0)
+METALMM_LANE_OP(METALMM_BARE(Scan<Multiply, false>), simd_prefix_exclusive_product, 0)
+#undef METALMM_REDUCTION
+#undef METALMM_LANE_OP
+#undef METALMM_COMMA
+
+#define METALMM_FILL(name, direction)                                                                  \
+  template <class A, class B, class V = not_void<value_t<A>>>                                           \
+  METALMM_INLINE V name(const A& data, const B& filling, ushort delta, ushort modulo = 32, METALMM_SITE) { \
+    Pair<V> pair{V(data), V(filling)};                                                                 \
+    return metalmm::fiber::exchange<Fill<direction>, Pair<V>, V>(pair, delta | static_cast<uint>(modulo) << 8, METALMM_SITE_VALUE); \
+  }
+METALMM_FILL(simd_shuffle_and_fill_down, 1)
+METALMM_FILL(simd_shuffle_and_fill_up, -1)
+#undef METALMM_FILL
+
+METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return quad_or(static_cast<uint>(b), site) != 0; }
+METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast<uint>(b), site) != 0; }
+
+// 8 x 8 over 32 lanes, in the layout of Apple's GPUs: a lane holds two neighbours of one row.
+template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
+  static_assert(Cols == 8 && Rows == 8, "MSL has 8 x 8 simdgroup matrices only");
+  using storage_type = vec<T, 2>;
+  simdgroup_matrix() = default;
+  explicit simdgroup_matrix(T diagonal) {
+    for (uint i = 0; i < 2; i++) elements_[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+  }
+  storage_type& thread_elements() { return elements_; }
+  const storage_type& thread_elements() const { return elements_; }
+  static METALMM_INLINE uint row(uint lane = simd_lane()) { return (lane / 4 & 4) + lane / 2 % 4; }
+  static METALMM_INLINE uint column(uint lane = simd_lane()) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+
+ private:
+  storage_type elements_;
+};
+
+template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Cols, Rows> m;
+  m.thread_elements() = vec<T, 2>(value);
+  return m;
+}
+
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = d.row(), column = d.column();
+  ulong step = transpose ? elements_per_row : 1;
+  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  d.thread_elements() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+}
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = a.row(), column = a.column();
+  ulong step = transpose ? elements_per_row : 1;
+  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  p[0] = static_cast<U>(a.thread_elements()[0]);
+  p[step] = static_cast<U>(a.thread_elements()[1]);
+}
+
+// Lanes write their elements into whole matrices, so that the last one multiplies rows as vectors. float accumulation.
+struct MultiplyAccumulate {
+  typedef float row8 __attribute__((vector_size(32)));
+  static void all(metalmm::abi::Simdgroup* g, uint) {
+    const float* a = reinterpret_cast<const float*>(g->in);
+    const row8* b = reinterpret_cast<const row8*>(g->in + 256);
+    const row8* c = reinterpret_cast<const row8*>(g->in + 512);
+    row8* d = reinterpret_cast<row8*>(g->out);
+    for (int i = 0; i < 8; i++) {
+      row8 sum = c[i];
+      for (int k = 0; k < 8; k++) sum += a[8 * i + k] * b[k];
+      d[i] = sum;
+    }
+  }
+};
+
+template <class D, class A, class B, class C>
+METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
+                                                  const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
+  auto* context = metalmm::fiber::context();
+  auto* g = context->group;
+  uint lane = context->lane & 31;
+  uint at = 8 * d.row(lane) + d.column(lane);
+  auto bring = [&](auto* matrix, const auto& m) {
+    auto* p = reinterpret_cast<float*>(matrix) + at;
+    p[0] = static_cast<float>(m.thread_elements()[0]);
+    p[1] = static_cast<float>(m.thread_elements()[1]);
+  };
+  bring(g->in, a);
+  bring(g->in + 256, b);
+  bring(g->in + 512, c);
+  metalmm::fiber::meet(context, g, lane, &MultiplyAccumulate::all, METALMM_SITE_VALUE);
+  const float* p = reinterpret_cast<const float*>(g->out) + at;
+  d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
+}
+template <class D, class A, class B>
+METALMM_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, METALMM_SITE) {
+  simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), site);
+}
+template <class T>
+METALMM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 8>& a, const simdgroup_matrix<T, 8, 8>& b) {
+  simdgroup_matrix<T, 8, 8> d;
+  simdgroup_multiply(d, a, b);
+  return d;
+}
+using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
+using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
+using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
+
+}  // namespace metal

@@ -1,0 +1,414 @@
+// MSL's scalar and vector types for a C++ compiler.
+#pragma once
+#include "abi.h"
+
+#define METALMM_INLINE inline __attribute__((always_inline))
+
+using uchar = unsigned char;
+using ushort = unsigned short;
+using uint = unsigned int;
+using ulong = unsigned long;
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long;
+using uint64_t = unsigned long;
+using size_t = decltype(sizeof(0));
+using ptrdiff_t = decltype(static_cast<char*>(nullptr) - static_cast<char*>(nullptr));
+using uintptr_t = unsigned long;
+using intptr_t = long;
+
+// A built-in type, so that conversions, overloads and ?: behave as in MSL. Every operation rounds to binary16: g++ does
+// so for _Float16 in C++, clang for __fp16 under -fnative-half-type (clang 14 has no _Float16 without AVX512-FP16).
+#if defined(__clang__)
+using half = __fp16;
+#else
+using half = _Float16;
+#endif
+
+// No compiler of the two has a bfloat type with arithmetic; the conversions round to nearest even.
+struct bfloat {
+  uint16_t bits;
+  bfloat() = default;
+  template <class T, class = decltype(static_cast<float>(T()))>
+  constexpr bfloat(T x) : bits(round(static_cast<float>(x))) {}
+  constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }
+  static constexpr uint16_t round(float f) {
+    uint u = __builtin_bit_cast(uint, f);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
+    return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+};
+
+#define METALMM_BFLOAT_OP(op)                                                                             \
+  constexpr bfloat operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); } \
+  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }
+METALMM_BFLOAT_OP(+)
+METALMM_BFLOAT_OP(-)
+METALMM_BFLOAT_OP(*)
+METALMM_BFLOAT_OP(/)
+#undef METALMM_BFLOAT_OP
+
+
+namespace metalmm::msl {
+
+template <class T> struct is_scalar { static constexpr bool value = false; };
+template <class T> struct is_float { static constexpr bool value = false; };
+template <class T> struct is_int { static constexpr bool value = false; };
+#define METALMM_TRAIT(trait, T) template <> struct trait<T> { static constexpr bool value = true; };
+#define METALMM_INT(T) METALMM_TRAIT(is_scalar, T) METALMM_TRAIT(is_int, T)
+#define METALMM_FLOAT(T) METALMM_TRAIT(is_scalar, T) METALMM_TRAIT(is_float, T)
+METALMM_TRAIT(is_scalar, bool)
+METALMM_INT(char) METALMM_INT(signed char) METALMM_INT(unsigned char) METALMM_INT(short) METALMM_INT(unsigned short)
+METALMM_INT(int) METALMM_INT(unsigned int) METALMM_INT(long) METALMM_INT(unsigned long) METALMM_INT(long long)
+METALMM_INT(unsigned long long)
+METALMM_FLOAT(half) METALMM_FLOAT(bfloat) METALMM_FLOAT(float)
+METALMM_TRAIT(is_scalar, double)
+#undef METALMM_INT
+#undef METALMM_FLOAT
+#undef METALMM_TRAIT
+
+template <bool B, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { using type = T; };
+template <bool B, class T = void> using enable_if_t = typename enable_if<B, T>::type;
+template <class A, class B> struct is_same { static constexpr bool value = false; };
+template <class A> struct is_same<A, A> { static constexpr bool value = true; };
+template <bool B, class T, class F> struct conditional { using type = T; };
+template <class T, class F> struct conditional<false, T, F> { using type = F; };
+template <class T> using scalar_only = enable_if_t<is_scalar<T>::value>;
+
+// The compiler's own vectors make arithmetic one instruction at any optimization level; half and bool have none.
+template <class T, int N> struct native { using type = void; };
+#define METALMM_NATIVE(T)                                                                    \
+  template <> struct native<T, 2> { typedef T type __attribute__((vector_size(2 * sizeof(T)))); }; \
+  template <> struct native<T, 4> { typedef T type __attribute__((vector_size(4 * sizeof(T)))); };
+METALMM_NATIVE(float) METALMM_NATIVE(int) METALMM_NATIVE(unsigned int) METALMM_NATIVE(short)
+METALMM_NATIVE(unsigned short) METALMM_NATIVE(signed char) METALMM_NATIVE(unsigned char)
+METALMM_NATIVE(long) METALMM_NATIVE(unsigned long)
+#undef METALMM_NATIVE
+
+template <class T, int N> struct vec;
+
+// A member such as v.xz: reads as a vector, writes through to the components.
+template <class V, class T, int N, int... I> struct swizzle {
+  T data[N];
+  swizzle() = default;
+  swizzle(const swizzle&) = default;
+  METALMM_INLINE operator V() const { return V(data[I]...); }
+  METALMM_INLINE swizzle& operator=(const V& v) {
+    int i = 0;
+    V copy = v;  // v may be a swizzle of the same vector
+    ((data[I] = copy[i++]), ...);
+    return *this;
+  }
+  METALMM_INLINE swizzle& operator=(const swizzle& other) { return *this = static_cast<V>(other); }
+  template <class U> METALMM_INLINE swizzle& operator+=(const U& u) { return *this = V(*this) + u; }
+  template <class U> METALMM_INLINE swizzle& operator-=(const U& u) { return *this = V(*this) - u; }
+  template <class U> METALMM_INLINE swizzle& operator*=(const U& u) { return *this = V(*this) * u; }
+  template <class U> METALMM_INLINE swizzle& operator/=(const U& u) { return *this = V(*this) / u; }
+  METALMM_INLINE T operator[](int i) const { return V(*this)[i]; }
+};
+
+#define METALMM_S2(N, a, b, i, j) swizzle<vec<T, 2>, T, N, i, j> a##b;
+#define METALMM_S3(N, a, b, c, i, j, k) swizzle<vec<T, 3>, T, N, i, j, k> a##b##c;
+#define METALMM_S4(N, a, b, c, d, i, j, k, l) swizzle<vec<T, 4>, T, N, i, j, k, l> a##b##c##d;
+
+#define METALMM_D2_2(N, p, q, a, i) METALMM_S2(N, a, p, i, 0) METALMM_S2(N, a, q, i, 1)
+#define METALMM_D2_3(N, p, q, a, b, i, j) METALMM_S3(N, a, b, p, i, j, 0) METALMM_S3(N, a, b, q, i, j, 1)
+#define METALMM_D2_4(N, p, q, a, b, c, i, j, k) METALMM_S4(N, a, b, c, p, i, j, k, 0) METALMM_S4(N, a, b, c, q, i, j, k, 1)
+#define METALMM_E2_3(N, p, q, a, i) METALMM_D2_3(N, p, q, a, p, i, 0) METALMM_D2_3(N, p, q, a, q, i, 1)
+#define METALMM_E2_4(N, p, q, a, b, i, j) METALMM_D2_4(N, p, q, a, b, p, i, j, 0) METALMM_D2_4(N, p, q, a, b, q, i, j, 1)
+#define METALMM_F2_4(N, p, q, a, i) METALMM_E2_4(N, p, q, a, p, i, 0) METALMM_E2_4(N, p, q, a, q, i, 1)
+#define METALMM_G2(N, p, q, a, i) METALMM_D2_2(N, p, q, a, i) METALMM_E2_3(N, p, q, a, i) METALMM_F2_4(N, p, q, a, i)
+#define METALMM_SWIZZLES2(N, p, q) METALMM_G2(N, p, q, p, 0) METALMM_G2(N, p, q, q, 1)
+#define METALMM_D3_2(N, p, q, r, a, i) METALMM_S2(N, a, p, i, 0) METALMM_S2(N, a, q, i, 1) METALMM_S2(N, a, r, i, 2)
+#define METALMM_D3_3(N, p, q, r, a, b, i, j) METALMM_S3(N, a, b, p, i, j, 0) METALMM_S3(N, a, b, q, i, j, 1) METALMM_S3(N, a, b, r, i, j, 2)
+#define METALMM_D3_4(N, p, q, r, a, b, c, i, j, k) METALMM_S4(N, a, b, c, p, i, j, k, 0) METALMM_S4(N, a, b, c, q, i, j, k, 1) METALMM_S4(N, a, b, c, r, i, j, k, 2)
+#define METALMM_E3_3(N, p, q, r, a, i) METALMM_D3_3(N, p, q, r, a, p, i, 0) METALMM_D3_3(N, p, q, r, a, q, i, 1) METALMM_D3_3(N, p, q, r, a, r, i, 2)
+#define METALMM_E3_4(N, p, q, r, a, b, i, j) METALMM_D3_4(N, p, q, r, a, b, p, i, j, 0) METALMM_D3_4(N, p, q, r, a, b, q, i, j, 1) METALMM_D3_4(N, p, q, r, a, b, r, i, j, 2)
+#define METALMM_F3_4(N, p, q, r, a, i) METALMM_E3_4(N, p, q, r, a, p, i, 0) METALMM_E3_4(N, p, q, r, a, q, i, 1) METALMM_E3_4(N, p, q, r, a, r, i, 2)
+#define METALMM_G3(N, p, q, r, a, i) METALMM_D3_2(N, p, q, r, a, i) METALMM_E3_3(N, p, q, r, a, i) METALMM_F3_4(N, p, q, r, a, i)
+#define METALMM_SWIZZLES3(N, p, q, r) METALMM_G3(N, p, q, r, p, 0) METALMM_G3(N, p, q, r, q, 1) METALMM_G3(N, p, q, r, r, 2)
+#define METALMM_D4_2(N, p, q, r, s, a, i) METALMM_S2(N, a, p, i, 0) METALMM_S2(N, a, q, i, 1) METALMM_S2(N, a, r, i, 2) METALMM_S2(N, a, s, i, 3)
+#define METALMM_D4_3(N, p, q, r, s, a, b, i, j) METALMM_S3(N, a, b, p, i, j, 0) METALMM_S3(N, a, b, q, i, j, 1) METALMM_S3(N, a, b, r, i, j, 2) METALMM_S3(N, a, b, s, i, j, 3)
+#define METALMM_D4_4(N, p, q, r, s, a, b, c, i, j, k) METALMM_S4(N, a, b, c, p, i, j, k, 0) METALMM_S4(N, a, b, c, q, i, j, k, 1) METALMM_S4(N, a, b, c, r, i, j, k, 2) METALMM_S4(N, a, b, c, s, i, j, k, 3)
+#define METALMM_E4_3(N, p, q, r, s, a, i) METALMM_D4_3(N, p, q, r, s, a, p, i, 0) METALMM_D4_3(N, p, q, r, s, a, q, i, 1) METALMM_D4_3(N, p, q, r, s, a, r, i, 2) METALMM_D4_3(N, p, q, r, s, a, s, i, 3)
+#define METALMM_E4_4(N, p, q, r, s, a, b, i, j) METALMM_D4_4(N, p, q, r, s, a, b, p, i, j, 0) METALMM_D4_4(N, p, q, r, s, a, b, q, i, j, 1) METALMM_D4_4(N, p, q, r, s, a, b, r, i, j, 2) METALMM_D4_4(N, p, q, r, s, a, b, s, i, j, 3)
+#define METALMM_F4_4(N, p, q, r, s, a, i) METALMM_E4_4(N, p, q, r, s, a, p, i, 0) METALMM_E4_4(N, p, q, r, s, a, q, i, 1) METALMM_E4_4(N, p, q, r, s, a, r, i, 2) METALMM_E4_4(N, p, q, r, s, a, s, i, 3)
+#define METALMM_G4(N, p, q, r, s, a, i) METALMM_D4_2(N, p, q, r, s, a, i) METALMM_E4_3(N, p, q, r, s, a, i) METALMM_F4_4(N, p, q, r, s, a, i)
+#define METALMM_SWIZZLES4(N, p, q, r, s) METALMM_G4(N, p, q, r, s, p, 0) METALMM_G4(N, p, q, r, s, q, 1) METALMM_G4(N, p, q, r, s, r, 2) METALMM_G4(N, p, q, r, s, s, 3)
+
+struct none {};
+template <class T, int N> struct pick_native {
+  using raw = typename native<T, N == 3 ? 4 : N>::type;
+  static constexpr bool has = !is_same<raw, void>::value;
+  using type = typename conditional<has, raw, none>::type;
+};
+
+// Components, swizzles and the native vector share storage. Aligned storage is a vector's, the other a packed vector's.
+template <class T, int N, bool Aligned> struct storage;
+#define METALMM_STORAGE(N, ALIGNED, ALIGN, NATIVE, XYZW, RGBA, ...)    \
+  template <class T> struct ALIGN storage<T, N, ALIGNED> {              \
+    union {                                                            \
+      T e[N];                                                          \
+      NATIVE;                                                          \
+      struct { T XYZW; };                                              \
+      struct { T RGBA; };                                              \
+      __VA_ARGS__                                                      \
+    };                                                                 \
+    storage() = default;                                               \
+    storage(const storage&) = default;                                 \
+    /* deleted by default: a swizzle's assignment is not trivial */    \
+    METALMM_INLINE storage& operator=(const storage& other) {          \
+      __builtin_memcpy(this, &other, sizeof(storage));                 \
+      return *this;                                                    \
+    }                                                                  \
+  };
+#define METALMM_BARE(...) __VA_ARGS__
+#define METALMM_BOTH(N, SIZE, XYZW, RGBA, ...)                                                        \
+  METALMM_STORAGE(N, true, alignas(SIZE * sizeof(T)), METALMM_BARE(typename pick_native<T, N>::type v), \
+                  METALMM_BARE XYZW, METALMM_BARE RGBA, __VA_ARGS__)                                  \
+  METALMM_STORAGE(N, false, , none unused, METALMM_BARE XYZW, METALMM_BARE RGBA, __VA_ARGS__)
+METALMM_BOTH(2, 2, (x, y), (r, g), METALMM_SWIZZLES2(2, x, y) METALMM_SWIZZLES2(2, r, g))
+METALMM_BOTH(3, 4, (x, y, z), (r, g, b), METALMM_SWIZZLES3(3, x, y, z) METALMM_SWIZZLES3(3, r, g, b))
+METALMM_BOTH(4, 4, (x, y, z, w), (r, g, b, a), METALMM_SWIZZLES4(4, x, y, z, w) METALMM_SWIZZLES4(4, r, g, b, a))
+
+// Anything that converts to a vector of known width: a vector, a swizzle, a packed vector.
+template <class T> struct width { static constexpr int value = is_scalar<T>::value ? 1 : 0; };
+template <class T, int N> struct width<vec<T, N>> { static constexpr int value = N; };
+template <class V, class T, int N, int... I> struct width<swizzle<V, T, N, I...>> {
+  static constexpr int value = sizeof...(I);
+};
+template <class V, class T, int N> struct packed;
+template <class V, class T, int N> struct width<packed<V, T, N>> { static constexpr int value = N; };
+template <class T> constexpr int width_of = width<T>::value;
+
+template <class T, int N> struct vec : storage<T, N, true> {
+  using element = T;
+  static constexpr int count = N;
+  static constexpr bool has_native = pick_native<T, N>::has;
+
+  vec() = default;
+  vec(const vec&) = default;
+  vec& operator=(const vec&) = default;
+  template <class U, class = scalar_only<U>> METALMM_INLINE vec(U s) {
+    for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(s);
+  }
+  template <class U> METALMM_INLINE explicit vec(const vec<U, N>& u);
+  template <class U, class T2, int M, int... I, class = enable_if_t<sizeof...(I) == N && !is_same<vec, U>::value>>
+  METALMM_INLINE explicit vec(const swizzle<U, T2, M, I...>& u) : vec(static_cast<U>(u)) {}
+  template <class A, class B, class... R,
+            class = enable_if_t<width_of<A> + width_of<B> + (0 + ... + width_of<R>) == N>>
+  METALMM_INLINE vec(const A& a, const B& b, const R&... rest) {
+    int i = 0;
+    put(i, a);
+    put(i, b);
+    (put(i, rest), ...);
+  }
+  METALMM_INLINE T& operator[](int i) { return this->e[i]; }
+  METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
+
+  METALMM_INLINE vec operator+() const { return *this; }
+  METALMM_INLINE vec operator-() const { return map(*this, [](T a) { return static_cast<T>(-a); }); }
+  METALMM_INLINE vec operator~() const { return map(*this, [](T a) { return static_cast<T>(~a); }); }
+  METALMM_INLINE vec<bool, N> operator!() const { return vec<bool, N>::map(*this, [](T a) { return !a; }); }
+  METALMM_INLINE vec& operator++() { return *this = *this + T(1); }
+  METALMM_INLINE vec& operator--() { return *this = *this - T(1); }
+
+  // f over the components of vectors of this width.
+  template <class A, class F> static METALMM_INLINE vec map(const A& a, F f) {
+    vec r;
+    for (int i = 0; i < N; i++) r.e[i] = f(a.e[i]);
+    return r;
+  }
+  template <class A, class B, class F> static METALMM_INLINE vec map(const A& a, const B& b, F f) {
+    vec r;
+    for (int i = 0; i < N; i++) r.e[i] = f(a.e[i], b.e[i]);
+    return r;
+  }
+
+#define METALMM_ASSIGN(op) \
+  template <class U> METALMM_INLINE vec& operator op##=(const U& u) { return *this = *this op u; }
+// Scalars meet a vector as its element type, whatever their own.
+#define METALMM_SCALAR_FORMS(R, op)                                                                               \
+  template <class U, class = scalar_only<U>> friend METALMM_INLINE R operator op(const vec& a, U b) { return a op vec(b); } \
+  template <class U, class = scalar_only<U>> friend METALMM_INLINE R operator op(U a, const vec& b) { return vec(a) op b; }
+#define METALMM_NATIVE_OP(op)                                                     \
+  friend METALMM_INLINE vec operator op(const vec& a, const vec& b) {             \
+    if constexpr (is_same<T, half>::value) {                                      \
+      return vec(vec<float, N>(a) op vec<float, N>(b));                           \
+    } else if constexpr (has_native && (#op[0] != '/' || is_float<T>::value)) {   \
+      vec r;                                                                      \
+      r.v = a.v op b.v;                                                           \
+      return r;                                                                   \
+    } else {                                                                      \
+      return map(a, b, [](T x, T y) { return static_cast<T>(x op y); });          \
+    }                                                                             \
+  }                                                                               \
+  METALMM_SCALAR_FORMS(vec, op) METALMM_ASSIGN(op)
+#define METALMM_INT_OP(op)                                                  \
+  friend METALMM_INLINE vec operator op(const vec& a, const vec& b) {       \
+    return map(a, b, [](T x, T y) { return static_cast<T>(x op y); });      \
+  }                                                                         \
+  METALMM_SCALAR_FORMS(vec, op) METALMM_ASSIGN(op)
+  METALMM_NATIVE_OP(+) METALMM_NATIVE_OP(-) METALMM_NATIVE_OP(*) METALMM_NATIVE_OP(/)
+  METALMM_INT_OP(%) METALMM_INT_OP(&) METALMM_INT_OP(|) METALMM_INT_OP(^) METALMM_INT_OP(<<) METALMM_INT_OP(>>)
+#define METALMM_RELATION(op)                                                             \
+  friend METALMM_INLINE vec<bool, N> operator op(const vec& a, const vec& b) {           \
+    return vec<bool, N>::map(a, b, [](T x, T y) { return static_cast<bool>(x op y); });  \
+  }                                                                                      \
+  METALMM_SCALAR_FORMS(METALMM_BARE(vec<bool, N>), op)
+  METALMM_RELATION(==) METALMM_RELATION(!=) METALMM_RELATION(<) METALMM_RELATION(>) METALMM_RELATION(<=)
+  METALMM_RELATION(>=) METALMM_RELATION(&&) METALMM_RELATION(||)
+#undef METALMM_ASSIGN
+#undef METALMM_SCALAR_FORMS
+#undef METALMM_NATIVE_OP
+#undef METALMM_INT_OP
+#undef METALMM_RELATION
+
+ private:
+  template <class A> METALMM_INLINE void put(int& i, const A& a) {
+    if constexpr (is_scalar<A>::value) {
+      this->e[i++] = static_cast<T>(a);
+    } else {
+      for (int j = 0; j < width_of<A>; j++) this->e[i++] = static_cast<T>(a[j]);
+    }
+  }
+};
+
+template <class T, int N> template <class U> METALMM_INLINE vec<T, N>::vec(const vec<U, N>& u) {
+  if constexpr (is_same<T, U>::value) {
+    *this = u;
+  } else if constexpr (has_native && vec<U, N>::has_native) {
+    this->v = __builtin_convertvector(u.v, typename pick_native<T, N>::type);
+#if defined(__clang__)
+  } else if constexpr ((is_same<T, float>::value && is_same<U, half>::value) ||
+                       (is_same<T, half>::value && is_same<U, float>::value)) {
+    typedef T to __attribute__((vector_size(N == 3 ? 4 * sizeof(T) : N * sizeof(T))));
+    typedef U from __attribute__((vector_size(N == 3 ? 4 * sizeof(U) : N * sizeof(U))));
+    from wide;
+    __builtin_memcpy(&wide, &u, sizeof(wide));
+    to result = __builtin_convertvector(wide, to);
+    __builtin_memcpy(this, &result, sizeof(result));
+#elif defined(__F16C__)
+  } else if constexpr (is_same<T, float>::value && is_same<U, half>::value) {
+    // g++ 12 converts a vector of _Float16 element by element; the instruction takes four.
+    typedef short v8hi __attribute__((vector_size(16)));
+    typedef long long v2di __attribute__((vector_size(16)));
+    v2di bits = {};
+    __builtin_memcpy(&bits, &u, sizeof(u));
+    typedef float v4sf __attribute__((vector_size(16)));
+    v4sf wide = __builtin_ia32_vcvtph2ps(reinterpret_cast<v8hi>(bits));
+    __builtin_memcpy(&this->v, &wide, sizeof(this->v));
+  } else if constexpr (is_same<T, half>::value && is_same<U, float>::value) {
+    typedef float v4sf __attribute__((vector_size(16)));
+    typedef short v8hi __attribute__((vector_size(16)));
+    v4sf wide = {};
+    __builtin_memcpy(&wide, &u, sizeof(u));
+    v8hi bits = __builtin_ia32_vcvtps2ph(wide, 4);  // 4: round as MXCSR says, to nearest even
+    __builtin_memcpy(this->e, &bits, sizeof(this->e));
+#endif
+  } else {
+    for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(u.e[i]);
+  }
+}
+
+template <class V, class T, int N> struct packed : storage<T, N, false> {
+  packed() = default;
+  METALMM_INLINE packed(const V& v) { *this = v; }
+  template <class A, class B, class... R> METALMM_INLINE packed(const A& a, const B& b, const R&... r) {
+    *this = V(a, b, r...);
+  }
+  METALMM_INLINE packed& operator=(const V& v) {
+    for (int i = 0; i < N; i++) this->e[i] = v.e[i];
+    return *this;
+  }
+  METALMM_INLINE operator V() const {
+    V v;
+    for (int i = 0; i < N; i++) v.e[i] = this->e[i];
+    return v;
+  }
+  METALMM_INLINE T& operator[](int i) { return this->e[i]; }
+  METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
+  template <class U> METALMM_INLINE packed& operator+=(const U& u) { return *this = V(*this) + u; }
+  template <class U> METALMM_INLINE packed& operator-=(const U& u) { return *this = V(*this) - u; }
+  template <class U> METALMM_INLINE packed& operator*=(const U& u) { return *this = V(*this) * u; }
+  template <class U> METALMM_INLINE packed& operator/=(const U& u) { return *this = V(*this) / u; }
+};
+
+// Column-major, C columns of R rows, as in MSL.
+template <class T, int C, int R> struct matrix {
+  vec<T, R> columns[C];
+  matrix() = default;
+  explicit matrix(T diagonal) {
+    for (int c = 0; c < C; c++)
+      for (int r = 0; r < R; r++) columns[c][r] = c == r ? diagonal : T(0);
+  }
+  template <class... V, class = enable_if_t<sizeof...(V) == C && (C > 1)>>
+  matrix(const V&... v) : columns{vec<T, R>(v)...} {}
+  template <class U> explicit matrix(const matrix<U, C, R>& m) {
+    for (int c = 0; c < C; c++) columns[c] = vec<T, R>(m.columns[c]);
+  }
+  vec<T, R>& operator[](int c) { return columns[c]; }
+  const vec<T, R>& operator[](int c) const { return columns[c]; }
+  template <class F> static matrix each(F f) {
+    matrix m;
+    for (int c = 0; c < C; c++) m.columns[c] = f(c);
+    return m;
+  }
+  friend matrix operator+(const matrix& a, const matrix& b) { return each([&](int c) { return a[c] + b[c]; }); }
+  friend matrix operator-(const matrix& a, const matrix& b) { return each([&](int c) { return a[c] - b[c]; }); }
+  friend matrix operator*(const matrix& a, T s) { return each([&](int c) { return a[c] * s; }); }
+  friend matrix operator*(T s, const matrix& a) { return a * s; }
+  matrix& operator+=(const matrix& b) { return *this = *this + b; }
+  matrix& operator*=(T s) { return *this = *this * s; }
+  friend vec<T, R> operator*(const matrix& a, const vec<T, C>& v) {
+    vec<T, R> r(T(0));
+    for (int c = 0; c < C; c++) r += a[c] * v[c];
+    return r;
+  }
+  friend vec<T, C> operator*(const vec<T, R>& v, const matrix& a) {
+    vec<T, C> r(T(0));
+    for (int c = 0; c < C; c++)
+      for (int i = 0; i < R; i++) r[c] += v[i] * a[c][i];
+    return r;
+  }
+};
+template <class T, int C, int K, int R>
+matrix<T, C, R> operator*(const matrix<T, K, R>& a, const matrix<T, C, K>& b) {
+  return matrix<T, C, R>::each([&](int c) { return a * b[c]; });
+}
+
+}  // namespace metalmm::msl
+
+#define METALMM_VECTOR_TYPES(T, name)                                      \
+  using name##2 = metalmm::msl::vec<T, 2>;                                 \
+  using name##3 = metalmm::msl::vec<T, 3>;                                 \
+  using name##4 = metalmm::msl::vec<T, 4>;                                 \
+  using packed_##name##2 = metalmm::msl::packed<name##2, T, 2>;            \
+  using packed_##name##3 = metalmm::msl::packed<name##3, T, 3>;            \
+  using packed_##name##4 = metalmm::msl::packed<name##4, T, 4>;
+METALMM_VECTOR_TYPES(bool, bool)
+METALMM_VECTOR_TYPES(signed char, char)
+METALMM_VECTOR_TYPES(unsigned char, uchar)
+METALMM_VECTOR_TYPES(short, short)
+METALMM_VECTOR_TYPES(unsigned short, ushort)
+METALMM_VECTOR_TYPES(int, int)
+METALMM_VECTOR_TYPES(unsigned int, uint)
+METALMM_VECTOR_TYPES(long, long)
+METALMM_VECTOR_TYPES(unsigned long, ulong)
+METALMM_VECTOR_TYPES(half, half)
+METALMM_VECTOR_TYPES(bfloat, bfloat)
+METALMM_VECTOR_TYPES(float, float)
+#undef METALMM_VECTOR_TYPES
+
+#define METALMM_MATRIX_TYPES(T, name, C)               \
+  using name##C##x2 = metalmm::msl::matrix<T, C, 2>;   \
+  using name##C##x3 = metalmm::msl::matrix<T, C, 3>;   \
+  using name##C##x4 = metalmm::msl::matrix<T, C, 4>;
+METALMM_MATRIX_TYPES(float, float, 2) METALMM_MATRIX_TYPES(float, float, 3) METALMM_MATRIX_TYPES(float, float, 4)
+METALMM_MATRIX_TYPES(half, half, 2) METALMM_MATRIX_TYPES(half, half, 3) METALMM_MATRIX_TYPES(half, half, 4)
+#undef METALMM_MATRIX_TYPES

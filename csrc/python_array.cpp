@@ -1,0 +1,104 @@
+#include "python_array.h"
+
+#include <cstring>
+
+namespace metalmm {
+namespace {
+
+DTypeCode dtype_of(const char* format, Py_ssize_t itemsize) {
+  if (!format) format = "B";
+  if (*format == '<' || *format == '=' || *format == '@') format++;
+  auto bits = static_cast<uint8_t>(itemsize * 8);
+  if (format[0] && format[1] == '\0') {
+    if (std::strchr("efd", *format)) return {2, bits};
+    if (std::strchr("bhilq", *format)) return {0, bits};
+    if (std::strchr("BHILQ", *format)) return {1, bits};
+    if (*format == '?') return {6, bits};
+  }
+  throw Error(ErrorKind::dtype, std::string("arrays of format '") + format + "' are not supported; use a plain little-endian number type");
+}
+
+const char* class_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+}  // namespace
+
+Tensor tensor_of(nb::handle object, const char* name) {
+  auto view = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_RECORDS_RO) != 0) {
+    PyErr_Clear();
+    throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) + "; pass a numpy array or a metalmm.Array");
+  }
+  // The deleter runs wherever the last user lets go, with or without the GIL.
+  Py_buffer* raw = view.release();
+  auto release = [raw] {
+    nb::gil_scoped_acquire gil;
+    PyBuffer_Release(raw);
+    delete raw;
+  };
+  size_t span = static_cast<size_t>(raw->itemsize);
+  for (int i = 0; i < raw->ndim; i++)
+    if (raw->shape[i] > 0 && raw->strides[i] > 0) span += static_cast<size_t>((raw->shape[i] - 1) * raw->strides[i]);
+  Tensor t;
+  t.buffer = std::make_shared<Buffer>(raw->buf, raw->len ? span : 0, raw->readonly != 0, release);
+  t.ndim = raw->ndim;
+  t.dtype = dtype_of(raw->format, raw->itemsize);
+  if (raw->ndim > 3) {
+    throw Error(ErrorKind::shape, std::string(name) + " has " + std::to_string(raw->ndim) + " dimensions; at most 3 are supported");
+  }
+  for (int i = 0; i < raw->ndim; i++) {
+    t.shape[i] = raw->shape[i];
+    if (raw->strides[i] % raw->itemsize) throw Error(ErrorKind::layout, std::string(name) + " has strides that are no multiple of its elements");
+    t.strides[i] = raw->strides[i] / raw->itemsize;
+  }
+  return t;
+}
+
+Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
+  if (object.is_none()) return;
+  if (nb::inst_check(object) && nb::isinstance<Array>(object)) {
+    array_ = nb::inst_ptr<Array>(object);
+    if (state && array_->state != state) {
+      throw Error(ErrorKind::device, std::string(name) + " lies on another device; copy it with device.array(numpy.asarray(" + name + "))");
+    }
+    array_->state->open();
+    return;
+  }
+  local_ = tensor_of(object, name);
+  present_ = true;
+}
+
+Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DTypeCode dtype) {
+  Array a;
+  size_t count = 1;
+  a.tensor.ndim = ndim;
+  a.tensor.dtype = dtype;
+  for (int i = ndim - 1; i >= 0; i--) {
+    a.tensor.shape[i] = shape[i];
+    a.tensor.strides[i] = static_cast<int64_t>(count);
+    count *= static_cast<size_t>(shape[i]);
+  }
+  a.tensor.buffer = state->open()->new_buffer(count * dtype.bits / 8);
+  a.owner = std::move(owner);
+  a.state = state;
+  return a;
+}
+
+nb::object to_numpy(const Array& array) {
+  array.state->open();
+  const Tensor& t = array.tensor;
+  size_t shape[3];
+  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
+  nb::object self = nb::find(array);
+  nb::ndarray<nb::numpy> view(t.buffer->data() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,
+                              nb::dlpack::dtype{t.dtype.code, t.dtype.bits, 1});
+  return nb::cast(view);
+}
+
+nb::object empty_numpy(int ndim, const int64_t* shape) {
+  static nb::object* empty = new nb::object(nb::module_::import_("numpy").attr("empty"));
+  static nb::object* half = new nb::object(nb::module_::import_("numpy").attr("dtype")("float16"));
+  nb::object size = ndim == 2 ? nb::make_tuple(shape[0], shape[1]) : nb::make_tuple(shape[0], shape[1], shape[2]);
+  return (*empty)(size, *half);
+}
+
+}  // namespace metalmm

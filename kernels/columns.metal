@@ -1,0 +1,94 @@
+// m = 1, B given as N x K rows (NT): one thread owns one or two output columns and reads its rows of B along K.
+#include <metal_stdlib>
+
+#include "include/dot.h"
+#include "include/epilogue.h"
+using namespace metal;
+
+// A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
+// next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
+template <int BN, int BK, int TG, bool VEC, int UNROLL>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns(
+    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+  constexpr uint COLS = (BN + TG - 1) / TG;
+  threadgroup float tile[2][BK];
+  const device half* a = A + group.z * p.stride_a;
+  const device half* b = B + group.z * p.stride_b;
+  uint phase = p.phase_b + group.z * p.stride_b;
+  float4 sum[COLS][4];
+  for (uint c = 0; c < COLS; c++)
+    for (uint i = 0; i < 4; i++) sum[c][i] = float4(0.0f);
+
+  for (uint i = tid; i < BK; i += TG) tile[0][i] = i < p.k ? float(a[i]) : 0.0f;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint k0 = 0, t = 0; k0 < p.k; k0 += BK, t ^= 1) {
+    uint next = k0 + BK;
+    if (next < p.k)
+      for (uint i = tid; i < BK; i += TG) tile[t ^ 1][i] = next + i < p.k ? float(a[next + i]) : 0.0f;
+    uint count = min(uint(BK), p.k - k0);
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      uint local = tid + c * TG, col = group.x * BN + local;
+      if (local >= BN || col >= p.n) continue;
+      uint at = col * p.ldb + k0;
+      if constexpr (!VEC) {
+        dot_scalar<UNROLL>(b + at, tile[t], 0, count, sum[c][0]);
+      } else if (count == BK && (phase + at) % 4 == 0) {
+        dot_half4<UNROLL>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count: no loop left
+      } else {
+        dot_aligning<UNROLL>(b + at, tile[t], count, phase + at, sum[c]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    uint local = tid + c * TG, col = group.x * BN + local;
+    if (local >= BN || col >= p.n) continue;
+    float4 s = (sum[c][0] + sum[c][1]) + (sum[c][2] + sum[c][3]);
+    store_result(D, C, bias, p, group.z, 0, col, (s.x + s.y) + (s.z + s.w));
+  }
+}
+
+// B staged too, a BK x BN slice, k-major so that neighbouring threads read neighbouring columns. A slice of 128 x 128 takes
+// all 32 KB, so A is read where it lies.
+template <int BN, int BK, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_bt(
+    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+  constexpr uint COLS = (BN + TG - 1) / TG;
+  threadgroup half slice[BK * BN];
+  const device half* a = A + group.z * p.stride_a;
+  const device half* b = B + group.z * p.stride_b;
+  uint first = group.x * BN;
+  float sum[COLS][2] = {};
+  for (uint k0 = 0; k0 < p.k; k0 += BK) {
+    for (uint i = tid; i < BK * BN; i += TG) {
+      uint c = i / BK, k = i % BK;
+      bool inside = first + c < p.n && k0 + k < p.k;
+      slice[k * BN + c] = inside ? b[(first + c) * p.ldb + k0 + k] : half(0.0f);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint count = min(uint(BK), p.k - k0);
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      uint local = tid + c * TG;
+      if (local >= BN) continue;
+      uint k = 0;
+      for (; k + 2 <= count; k += 2) {
+        sum[c][0] += float(a[k0 + k]) * float(slice[k * BN + local]);
+        sum[c][1] += float(a[k0 + k + 1]) * float(slice[(k + 1) * BN + local]);
+      }
+      if (k < count) sum[c][0] += float(a[k0 + k]) * float(slice[k * BN + local]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    uint local = tid + c * TG;
+    if (local < BN && first + local < p.n) store_result(D, C, bias, p, group.z, 0, first + local, sum[c][0] + sum[c][1]);
+  }
+}

@@ -1,0 +1,61 @@
+// Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups.
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+
+#include "include/epilogue.h"
+using namespace metal;
+
+// A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows.
+template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED>
+METAL_FUNC void load_tile(const device half* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup half* tile, uint tid) {
+  for (uint i = tid; i < ROWS * COLS; i += TG) {
+    uint r = TRANSPOSED ? i % ROWS : i / COLS, c = TRANSPOSED ? i / ROWS : i % COLS;  // neighbours in memory, neighbouring threads
+    uint row = row0 + r, col = col0 + c;
+    bool inside = row < rows && col < cols;
+    tile[r * PITCH + c] = inside ? source[TRANSPOSED ? col * ld + row : row * ld + col] : half(0.0f);
+  }
+}
+
+template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB>
+[[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_simdgroup(
+    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  constexpr uint TG = WM * WN * 32;
+  constexpr uint PITCH_A = BK + 8, PITCH_B = BN + 8, PITCH_D = BN + 4;  // off the power of two: fewer bank conflicts
+  constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;                   // 8 x 8 tiles of a simdgroup
+  threadgroup half tile_a[BM * PITCH_A];
+  threadgroup half tile_b[BK * PITCH_B];
+  threadgroup float tile_d[BM * PITCH_D];
+  const device half* a = A + group.z * p.stride_a;
+  const device half* b = B + group.z * p.stride_b;
+  uint row0 = group.y * BM, col0 = group.x * BN;
+  uint sm = simdgroup / WN * TM * 8, sn = simdgroup % WN * TN * 8;
+
+  simdgroup_float8x8 sum[TM][TN];
+  for (uint i = 0; i < TM; i++)
+    for (uint j = 0; j < TN; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (uint k0 = 0; k0 < p.k; k0 += BK) {
+    load_tile<BM, BK, PITCH_A, TG, TA>(a, p.lda, row0, k0, p.m, p.k, tile_a, tid);
+    load_tile<BK, BN, PITCH_B, TG, TB>(b, p.ldb, k0, col0, p.k, p.n, tile_b, tid);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+    for (uint k = 0; k < BK; k += 8) {
+      simdgroup_half8x8 fa[TM], fb[TN];
+      for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], tile_a + (sm + 8 * i) * PITCH_A + k, PITCH_A);
+      for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], tile_b + k * PITCH_B + sn + 8 * j, PITCH_B);
+      for (uint i = 0; i < TM; i++)
+        for (uint j = 0; j < TN; j++) simdgroup_multiply_accumulate(sum[i][j], fa[i], fb[j], sum[i][j]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
+  for (uint i = 0; i < TM; i++)
+    for (uint j = 0; j < TN; j++) simdgroup_store(sum[i][j], tile_d + (sm + 8 * i) * PITCH_D + sn + 8 * j, PITCH_D);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint i = tid; i < BM * BN; i += TG) {
+    uint r = i / BN, c = i % BN;
+    if (row0 + r < p.m && col0 + c < p.n) store_result(D, C, bias, p, group.z, row0 + r, col0 + c, tile_d[r * PITCH_D + c]);
+  }
+}

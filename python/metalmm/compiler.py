@@ -1,0 +1,160 @@
+"""The C++ compiler behind the CPU device: finding it, preprocessing MSL, building kernels."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, lowering
+from .errors import CompileError, CompilerNotFoundError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _resource(name: str) -> Path:
+    """Kernels and MSL headers: inside the installed package, or beside it in a source tree."""
+    installed = _PACKAGE / "resources" / name
+    return installed if installed.is_dir() else _PACKAGE.parents[1] / name
+
+
+KERNELS = _resource("kernels")
+MSL = _resource("csrc/msl")
+
+Constants = Mapping["int | str", "bool | int | float"]
+
+_COMMON_FLAGS = (
+    "-std=c++17 -O3 -shared -fPIC -fvisibility=hidden -Wl,-Bsymbolic -fno-strict-aliasing -fno-math-errno "
+    "-fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-stack-protector"
+).split()
+# Fibers have 256 KB each; a frame that comes near is refused rather than run into the guard page.
+_FRAME_LIMIT = 131072
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler that the CPU device can use.
+
+    path: of the program; kind: "gcc" or "clang"; version: its own words.
+    """
+
+    path: str
+    kind: str
+    version: str
+
+    @property
+    def flags(self) -> list[str]:
+        native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+        if self.kind == "clang":
+            half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fallow-half-arguments-and-returns"]
+            return [*_COMMON_FLAGS, *native, *half, f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than"]
+        return [*_COMMON_FLAGS, *native, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}"] + (["-fcf-protection=none"] if platform.machine() == "x86_64" else [])
+
+    @property
+    def preprocess(self) -> list[str]:
+        defines = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1"]
+        defines += ["-D__METAL_FAST_MATH__=0", "-D__METAL_MAYBE_FAST_MATH__=0"]
+        return ["-E", "-undef", "-x", "c++", "-std=c++17", "-nostdinc", *defines, "-isystem", str(MSL / "include")]
+
+
+def find_compiler() -> Compiler:
+    """$METALMM_CXX, else clang++ or g++ from the PATH."""
+    wanted = os.environ.get("METALMM_CXX")
+    for name in [wanted] if wanted else ["clang++", "g++", "c++"]:
+        if path := shutil.which(name):
+            real = os.path.realpath(path)
+            status = os.stat(real)
+            return _identify(path, f"{real} {status.st_size} {status.st_mtime_ns}")
+    if wanted:
+        raise CompilerNotFoundError(f"METALMM_CXX is {wanted!r}, and there is no such program")
+    raise CompilerNotFoundError("the CPU device needs clang++ or g++ (12 or newer) on the PATH; install one, or set METALMM_CXX")
+
+
+@functools.cache
+def _identify(path: str, identity: str) -> Compiler:
+    # Asking a compiler costs 10 ms or more; its file says whether it is the one that was asked before.
+    entry = hashlib.sha256(f"{path} {identity}".encode()).hexdigest()[:20]
+
+    def ask(target: Path) -> None:
+        target.write_text(_run([path, "--version"]).splitlines()[0])
+
+    version = cache.fetch(f"compiler-{entry}", ask).read_text()
+    return Compiler(path, "clang" if "clang" in version else "gcc", version)
+
+
+def _run(command: Sequence[str], text: str | None = None) -> str:
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
+    except OSError as error:
+        raise CompilerNotFoundError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise CompileError(f"{Path(command[0]).name} failed:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+@functools.cache
+def _machine() -> str:
+    """What -march=native depends on."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        text = info.read_text()
+        wanted = [re.search(rf"^{key}\s*:.*$", text, re.MULTILINE) for key in ("model name", "flags", "Features", "CPU part")]
+        return platform.machine() + "".join(m[0] for m in wanted if m)
+    return platform.machine() + platform.processor()
+
+
+@functools.cache
+def _runtime_digest() -> str:
+    digest = hashlib.sha256()
+    for path in [*sorted((MSL / "runtime").glob("*.h")), *sorted((MSL / "include").rglob("*")), Path(lowering.__file__)]:
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None) -> str:
+    """MSL after the preprocessor, with line markers. `name` is the file that messages will point to.
+
+    Raises CompileError with the compiler's text.
+    """
+    compiler = find_compiler()
+    command = [compiler.path, *compiler.preprocess]
+    command += [f"-I{Path(d)}" for d in include_dirs]
+    command += [f"-D{key}={_define(value)}" for key, value in (defines or {}).items()]
+    return _run([*command, "-"], f'#line 1 "{name}"\n{text}')
+
+
+def _define(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def build(text: str, kernel: str, constants: Constants | None = None, name: str = "<source>", *, is_preprocessed: bool = False) -> Path:
+    """The compiled module of one kernel, from the cache or made now.
+
+    text: preprocessed MSL, or MSL whose only includes are MSL's own, so that the text alone says what it means.
+    """
+    compiler = find_compiler()
+    chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
+    parts = [text, kernel, repr(chosen), compiler.path, compiler.version, " ".join(compiler.flags), _machine(), _runtime_digest()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    def compile_to(target: Path) -> None:
+        source = target.with_suffix(".cpp")
+        expanded = text if is_preprocessed else preprocess(text, name)
+        source.write_text(lowering.lower(expanded, kernel, constants, name=name, compiler=compiler.kind))
+        _run([compiler.path, *compiler.flags, f"-I{MSL / 'runtime'}", "-o", str(target), str(source), "-lm"])
+
+    try:
+        return cache.fetch(f"{key}.so", compile_to)
+    except CompileError as error:
+        error.args = (f"kernel '{kernel}': {error}",)
+        raise

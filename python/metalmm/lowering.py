@@ -1,0 +1,834 @@
+"""Turns one kernel of a preprocessed MSL file into C++ for the CPU device.
+
+MSL is C++ with address spaces, attributes and threadgroup variables; everything else is supplied by csrc/msl/runtime.
+This module edits tokens, keeps every line where it was (so that a compiler's message points into the .metal file) and
+refuses what it does not understand: a missed ``threadgroup`` would silently become a variable of each thread.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .errors import CompileError, LoweringError
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>(?:\s|^[ \t]*\#[^\n]*)+)
+    | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
+    | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
+    | (?P<number>\.?\d(?:[eEpP][+-]|[\w.]|'\w)*)
+    | (?P<name>[A-Za-z_]\w*)
+    | (?P<punct>::|->|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=|\.\.\.|.)
+    """,
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+_LINE_MARKER = re.compile(r'^#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
+_PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
+_OPEN = {"(": ")", "[": "]", "{": "}"}
+
+_POSITIONS = {
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threadgroup_position_in_grid",
+    "threads_per_threadgroup",
+    "threads_per_grid",
+    "threadgroups_per_grid",
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+    "threads_per_simdgroup",
+    "simdgroups_per_threadgroup",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
+    "quadgroups_per_threadgroup",
+    "grid_origin",
+}
+_ALIASES = {
+    "thread_execution_width": "threads_per_simdgroup",
+    "grid_size": "threads_per_grid",
+    "dispatch_threads_per_threadgroup": "threads_per_threadgroup",
+    "dispatch_simdgroups_per_threadgroup": "simdgroups_per_threadgroup",
+    "dispatch_quadgroups_per_threadgroup": "quadgroups_per_threadgroup",
+}
+_UNSUPPORTED = re.compile(
+    r"(?:texture(?:1d|2d|3d|cube|_buffer)\w*|depth(?:2d|cube)\w*|sampler|imageblock\w*|visible_function_table|"
+    r"intersection_function_table|intersector|acceleration_structure|instance_acceleration_structure|command_buffer|"
+    r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
+    r"threadgroup_imageblock|ray_data|object_data)"
+)
+_SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
+
+
+@dataclass
+class Token:
+    """A token and the white space, line markers and pragmas before it."""
+
+    space: str
+    kind: str
+    text: str
+
+
+class Source:
+    """The tokens of a preprocessed file and where each came from."""
+
+    def __init__(self, text: str, name: str = "<source>") -> None:
+        self.tokens: list[Token] = []
+        self._starts: list[int] = []
+        self._places: list[tuple[str, int]] = []
+        file, line, space = name, 1, ""
+        for match in _TOKEN.finditer(text):
+            kind, piece = str(match.lastgroup), match.group()
+            if kind == "space":
+                space += piece
+                for row in piece.split("\n")[:-1]:
+                    if marker := _LINE_MARKER.match(row.strip()):
+                        file, line = (marker[2] or file), int(marker[1])
+                    else:
+                        line += 1
+                continue
+            self._starts.append(len(self.tokens))
+            self._places.append((file, line))
+            self.tokens.append(Token(space, kind, piece))
+            space = ""
+        self.tail = space
+
+    def place(self, index: int) -> str:
+        file, line = self._places[min(index, len(self._places) - 1)]
+        return f"{file}:{line}"
+
+    def text(self) -> str:
+        return "".join(t.space + t.text for t in self.tokens) + self.tail
+
+    def fail(self, index: int, what: str) -> LoweringError:
+        return LoweringError(f"{self.place(index)}: {what}")
+
+    def matching(self, index: int) -> int:
+        """The index of the bracket that closes the one at `index`."""
+        stack: list[str] = []
+        for i in range(index, len(self.tokens)):
+            text = self.tokens[i].text
+            if text in _OPEN:
+                stack.append(_OPEN[text])
+            elif stack and text == stack[-1]:
+                stack.pop()
+                if not stack:
+                    return i
+        raise self.fail(index, f"'{self.tokens[index].text}' is never closed")
+
+    def angle_end(self, index: int) -> int:
+        """The index of the '>' that closes the '<' at `index`."""
+        depth, i = 0, index
+        while i < len(self.tokens):
+            text = self.tokens[i].text
+            if text in _OPEN:
+                i = self.matching(i)
+            elif text == "<":
+                depth += 1
+            elif text == ">":
+                depth -= 1
+                if depth == 0:
+                    return i
+            elif text == ";":
+                break
+            i += 1
+        raise self.fail(index, "'<' is never closed")
+
+    def blank(self, start: int, end: int) -> None:
+        for token in self.tokens[start:end]:
+            token.text = ""
+            if "#pragma" in token.space:
+                token.space = _PRAGMA.sub("", token.space)
+
+    def split(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The pieces between top-level commas."""
+        pieces, first, i = [], start, start
+        while i < end:
+            text = self.tokens[i].text
+            if text in _OPEN:
+                i = self.matching(i)
+            elif text == "<" and i > start and self.tokens[i - 1].kind == "name":
+                i = self.angle_end(i)
+            elif text == ",":
+                pieces.append((first, i))
+                first = i + 1
+            i += 1
+        if first < end:
+            pieces.append((first, end))
+        return pieces
+
+
+@dataclass
+class Attribute:
+    start: int
+    end: int  # past the last ']'
+    names: dict[str, tuple[int, int]]  # name -> range of the argument's tokens; empty for none
+
+
+@dataclass
+class Declaration:
+    """One declaration at namespace scope, tokens start to end."""
+
+    start: int
+    end: int
+    namespace: tuple[str, ...]
+    body: int = -1  # of a function or class: its '{'
+    is_function: bool = False
+    name: str = ""
+    attributes: list[Attribute] = field(default_factory=list)
+
+
+@dataclass
+class KernelSource:
+    """Where a kernel's text stands and how it is named in C++."""
+
+    declaration: Declaration
+    expression: str
+    arguments: tuple[int, int] | None = None  # tokens of the template arguments
+
+
+class Program:
+    """A preprocessed MSL file, parsed as far as lowering needs."""
+
+    def __init__(self, text: str, name: str = "<source>") -> None:
+        self.source = Source(text, name)
+        self.declarations = list(self._scope(0, len(self.source.tokens), ()))
+        self.instantiations: dict[str, tuple[Declaration, str, tuple[int, int]]] = {}
+        self.definitions: dict[str, Declaration] = {}
+        self._find_kernels()
+
+    # -- parsing ------------------------------------------------------------------------------------------------
+
+    def _scope(self, start: int, end: int, namespace: tuple[str, ...]) -> Iterator[Declaration]:
+        tokens, i = self.source.tokens, start
+        while i < end:
+            text = tokens[i].text
+            if text == ";":
+                i += 1
+            elif text == "namespace" or (text == "inline" and tokens[i + 1].text == "namespace"):
+                brace = i
+                while tokens[brace].text not in "{;=":
+                    brace += 1
+                if tokens[brace].text != "{":  # an alias
+                    while tokens[brace].text != ";":
+                        brace += 1
+                    i = brace + 1
+                    continue
+                close = self.source.matching(brace)
+                names = tuple(t.text for t in tokens[i:brace] if t.kind == "name" and t.text not in ("namespace", "inline"))
+                yield from self._scope(brace + 1, close, namespace + names)
+                i = close + 1
+            elif text == "extern" and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":
+                close = self.source.matching(i + 2)
+                yield from self._scope(i + 3, close, namespace)
+                i = close + 1
+            else:
+                declaration = self._declaration(i, end, namespace)
+                yield declaration
+                i = declaration.end
+
+    def _declaration(self, start: int, end: int, namespace: tuple[str, ...]) -> Declaration:
+        tokens, d, i = self.source.tokens, Declaration(start, end, namespace), start
+        assigned, parens = False, -1
+        while i < end:
+            text = tokens[i].text
+            if text == "[" and i + 1 < end and tokens[i + 1].text == "[":
+                d.attributes.append(self._attribute(i))
+                i = d.attributes[-1].end
+                continue
+            if text == "template" and tokens[i + 1].text == "<":
+                i = self.source.angle_end(i + 1)
+            elif text == "=":
+                assigned = True
+            elif text == "(" and not assigned:
+                before = tokens[i - 1]
+                if parens < 0 and (before.kind == "name" or before.text == ">") and before.text not in ("__attribute__", "alignas", "decltype"):
+                    parens = i
+                i = self.source.matching(i)
+            elif text in "([":
+                i = self.source.matching(i)
+            elif text == "{":
+                close = self.source.matching(i)
+                if not assigned and d.body < 0:
+                    d.body = i
+                    d.is_function = self._opens_function(start, i)
+                    if d.is_function:
+                        d.end = close + 1
+                        break
+                i = close
+            elif text == ";":
+                d.end = i + 1
+                break
+            i += 1
+        d.name = self._name(d, parens)
+        return d
+
+    def _opens_function(self, start: int, brace: int) -> bool:
+        tokens, i = self.source.tokens, brace - 1
+        while i > start and tokens[i].text in _SPECIFIERS | {"noexcept", "override", "final"}:
+            i -= 1
+        if tokens[i].text == "]" and tokens[i - 1].text == "]":
+            return True
+        if tokens[i].text == ")":
+            return True
+        # A constructor's initializers may end in a brace or a name; classes have a keyword at their head.
+        heads = {"struct", "class", "union", "enum"}
+        j = start
+        while tokens[j].text == "template":
+            j = self.source.angle_end(j + 1) + 1
+        return not any(t.text in heads for t in tokens[j:brace]) and any(t.text == "(" for t in tokens[j:brace])
+
+    def _name(self, d: Declaration, parens: int) -> str:
+        tokens = self.source.tokens
+        words = [t.text for t in tokens[d.start : min(d.end, d.start + 400)]]
+        for head in ("struct", "class", "union", "enum"):
+            if head in words and not d.is_function and (d.body >= 0 or words[-1] == ";"):
+                i = d.start + words.index(head) + 1
+                while i < d.end and (tokens[i].kind != "name" or tokens[i].text in ("class", "alignas", "__attribute__")):
+                    i = self.source.matching(i) + 1 if tokens[i].text in _OPEN else i + 1
+                if d.body >= 0:
+                    return tokens[i].text if i < d.end else ""
+        if words and words[0] == "using" and len(words) > 1:
+            return words[1]
+        if d.is_function or parens >= 0:
+            i = parens - 1
+            if i >= 0 and tokens[i].text == ">":
+                depth = 0
+                while i > d.start:
+                    depth += (tokens[i].text == ">") - (tokens[i].text == "<")
+                    i -= 1
+                    if depth == 0:
+                        break
+            return tokens[i].text if i >= 0 and tokens[i].kind == "name" else ""
+        i = d.start
+        name = ""
+        while i < d.end and tokens[i].text not in "={;":
+            if tokens[i].text in _OPEN:
+                i = self.source.matching(i)
+            elif tokens[i].text == "<":
+                i = self.source.angle_end(i)
+            elif tokens[i].kind == "name":
+                name = tokens[i].text
+            i += 1
+        return name
+
+    def _attribute(self, start: int) -> Attribute:
+        tokens = self.source.tokens
+        end = self.source.matching(start) + 1
+        names: dict[str, tuple[int, int]] = {}
+        for first, last in self.source.split(start + 2, end - 2):
+            i = first
+            while i + 1 < last and tokens[i + 1].text == "::":
+                i += 2
+            has_argument = i + 1 < last and tokens[i + 1].text == "("
+            names[tokens[i].text] = (i + 2, self.source.matching(i + 1)) if has_argument else (0, 0)
+        return Attribute(start, end, names)
+
+    def _find_kernels(self) -> None:
+        tokens = self.source.tokens
+        for d in self.declarations:
+            head = d.body if d.body >= 0 else d.end
+            marked = any("kernel" in a.names for a in d.attributes)
+            marked = marked or any(t.text == "kernel" and t.kind == "name" for t in tokens[d.start : min(head, d.start + 200)])
+            for a in d.attributes:
+                if bad := {"visible", "vertex", "fragment", "mesh", "object", "intersection"} & set(a.names):
+                    d.name = d.name or next(iter(bad))
+            if not marked:
+                continue
+            host_name = ""
+            for a in d.attributes:
+                if "host_name" in a.names:
+                    host_name = "".join(str(ast.literal_eval(t.text)) for t in tokens[slice(*a.names["host_name"])] if t.kind == "string")
+            if d.is_function:
+                self.definitions[d.name] = d
+                if tokens[d.start].text != "template":
+                    self.instantiations[host_name or d.name] = (d, d.name, (0, 0))
+            elif tokens[d.start].text == "template":
+                name, arguments = self._template_id(d)
+                self.instantiations[host_name or name] = (d, name, arguments)
+
+    def _template_id(self, d: Declaration) -> tuple[str, tuple[int, int]]:
+        """Name and template arguments of an explicit instantiation, in either spelling."""
+        tokens, last = self.source.tokens, d.end - 2
+        while tokens[last].text == "]":  # a trailing attribute
+            last = next(a.start for a in d.attributes if a.end == last + 1) - 1
+        if tokens[last].text == ")":  # the full signature
+            depth = 0
+            while True:
+                depth += (tokens[last].text == ")") - (tokens[last].text == "(")
+                last -= 1
+                if depth == 0:
+                    break
+        if tokens[last].text != ">":
+            raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments")
+        close, depth = last, 0
+        while True:
+            depth += (tokens[last].text == ">") - (tokens[last].text == "<")
+            if tokens[last].text == ")":
+                while tokens[last].text != "(":
+                    last -= 1
+            if depth == 0:
+                break
+            last -= 1
+        return tokens[last - 1].text, (last + 1, close)
+
+    def kernel_names(self) -> list[str]:
+        return sorted(self.instantiations)
+
+    # -- lowering -----------------------------------------------------------------------------------------------
+
+    def lower(self, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, compiler: str = "gcc") -> str:
+        """C++ for one kernel. Uses this program up: its tokens are edited in place."""
+        if kernel not in self.instantiations:
+            raise CompileError(f"no kernel '{kernel}'; there are: {', '.join(self.kernel_names()[:20]) or 'none'}")
+        instance, name, arguments = self.instantiations[kernel]
+        definition = self.definitions.get(name)
+        if definition is None:
+            raise self.source.fail(instance.start, f"kernel template '{name}' is not defined in this file")
+        reachable = self._reachable(definition, instance)
+        self._refuse_unsupported(reachable)
+        specs = self._argument_specs(definition)
+        limit = self._thread_limit(definition, instance)
+        self._function_constants(constants or {}, reachable)
+        template = self._template_header(definition)
+        argument_text = "".join(t.space + t.text for t in self.source.tokens[slice(*arguments)]) if instance is not definition else ""
+        if any(t.text in ("constant", "device", "thread", "threadgroup") for t in self.source.tokens[slice(*arguments)]):
+            for i in range(*arguments):
+                self._erase_space(i)
+            argument_text = "".join(t.space + t.text for t in self.source.tokens[slice(*arguments)])
+        argument_text = " ".join(argument_text.split())
+        self._drop_other_kernels(definition)
+        self._attributes()
+        self._members_and_duplicates()
+        self._threadgroup_variables()
+        self._address_spaces()
+        self._literals()
+        self._pragmas(compiler)
+        qualified = "::".join((*definition.namespace, name)) + (f"<{argument_text}>" if instance is not definition else "")
+        return self._entry(qualified, specs, limit, template, argument_text, instance is not definition)
+
+    def _reachable(self, *roots: Declaration) -> list[Declaration]:
+        """Declarations whose names the roots mention, directly or through others."""
+        by_name: dict[str, list[Declaration]] = {}
+        for d in self.declarations:
+            by_name.setdefault(d.name, []).append(d)
+        seen: dict[int, Declaration] = {}
+        queue = list(roots)
+        while queue:
+            d = queue.pop()
+            if d.start in seen:
+                continue
+            seen[d.start] = d
+            for word in {t.text for t in self.source.tokens[d.start : d.end] if t.kind == "name"}:
+                queue += by_name.get(word, [])
+        return sorted(seen.values(), key=lambda d: d.start)
+
+    def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
+        for d in declarations:
+            for i in range(d.start, d.end):
+                token = self.source.tokens[i]
+                if token.kind == "name" and _UNSUPPORTED.fullmatch(token.text) and self.source.tokens[i - 1].text not in (".", "->"):
+                    raise self.source.fail(i, f"'{token.text}' is not supported on the CPU device")
+
+    def _argument_specs(self, kernel: Declaration) -> list[str]:
+        """An abi::ArgSpec for every parameter, in C++."""
+        tokens = self.source.tokens
+        brace = kernel.body
+        close = brace - 1
+        while tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
+            close -= 1
+        depth, opening = 0, close
+        while True:
+            depth += (tokens[opening].text == ")") - (tokens[opening].text == "(")
+            if depth == 0:
+                break
+            opening -= 1
+        parameters = self.source.split(opening + 1, close)
+        found = [self._parameter(first, last) for first, last in parameters if not (last - first == 1 and tokens[first].text == "void")]
+        used = {kind: {index for k, index, _ in found if k == kind and index is not None} for kind in ("buffer", "threadgroup")}
+        specs = []
+        for kind, index, enabled in found:
+            if kind in used and index is None:
+                index = next(i for i in range(32) if i not in used[kind])
+                used[kind].add(index)
+            if kind in used and not 0 <= int(index or 0) < 31:
+                raise self.source.fail(kernel.start, f"{kind} index {index} is not in 0 to 30")
+            specs.append(f"{{::metalmm::abi::ArgKind::{kind}, {index or 0}, {enabled}}}")
+        return specs
+
+    def _parameter(self, first: int, last: int) -> tuple[str, int | None, str]:
+        tokens = self.source.tokens
+        attributes: dict[str, tuple[int, int]] = {}
+        i, is_pointer, is_threadgroup = first, False, False
+        while i < last:
+            text = tokens[i].text
+            if text == "[" and tokens[i + 1].text == "[":
+                attribute = self._attribute(i)
+                attributes.update(attribute.names)
+                i = attribute.end
+                continue
+            is_pointer |= text in "*&" or text == "["
+            is_threadgroup |= text == "threadgroup"
+            i += 1
+        enabled = "true"
+        if "function_constant" in attributes:
+            enabled = "static_cast<bool>(" + self._join(attributes.pop("function_constant")) + ")"
+        for name, argument in attributes.items():
+            if name in ("buffer", "threadgroup"):
+                return name, self._integer(argument), enabled
+            if (position := _ALIASES.get(name, name)) in _POSITIONS:
+                return position, None, enabled
+            if name not in ("maybe_unused", "unused"):
+                raise self.source.fail(first, f"the attribute [[{name}]] of a kernel argument is not supported on the CPU device")
+        if not is_pointer:
+            words = " ".join(t.text for t in tokens[first:last])
+            raise self.source.fail(first, f"the kernel argument '{words}' has no attribute and is neither pointer nor reference")
+        return ("threadgroup" if is_threadgroup else "buffer"), None, enabled
+
+    def _join(self, span: tuple[int, int]) -> str:
+        return " ".join(t.text for t in self.source.tokens[slice(*span)])
+
+    def _integer(self, span: tuple[int, int]) -> int:
+        text = re.sub(r"(?<=\d)[uUlL]+\b", "", self._join(span))
+        try:
+            tree = ast.parse(text, mode="eval")
+            allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+            if all(isinstance(node, allowed) for node in ast.walk(tree)):
+                return int(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # arithmetic on literals only
+        except (SyntaxError, ValueError, TypeError):
+            pass
+        raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
+
+    def _thread_limit(self, *declarations: Declaration) -> str:
+        for d in reversed(declarations):
+            for a in d.attributes:
+                if span := a.names.get("max_total_threads_per_threadgroup"):
+                    return self._join(span)
+        return "0"
+
+    def _template_header(self, d: Declaration) -> str:
+        if self.source.tokens[d.start].text != "template":
+            return ""
+        end = self.source.angle_end(d.start + 1)
+        return " ".join(t.text for t in self.source.tokens[d.start : end + 1])
+
+    def _function_constants(self, values: Mapping[int | str, bool | int | float], reachable: list[Declaration]) -> None:
+        tokens, known = self.source.tokens, set()
+        asked = {
+            tokens[i + 2].text
+            for i in range(len(tokens) - 2)
+            if tokens[i].text == "is_function_constant_defined" and tokens[i + 1].text == "("
+        }
+        reached = {d.start for d in reachable}
+        defined: dict[str, bool] = {}
+        for d in self.declarations:
+            span = next((a.names["function_constant"] for a in d.attributes if "function_constant" in a.names), None)
+            if span is None or d.is_function:
+                continue
+            index = self._integer(span)
+            known |= {index, d.name}
+            value = values.get(index, values.get(d.name))
+            defined[d.name] = value is not None
+            if value is None and d.start in reached and d.name not in asked:
+                raise self.source.fail(d.start, f"function constant '{d.name}' (index {index}) is used and not given; pass constants={{{index}: …}}")
+            where = next(i for i in range(d.start, d.end) if tokens[i].text == d.name)
+            kind = " ".join(t.text for t in tokens[d.start : where] if t.text not in ("constant", "const", "constexpr", "static"))
+            text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value)})"
+            self.source.blank(d.start, d.end)
+            tokens[d.start].text = f"static constexpr {kind} {d.name} {text};"
+        if unknown := [k for k in values if k not in known]:
+            raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
+        for i in range(len(tokens) - 3):
+            if tokens[i].text == "is_function_constant_defined" and tokens[i + 2].text in defined:
+                value_text = "true" if defined[tokens[i + 2].text] else "false"
+                self.source.blank(i, i + 4)
+                tokens[i].text = value_text
+
+    def _drop_other_kernels(self, chosen: Declaration) -> None:
+        tokens = self.source.tokens
+        definitions = {d.start for d in self.definitions.values()}
+        for d, _, _ in self.instantiations.values():
+            if not d.is_function:
+                self.source.blank(d.start, d.end)
+        for d in self.declarations:
+            if d.start in definitions or d.start == chosen.start:
+                head = d.body
+                for i in range(d.start, head):
+                    if tokens[i].text == "kernel" and tokens[i].kind == "name":
+                        tokens[i].text = ""
+                if d.start == chosen.start:
+                    continue
+                if any(_UNSUPPORTED.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name"):
+                    self.source.blank(d.start, d.end)
+                else:  # its type may be asked for: decltype(kernel<…>)
+                    self.source.blank(d.body, d.end)
+                    tokens[d.body].text = ";"
+
+    def _attributes(self) -> None:
+        tokens, i = self.source.tokens, 0
+        while i + 1 < len(tokens):
+            if tokens[i].text == "[" and tokens[i + 1].text == "[":
+                end = self.source.matching(i) + 1
+                self.source.blank(i, end)
+                i = end
+            else:
+                i += 1
+
+    # Overloads that differ in nothing but the address space become one function.
+
+    def _members_and_duplicates(self) -> None:
+        seen: dict[tuple[str, ...], tuple[int, str]] = {}
+        for d in self.declarations:
+            if d.body < 0 or not self.source.tokens[d.body].text == "{":
+                continue
+            if d.is_function:
+                self._drop_if_seen(seen, d, (*d.namespace, "::"))
+            else:
+                self._class_body(d)
+                self._drop_if_seen(seen, d, (*d.namespace, "::"))
+
+    def _class_body(self, owner: Declaration) -> None:
+        tokens, end = self.source.tokens, self.source.matching(owner.body)
+        i, seen = owner.body + 1, dict[tuple[str, ...], tuple[int, str]]()
+        while i < end:
+            if tokens[i].text in ("public", "private", "protected") and tokens[i + 1].text == ":":
+                i += 2
+                continue
+            if tokens[i].text in (";", ""):
+                i += 1
+                continue
+            member = self._declaration(i, end, ())
+            if member.is_function:
+                self._trailing_qualifier(member, owner.name)
+                self._drop_if_seen(seen, member, ())
+            elif member.body >= 0 and member.name:
+                self._class_body(member)
+            i = member.end
+
+    def _trailing_qualifier(self, member: Declaration, owner: str) -> None:
+        """`) constant {` is const of a member function, and nothing on a constructor."""
+        tokens = self.source.tokens
+        for i in range(member.start + 1, member.body):
+            if tokens[i].text == "constant" and tokens[i - 1].text in (")", "const", "noexcept"):
+                is_const = tokens[i - 1].text == "const" or tokens[i + 1].text == "const" or member.name == owner
+                tokens[i].text = "" if is_const else "const"
+
+    def _drop_if_seen(self, seen: dict[tuple[str, ...], tuple[int, str]], d: Declaration, scope: tuple[str, ...]) -> None:
+        tokens = self.source.tokens
+        words = [self._erased(i) for i in range(d.start, d.end)]
+        header = d.body - d.start
+        if d.is_function:  # a constructor's initializers are part of its body
+            depth = 0
+            for i, word in enumerate(words[:header]):
+                depth += (word in "([") - (word in ")]") if word else 0
+                if word == ":" and depth == 0 and i > 0:
+                    header = i
+                    break
+        key = scope + tuple(w for w in words[:header] if w and w not in ("inline", "static"))
+        body = " ".join(w for w in words[header:] if w)
+        if key not in seen:
+            seen[key] = (d.start, body)
+            return
+        first, other = seen[key]
+        if other != body:
+            raise self.source.fail(
+                d.start, f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ"
+            )
+        self.source.blank(d.start, d.end)
+        if tokens[d.end - 1].text == "":
+            tokens[d.end - 1].text = ";" if d.is_function or scope else ""
+
+    def _erased(self, i: int) -> str:
+        text = self.source.tokens[i].text
+        if text == "constant":
+            return self._constant_text(i)
+        return "" if text in ("device", "thread", "threadgroup") else text
+
+    # Address spaces.
+
+    def _threadgroup_variables(self) -> None:
+        tokens, count = self.source.tokens, 0
+        for i, token in enumerate(tokens):
+            if token.text != "threadgroup" or token.kind != "name":
+                continue
+            before = self._previous(i)
+            at_start = before is None or tokens[before].text in (";", "{", "}") or tokens[before].text in ("const", "static", "volatile")
+            if not at_start:
+                self._check_threadgroup_use(i)
+                continue
+            if self._declare_threadgroup(i, count):
+                count += 1
+
+    def _previous(self, i: int) -> int | None:
+        i -= 1
+        while i >= 0 and self.source.tokens[i].text == "":
+            i -= 1
+        return i if i >= 0 else None
+
+    def _check_threadgroup_use(self, i: int) -> None:
+        """Elsewhere `threadgroup` qualifies what a pointer or reference points to, or a member function."""
+        tokens, j = self.source.tokens, i + 1
+        before = tokens[self._previous(i) or 0].text
+        if before == ")" or tokens[j].text in ("{", "*", "&", ")", ">", ",", ":", ";", "const"):
+            return
+        if before in ("(", ",", "<", "=", "return", "using", "typedef", "&", "*", "?", ":", "::", "device", "thread", ">", "inline", "typename") or (
+            tokens[self._previous(i) or 0].kind == "name"
+        ):
+            while j < len(tokens) and (tokens[j].kind == "name" or tokens[j].text in ("::", "")):
+                j += 1
+            if tokens[j].text == "<":
+                j = self.source.angle_end(j) + 1
+            while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
+                j += 1
+            if tokens[j].text in ("*", "&", "&&", "[", "(", ">", ",", ")"):
+                return
+        raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
+
+    def _declare_threadgroup(self, i: int, count: int) -> bool:
+        """Lowers `threadgroup T a[n], b;` at index i; False where it declares a pointer or reference to such memory."""
+        tokens = self.source.tokens
+        end = i
+        while tokens[end].text != ";":
+            if tokens[end].text == "{":
+                if tokens[self._previous(end) or 0].text == ")":
+                    return False  # the return type of a function
+                raise self.source.fail(i, "a threadgroup variable takes no initializer")
+            end = self.source.matching(end) + 1 if tokens[end].text in _OPEN else end + 1
+        j = i + 1
+        while tokens[j].text in ("const", "volatile", "", "typename", "struct") or tokens[j].text in ("__attribute__", "alignas"):
+            j = self.source.matching(j + 1) + 1 if tokens[j].text in ("__attribute__", "alignas") else j + 1
+        type_start = j
+        while True:  # ns::name<…>::name, or several words such as `unsigned int`
+            if tokens[j].text == "<":
+                j = self.source.angle_end(j) + 1
+            elif tokens[j].text == "::" or (tokens[j].kind == "name" and tokens[j + 1].text not in ("[", ";", ",", "=", "{")):
+                j += 1
+            else:
+                break
+        if tokens[j].text in ("*", "&", "&&", "(", ">"):
+            return False
+        if tokens[j].kind != "name" or j == type_start:
+            raise self.source.fail(i, "'threadgroup' in a declaration that the CPU device does not understand")
+        kind = " ".join(t.text for t in tokens[type_start:j] if t.text)
+        lines = []
+        for first, last in self.source.split(j, end):
+            if any(t.text == "=" for t in tokens[first:last]):
+                raise self.source.fail(i, f"the threadgroup variable '{tokens[first].text}' takes no initializer")
+            name = tokens[first].text
+            dimensions = " ".join(t.text for t in tokens[first + 1 : last] if t.text)
+            alias = f"metalmm_tg_{i}_{first}"
+            lines.append(f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();")
+        before = self._previous(i)
+        if before is not None and tokens[before].text in ("const", "static", "volatile"):
+            tokens[before].text = ""
+        self.source.blank(i, end + 1)
+        tokens[i].text = " ".join(lines)
+        return True
+
+    def _address_spaces(self) -> None:
+        for i in range(len(self.source.tokens)):
+            self._erase_space(i)
+
+    def _erase_space(self, i: int) -> None:
+        token = self.source.tokens[i]
+        if token.kind != "name":
+            return
+        if token.text in ("device", "thread", "threadgroup"):
+            token.text = ""
+        elif token.text == "constant":
+            token.text = self._constant_text(i)
+
+    def _constant_text(self, i: int) -> str:
+        """`const`, or nothing where the declaration says const or constexpr already."""
+        tokens, j = self.source.tokens, i - 1
+        while j >= 0 and (tokens[j].text in _SPECIFIERS or tokens[j].text == ""):
+            if tokens[j].text in ("const", "constexpr"):
+                return ""
+            j -= 1
+        if j >= 1 and tokens[j].kind == "name" and tokens[j].text not in ("return", "typename", "using", "typedef", "else"):
+            # const T constant&: the qualifier may stand before the type
+            j -= 1
+            while j >= 0 and tokens[j].text == "":
+                j -= 1
+            if j >= 0 and tokens[j].text == "const":
+                return ""
+        j = i + 1
+        while j < len(tokens) and (tokens[j].text in _SPECIFIERS or tokens[j].text == ""):
+            if tokens[j].text in ("const", "constexpr"):
+                return ""
+            j += 1
+        while j + 1 < len(tokens) and tokens[j].kind == "name" and tokens[j + 1].text == "::":
+            j += 2
+        if j + 1 < len(tokens) and tokens[j].kind == "name":
+            j += 1
+            if tokens[j].text == "<":
+                try:
+                    j = self.source.angle_end(j) + 1
+                except LoweringError:
+                    return "const"
+            if j < len(tokens) and tokens[j].text == "const":
+                return ""
+        return "const"
+
+    # The rest.
+
+    def _literals(self) -> None:
+        for token in self.source.tokens:
+            if token.kind != "number" or token.text.lower().startswith("0x"):
+                continue
+            if token.text.lower().endswith("bf"):
+                token.text = f"bfloat({token.text[:-2]})"
+            elif token.text.lower().endswith("h"):
+                token.text = f"half({token.text[:-1]})"
+
+    def _pragmas(self, compiler: str) -> None:
+        full = "#pragma GCC unroll 32" if compiler == "gcc" else "#pragma clang loop unroll(full)"
+
+        def replace(match: re.Match[str]) -> str:
+            body = match[1].strip()
+            if re.fullmatch(r"(?:clang\s+loop\s+unroll\s*\(\s*(?:full|enable)\s*\)|unroll)", body):
+                return full
+            if count := re.fullmatch(r"unroll\s*\(?\s*(\d+)\s*\)?|clang\s+loop\s+unroll_count\s*\(\s*(\d+)\s*\)", body):
+                return f"#pragma {'GCC unroll' if compiler == 'gcc' else 'unroll'} {count[1] or count[2]}"
+            return ""
+
+        for token in self.source.tokens:
+            if "#pragma" in token.space:
+                token.space = _PRAGMA.sub(replace, token.space)
+
+    def _entry(self, function: str, specs: list[str], limit: str, template: str, arguments: str, is_template: bool) -> str:
+        table = ", ".join(specs) or "{}"
+        threads = f"static_cast<::metalmm::abi::u32>({limit})"
+        holder = ""
+        if is_template and limit != "0":
+            holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
+            threads = f"metalmm_thread_limit<{arguments}>::value"
+        text = self.source.text()
+        return (
+            '#include "msl.h"\n' + text + '\n# 1 "<metalmm entry>"\n' + holder + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
+            'extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;\n'
+            f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<&{function}, metalmm_args>({threads});\n"
+        )
+
+
+def _literal(value: bool | int | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if value != value:
+        return '__builtin_nanf("")'
+    if value in (float("inf"), float("-inf")):
+        return ("-" if value < 0 else "") + "__builtin_inff()"
+    return repr(float(value))
+
+
+def lower(text: str, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, *, name: str = "<source>", compiler: str = "gcc") -> str:
+    """C++ for the kernel `kernel` of the preprocessed MSL `text`.
+
+    Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
+    CompileError for an unknown kernel or function constant.
+    """
+    return Program(text, name).lower(kernel, constants, compiler)

@@ -1,0 +1,101 @@
+"""What a matmul should have given: a float64 reference, its error bound, and the figures that reports print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+
+
+def _wide(x: Any) -> Float64:
+    return np.asarray(x).astype(np.float64)
+
+
+def _oriented(x: Any, transpose: bool) -> Float64:
+    wide = _wide(x)
+    return wide.swapaxes(-1, -2) if transpose else wide
+
+
+def reference(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Float64:
+    """alpha * op(a) @ op(b) + beta * c + bias in float64; shapes as metalmm.matmul. c is not read where beta is 0."""
+    alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
+    with np.errstate(all="ignore"):
+        out = alpha * (_oriented(a, transpose_a) @ _oriented(b, transpose_b))
+        if c is not None and beta != 0.0:
+            out = out + beta * _wide(c)
+        return out if bias is None else out + _wide(bias)
+
+
+def half_ulp(x: Float64) -> Float64:
+    """Half a float16 unit in the last place at the magnitude of x: the error of rounding to nearest."""
+    with np.errstate(all="ignore"):
+        exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14)))
+    return 2.0 ** (np.clip(exponent, -14, 15) - 11)
+
+
+def error_bound(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Float64:
+    """What float32 accumulation and one rounding to float16 may be off by, for each element.
+
+    Half a float16 ulp of the reference plus K * 2^-24 * sum |a||b|, the standard bound of a float32 dot product in any
+    order; the terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
+    """
+    k = np.asarray(a).shape[-2 if transpose_a else -1]
+    magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
+    extra = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0) + (np.abs(_wide(bias)) if bias is not None else 0.0)
+    ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
+    epilogue = 3 * 2.0**-24 * extra if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0
+    return half_ulp(ref) * (1 + 2.0**-9) + k * 2.0**-24 * magnitude + epilogue
+
+
+def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
+    """Empty, or where and by how much `out` misses `ref`. NaN and Inf must stand where the reference has them."""
+    out = np.asarray(out).astype(np.float64)
+    if out.shape != ref.shape:
+        return f"shape {out.shape} instead of {ref.shape}"
+    rounded = ref.astype(np.float16).astype(np.float64) if ref.size else ref
+    finite = np.isfinite(ref) & np.isfinite(bound)
+    with np.errstate(all="ignore"):
+        # Within the bound of the largest float16 either side may overflow.
+        edge = finite & (np.abs(ref) + bound >= 65520)
+        good = np.where(finite, np.abs(out - ref) <= bound, (out == ref) | (np.isnan(out) & np.isnan(ref)))
+        good |= edge & ((out == rounded) | (np.abs(out) >= 65504) & (np.sign(out) == np.sign(ref)))
+    if good.all():
+        return ""
+    first = tuple(int(i) for i in np.argwhere(~good)[0])
+    return f"{int((~good).sum())} of {good.size} elements; first at {first}: {out[first]!r} instead of {ref[first]!r} (bound {bound[first]:.3g})"
+
+
+def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
+    """max |out - ref| and max |out - ref| / max(1, |out|, |ref|); inf where NaN or Inf stands against a finite reference."""
+    out = np.asarray(out).astype(np.float64)
+    with np.errstate(all="ignore"):
+        difference = np.abs(out - ref)
+        same = (out == ref) | (np.isnan(out) & np.isnan(ref))
+        # np.max would drop no NaN, but a NaN in a report hides how wrong the rest is.
+        difference = np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))
+        relative = difference / np.maximum(1.0, np.maximum(np.abs(out), np.abs(ref)))
+    relative = np.where(np.isnan(relative), np.inf, relative)
+    return float(difference.max(initial=0.0)), float(relative.max(initial=0.0))

@@ -1,0 +1,232 @@
+"""The manifest: which variants there are, what they are made of and what they support."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+import tomllib
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _core, compiler
+from .errors import ManifestError
+
+if TYPE_CHECKING:
+    from .device import Device
+
+LAYOUTS = ("nn", "tn", "nt", "tt")  # the index is transpose_a + 2 * transpose_b
+_SIZES = ("m", "n", "k", "batch")
+_FIELDS = {"name", "source", "kernel", "template", "tile", "threads", "supports", "off", "baseline", "variant", "include_dirs"}
+_UNLIMITED = 2**32 - 1
+
+_registry: dict[str, Variant] = {}
+_lock = threading.Lock()
+_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+class Variant(str):
+    """A variant's id, ``family/name``, that knows its manifest entry.
+
+    Attributes: family, name; enabled and, if not, reason; source (path of the .metal file), kernel (template in it),
+    template (names of its arguments) and params (their values); tile (bm, bn), threads; supports; baseline (layouts
+    whose shapes are compared with it).
+    """
+
+    family: str
+    name: str
+    enabled: bool
+    reason: str
+    source: Path
+    kernel: str
+    template: tuple[str, ...]
+    params: dict[str, int | bool]
+    tile: tuple[int, int]
+    threads: int
+    supports: dict[str, Any]
+    baseline: tuple[str, ...]
+
+    def lacks(self, spec: _core.MatmulSpec) -> str:
+        """Empty, or why this variant does not support the operation."""
+        return _core._lacks(self, spec)
+
+    def instance(self, transpose_a: bool, transpose_b: bool) -> str:
+        """The kernel's template-id, such as ``columns<64, 128, 128, true, 8>``."""
+        values = {**self.params, "threads": self.threads, "ta": transpose_a, "tb": transpose_b}
+        return f"{self.kernel}<{', '.join(_cpp(values[name]) for name in self.template)}>"
+
+
+def _cpp(value: int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def variants(
+    spec: _core.MatmulSpec | None = None, family: str | None = None, device: Device | None = None, *, enabled: bool | None = None
+) -> list[Variant]:
+    """The known variants, in manifest order; those that support `spec`, belong to `family`, are on (`enabled`).
+
+    `device` is the one they would run on; every variant runs on every device there is so far. Raises UnknownVariantError
+    for a family that does not exist.
+    """
+    del device
+    families = {v.family for v in _registry.values()}
+    if family is not None and family not in families:
+        from .errors import UnknownVariantError
+
+        raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
+    found = [v for v in _registry.values() if family in (None, v.family) and enabled in (None, v.enabled)]
+    return [v for v in found if spec is None or not v.lacks(spec)]
+
+
+def get(variant: str) -> Variant:
+    """The variant of that id. Raises UnknownVariantError with near names."""
+    from .errors import UnknownVariantError
+
+    try:
+        return _registry[variant]
+    except KeyError:
+        raise UnknownVariantError(unknown_message(variant)) from None
+
+
+def unknown_message(variant: str) -> str:
+    near = difflib.get_close_matches(variant, _registry, n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "metalmm.variants() lists all"
+    return f"no variant '{variant}'; {hint}"
+
+
+def load_variants(path: str | Path) -> list[Variant]:
+    """Adds the variants of a manifest of your own; source files are relative to it. docs/add_a_variant.md walks through one.
+
+    Loading a manifest again replaces its variants. Raises ManifestError, naming the entry, for one that does not follow
+    the format or would replace a variant from elsewhere.
+    """
+    path = Path(path).resolve()
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ManifestError(f"{path}: {error}") from error
+    if data.get("format") != 1:
+        raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 1")
+    loaded = [_variant(path, family, entry) for family in data.get("family", []) for entry in family.get("variant", [])]
+    with _lock:
+        for v in loaded:
+            if v in _registry and _registry[v].source.parent != v.source.parent:
+                raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].source.parent}; choose another family name")
+        for v in loaded:
+            _register(v)
+    return loaded
+
+
+def _variant(path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) -> Variant:
+    if "name" not in family or "name" not in entry:
+        raise ManifestError(f"{path}: a family or variant has no name")
+    merged = {**family, **entry}
+    v = Variant(f"{family['name']}/{entry['name']}")
+
+    def need(key: str, kind: type | tuple[type, ...]) -> Any:
+        if key not in merged:
+            raise ManifestError(f"{path}: {v}: '{key}' is missing")
+        if not isinstance(merged[key], kind):
+            raise ManifestError(f"{path}: {v}: '{key}' is {merged[key]!r}, of the wrong type")
+        return merged[key]
+
+    v.family, v.name = family["name"], entry["name"]
+    v.reason = str(merged.get("off", ""))
+    v.enabled = not v.reason
+    v.source = path.parent / need("source", str)
+    if not v.source.is_file():
+        raise ManifestError(f"{path}: {v}: there is no file {v.source}")
+    v.kernel = need("kernel", str)
+    v.template = tuple(need("template", list))
+    v.params = {key: value for key, value in merged.items() if key not in _FIELDS}
+    v.threads = need("threads", int)
+    if missing := [t for t in v.template if t not in (*v.params, "threads", "ta", "tb")]:
+        raise ManifestError(f"{path}: {v}: template argument '{missing[0]}' has no value")
+    if bad := [key for key, value in v.params.items() if not isinstance(value, int)]:
+        raise ManifestError(f"{path}: {v}: parameter '{bad[0]}' is {v.params[bad[0]]!r}; parameters are integers or booleans")
+    tile = need("tile", list)
+    if len(tile) != 2 or not all(isinstance(t, int) and t >= 0 for t in tile) or tile[0] == 0:
+        raise ManifestError(f"{path}: {v}: tile is {tile}; it takes [bm, bn] with bm at least 1")
+    v.tile = (tile[0], tile[1])
+    if not 1 <= v.threads <= 1024:
+        raise ManifestError(f"{path}: {v}: threads is {v.threads}; Metal allows 1 to 1024")
+    v.supports = dict(need("supports", dict))
+    v.baseline = tuple(merged.get("baseline", ()))
+    layouts = v.supports.get("layouts", [])
+    if not layouts or any(layout not in LAYOUTS for layout in [*layouts, *v.baseline]):
+        raise ManifestError(f"{path}: {v}: supports.layouts is {layouts}; it lists some of {', '.join(LAYOUTS)}")
+    if unknown := set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}:
+        raise ManifestError(f"{path}: {v}: supports knows nothing of '{sorted(unknown)[0]}'")
+    for size in _SIZES:
+        _range(path, v, size)
+    return v
+
+
+def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
+    """``m = 1``, ``m = {min = 2, max = 8}``, or, for n, a list of values."""
+    value = v.supports.get(size, {})
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, dict) and set(value) <= {"min", "max"}:
+        return value.get("min", 1), value.get("max", _UNLIMITED)
+    if size == "n" and isinstance(value, list):
+        return 1, _UNLIMITED
+    raise ManifestError(f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}")
+
+
+def _register(v: Variant) -> None:
+    ranges = {size: _range(v.source, v, size) for size in _SIZES}
+    values = v.supports.get("n", [])
+    _core._register_variant(
+        id=str(v),
+        enabled=v.enabled,
+        bm=v.tile[0],
+        bn=v.tile[1],
+        threads=v.threads,
+        n_values=values if isinstance(values, list) else [],
+        layouts=sum(1 << LAYOUTS.index(layout) for layout in v.supports["layouts"]),
+        bias=v.supports.get("bias", True),
+        c=v.supports.get("c", True),
+        alpha=v.supports.get("alpha", True),
+        **ranges,
+    )
+    if v in _registry:
+        for device in list(_devices):
+            _core._forget_pipelines(device, str(v))
+    _registry[str(v)] = v
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
+
+
+def inline_includes(path: Path, seen: set[Path] | None = None, dirs: Iterable[Path] = ()) -> str:
+    """A source file with its quoted includes in place, each once, so that one text is all a compiler needs."""
+    seen = set() if seen is None else seen
+    seen.add(path)
+
+    def replace(match: re.Match[str]) -> str:
+        candidates = [path.parent / match[1], path.parent / "include" / match[1], compiler.KERNELS / match[1], *(d / match[1] for d in dirs)]
+        target = next((c.resolve() for c in candidates if c.is_file()), None)
+        if target is None:
+            return match[0]
+        if target in seen:
+            return ""
+        line = path_text[: match.start()].count("\n") + 2
+        return f'{inline_includes(target, seen)}\n#line {line} "{path}"'
+
+    path_text = path.read_text()
+    return f'#line 1 "{path}"\n' + _INCLUDE.sub(replace, path_text.replace("#pragma once", ""))
+
+
+def assemble(v: Variant, transpose_a: bool, transpose_b: bool) -> str:
+    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named by the variant's id."""
+    instance = v.instance(transpose_a, transpose_b)
+    return f'{inline_includes(v.source)}\ntemplate [[host_name("{v}")]] [[kernel]] decltype({instance}) {instance};\n'
+
+
+def build_pipeline(device: object, variant: str, transpose_a: bool, transpose_b: bool) -> str:
+    """The compiled module of a variant for the CPU device; the extension asks for it on the first use."""
+    v = get(variant)
+    return str(compiler.build(assemble(v, transpose_a, transpose_b), str(v), name=str(v.source)))
