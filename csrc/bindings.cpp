@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <deque>
 #include <unordered_map>
 
@@ -127,6 +128,8 @@ struct PyDevice {
     options.threadgroup_memory_limit = threadgroup_memory_limit;
     options.lenient_barriers = lenient_barriers;
     state->device = std::make_shared<cpu::CpuDevice>(options);
+    state->zeros = state->device->new_buffer(4096);
+    std::memset(state->zeros->data(), 0, 4096);
   }
   ~PyDevice() { delete state; }
   PyDevice(const PyDevice&) = delete;
@@ -331,7 +334,7 @@ class Kernel {
   }
 
   void bind(Bound& bound, uint32_t index, nb::handle value) {
-    if (index >= cpu_limits) throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
+    if (index >= kMaxBuffers) throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
     if (PyBytes_Check(value.ptr())) {
       bound.bytes.push_back({index, PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))});
       return;
@@ -339,7 +342,10 @@ class Kernel {
     std::string name = "buffer " + std::to_string(index);
     bound.operands.emplace_back(value, name.c_str(), &state_);
     const Tensor* t = bound.operands.back().get();
-    if (!t) throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': " + name + " is None");
+    if (!t) {
+      bound.buffers.push_back({index, &state_.zeros, 0});
+      return;
+    }
     int64_t stride = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
       if (t->shape[i] > 1 && t->strides[i] != stride)
@@ -349,7 +355,6 @@ class Kernel {
     bound.buffers.push_back({index, &t->buffer, t->offset});
   }
 
-  static constexpr uint32_t cpu_limits = 31;
   nb::object device_;
   DeviceState& state_;
   std::shared_ptr<Pipeline> pipeline_;
@@ -520,7 +525,8 @@ NB_MODULE(_core, m) {
       .def(nb::init<nb::object, const std::string&, const std::string&>())
       .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(), "batch"_a = nb::none(),
            "Runs the kernel over `grid` threadgroups of `threadgroup` threads. Arguments are its buffers in index order, or one dict\n"
-           "{index: buffer}: NumPy arrays (used in place), metalmm.Array, or bytes for constants. threadgroup_memory: bytes of each\n"
+           "{index: buffer}: NumPy arrays (used in place), metalmm.Array, bytes for constants, or None for one that the kernel will\n"
+           "not touch (it finds 4 KB of zeros). threadgroup_memory: bytes of each\n"
            "dynamic threadgroup argument. With batch=, it is added there instead. Returns the seconds that the device worked.\n"
            "Raises KernelError for a dispatch that Metal would refuse.")
       .def_prop_ro("name", [](const Kernel& k) { return k.pipeline().name; })
@@ -541,7 +547,7 @@ NB_MODULE(_core, m) {
       .def("empty",
            [](nb::handle self, nb::handle shape, const std::string& dtype) {
              auto sizes = nb::cast<std::vector<int64_t>>(nb::tuple(shape));
-             if (sizes.empty() || sizes.size() > 3) throw Error(ErrorKind::shape, "empty: an array has 1 to 3 dimensions");
+             if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
              for (int64_t s : sizes)
                if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));
              Tensor like = tensor_of(nb::module_::import_("numpy").attr("empty")(0, dtype), "dtype");

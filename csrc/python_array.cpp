@@ -42,8 +42,8 @@ Tensor tensor_of(nb::handle object, const char* name) {
   t.buffer = std::make_shared<Buffer>(raw->buf, raw->len ? span : 0, raw->readonly != 0, release);
   t.ndim = raw->ndim;
   t.dtype = dtype_of(raw->format, raw->itemsize);
-  if (raw->ndim > 3) {
-    throw Error(ErrorKind::shape, std::string(name) + " has " + std::to_string(raw->ndim) + " dimensions; at most 3 are supported");
+  if (raw->ndim > kMaxDims) {
+    throw Error(ErrorKind::shape, std::string(name) + " has " + std::to_string(raw->ndim) + " dimensions; the limit is " + std::to_string(kMaxDims));
   }
   for (int i = 0; i < raw->ndim; i++) {
     t.shape[i] = raw->shape[i];
@@ -86,7 +86,7 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
 nb::object to_numpy(const Array& array) {
   array.state->open();
   const Tensor& t = array.tensor;
-  size_t shape[3];
+  size_t shape[kMaxDims];
   for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
   nb::object self = nb::find(array);
   nb::ndarray<nb::numpy> view(t.buffer->data() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,

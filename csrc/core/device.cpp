@@ -47,7 +47,7 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
       fail(p, "bytes at index " + index + " are " + std::to_string(b.size) + "; the argument takes at least " + std::to_string(arg.bytes));
     return;
   }
-  fail(p, "nothing is bound to buffer index " + index);
+  fail(p, "nothing is bound to buffer index " + index + "; bind a buffer, or None for one that the kernel will not touch");
 }
 
 }  // namespace

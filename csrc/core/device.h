@@ -37,6 +37,8 @@ class Buffer {
 
 using Size3 = std::array<uint32_t, 3>;
 
+constexpr uint32_t kMaxBuffers = 31;  // as in Metal
+
 // One buffer, or one dynamic piece of threadgroup memory, that a kernel takes.
 struct KernelArgument {
   enum class Kind { buffer, threadgroup } kind;

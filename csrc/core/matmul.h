@@ -47,12 +47,14 @@ struct DTypeCode {
 };
 constexpr DTypeCode kFloat16{2, 16};
 
+constexpr int kMaxDims = 8;
+
 // A strided view of a buffer; strides in elements.
 struct Tensor {
   std::shared_ptr<Buffer> buffer;
   size_t offset = 0;  // bytes
   int ndim = 0;
-  int64_t shape[3] = {}, strides[3] = {};
+  int64_t shape[kMaxDims] = {}, strides[kMaxDims] = {};
   DTypeCode dtype = kFloat16;
 };
 

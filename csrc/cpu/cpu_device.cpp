@@ -23,6 +23,9 @@ unsigned available_cpus() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+// What an argument finds that a function constant switched off: public kernels load from it and drop the value.
+alignas(64) uint8_t nothing[4096];
+
 class CpuPipeline : public Pipeline {
  public:
   CpuPipeline(const std::string& path, const std::string& kernel) {
@@ -45,11 +48,16 @@ class CpuPipeline : public Pipeline {
     if (module_) dlclose(module_);
   }
   const abi::KernelInfo* info = nullptr;
+  uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
 
  private:
   void add(const abi::ArgInfo& arg) {
     bool is_buffer = arg.kind == abi::ArgKind::buffer;
-    if (!arg.enabled || (!is_buffer && arg.kind != abi::ArgKind::threadgroup)) return;
+    if (!is_buffer && arg.kind != abi::ArgKind::threadgroup) return;
+    if (!arg.enabled) {
+      if (is_buffer) buffers[arg.index] = nothing;
+      return;
+    }
     auto kind = is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup;
     arguments.push_back({kind, arg.index, arg.is_const, arg.bytes});
   }
@@ -133,13 +141,14 @@ class CpuBatch : public CommandBatch {
   }
 
   KernelCall call_of(const Record& r) {
-    std::fill(std::begin(buffers_), std::end(buffers_), nullptr);
+    auto& pipeline = static_cast<const CpuPipeline&>(*r.pipeline);
+    std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers_);
     for (size_t i = 0; i < r.pointer_count; i++) {
       const Pointer& p = pointers_[r.first_pointer + i];
-      buffers_[i] = p.buffer ? p.buffer : p.bytes_at != kNone ? bytes_.data() + p.bytes_at : nullptr;
+      if (p.buffer) buffers_[i] = p.buffer;
+      else if (p.bytes_at != kNone) buffers_[i] = bytes_.data() + p.bytes_at;
       offsets_[i] = p.threadgroup_offset;
     }
-    auto& pipeline = static_cast<const CpuPipeline&>(*r.pipeline);
     return {pipeline.info, buffers_, offsets_, r.threadgroup_bytes, r.grid, r.threadgroup, device_->options().lenient_barriers};
   }
 
@@ -160,8 +169,8 @@ class CpuBatch : public CommandBatch {
   std::vector<Pointer> pointers_;
   std::vector<uint8_t> bytes_;
   std::vector<std::shared_ptr<Buffer>> retained_;
-  uint8_t* buffers_[abi::kMaxBuffers];
-  uint32_t offsets_[abi::kMaxBuffers];
+  uint8_t* buffers_[kMaxBuffers];
+  uint32_t offsets_[kMaxBuffers];
   BatchTiming timing_;
   size_t count_ = 0;
   bool submitted_ = false, done_ = false;
@@ -191,8 +200,9 @@ std::unique_ptr<CommandBatch> CpuDevice::new_batch() { return std::make_unique<C
 double CpuDevice::run(const Dispatch& d) {
   check_dispatch(d, options_.threadgroup_memory_limit);
   auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
-  uint8_t* buffers[abi::kMaxBuffers] = {};
-  uint32_t offsets[abi::kMaxBuffers] = {};
+  uint8_t* buffers[kMaxBuffers];
+  std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
+  uint32_t offsets[kMaxBuffers] = {};
   for (size_t i = 0; i < d.buffer_count; i++) buffers[d.buffers[i].index] = (*d.buffers[i].buffer)->data() + d.buffers[i].offset;
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.

@@ -102,7 +102,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.group = groups_.get();
   state_.lanes = lanes_.data();
   state_.groups_ready = group_count_ == 32 ? ~0u : (1u << group_count_) - 1;
-  state_.barrier_mixed = 0;
+  state_.barrier_mixed = state_.barrier_strict = 0;
   state_.barrier_site = {};
   state_.threadgroup_memory = memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & 63);
   state_.buffers = call.buffers;
@@ -159,7 +159,7 @@ uint32_t Executor::release_barrier() {
     returned |= groups_[i].all & ~groups_[i].live;
   }
   if (!waiting) return abi::kNoLane;  // all have returned
-  if (state_.barrier_mixed || (returned && !call_->lenient_barriers)) {
+  if (state_.barrier_mixed || (returned && state_.barrier_strict && !call_->lenient_barriers)) {
     error_ = describe_divergence();
     return abi::kNoLane;
   }
@@ -175,6 +175,7 @@ uint32_t Executor::release_barrier() {
     self_waits |= self / abi::kSimdWidth == i && (g.ready >> (self % abi::kSimdWidth) & 1);
   }
   state_.barrier_site = {};
+  state_.barrier_strict = 0;
   uint32_t next = self_waits ? self : first;
   state_.group = &groups_[next / abi::kSimdWidth];
   return next;
@@ -198,7 +199,8 @@ std::string Executor::describe_divergence() const {
   for (size_t i = 0; i < sites.size(); i++)
     message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + place(sites[i].first) + ")";
   if (returned) message += ", " + std::to_string(returned) + " have returned";
-  return message + "; every thread of a threadgroup must reach the same barrier";
+  return message + "; every thread of a threadgroup must reach the same barrier" +
+         (returned && !state_.barrier_mixed ? " (Device(lenient_barriers=True) lets returned threads count)" : "");
 }
 
 }  // namespace metalmm::cpu

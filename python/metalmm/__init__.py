@@ -19,7 +19,7 @@ from .errors import (
     UnsupportedError,
 )
 from .numerics import error_bound, reference
-from .variants import Variant, build_pipeline, load_variants, unknown_message, variants
+from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _core, compiler, lowering, variants
+from . import _core, compiler, lowering, manifest
 from .errors import DeviceError
 
 
@@ -32,7 +32,7 @@ class Device(_core.Device):
         if threads < 0 or threads > 1024:
             raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
         super().__init__(threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers)
-        variants._devices.add(self)
+        manifest._devices.add(self)
 
     def compile(
         self, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, Any] | None = None

@@ -404,6 +404,7 @@ class Program:
         self._members_and_duplicates()
         self._threadgroup_variables()
         self._address_spaces()
+        self._range_designators()
         self._literals()
         self._pragmas(compiler)
         qualified = "::".join((*definition.namespace, name)) + (f"<{argument_text}>" if instance is not definition else "")
@@ -587,7 +588,8 @@ class Program:
                 self._drop_if_seen(seen, d, (*d.namespace, "::"))
             else:
                 self._class_body(d)
-                self._drop_if_seen(seen, d, (*d.namespace, "::"))
+                if self.source.tokens[d.start].text == "template":
+                    self._drop_if_seen(seen, d, (*d.namespace, "::"))
 
     def _class_body(self, owner: Declaration) -> None:
         tokens, end = self.source.tokens, self.source.matching(owner.body)
@@ -633,6 +635,8 @@ class Program:
             return
         first, other = seen[key]
         if other != body:
+            if not d.is_function:
+                return
             raise self.source.fail(
                 d.start, f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ"
             )
@@ -654,7 +658,8 @@ class Program:
             if token.text != "threadgroup" or token.kind != "name":
                 continue
             before = self._previous(i)
-            at_start = before is None or tokens[before].text in (";", "{", "}") or tokens[before].text in ("const", "static", "volatile")
+            # A declaration lowered just before ends in ';' too.
+            at_start = before is None or tokens[before].text[-1] in ";{}" or tokens[before].text in ("const", "static", "volatile")
             if not at_start:
                 self._check_threadgroup_use(i)
                 continue
@@ -670,20 +675,16 @@ class Program:
     def _check_threadgroup_use(self, i: int) -> None:
         """Elsewhere `threadgroup` qualifies what a pointer or reference points to, or a member function."""
         tokens, j = self.source.tokens, i + 1
-        before = tokens[self._previous(i) or 0].text
-        if before == ")" or tokens[j].text in ("{", "*", "&", ")", ">", ",", ":", ";", "const"):
+        before, last = tokens[self._previous(i) or 0], tokens[i]
+        if before.text in (")", "*", "&") or tokens[j].text in ("*", "&", "&&"):
             return
-        if before in ("(", ",", "<", "=", "return", "using", "typedef", "&", "*", "?", ":", "::", "device", "thread", ">", "inline", "typename") or (
-            tokens[self._previous(i) or 0].kind == "name"
-        ):
-            while j < len(tokens) and (tokens[j].kind == "name" or tokens[j].text in ("::", "")):
-                j += 1
+        while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
+            last, j = tokens[j], j + 1
             if tokens[j].text == "<":
                 j = self.source.angle_end(j) + 1
-            while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
-                j += 1
-            if tokens[j].text in ("*", "&", "&&", "[", "(", ">", ",", ")"):
-                return
+        is_parameter = before.text in ("(", ",") and tokens[j].text in ("[", "(")
+        if tokens[j].text in ("*", "&", "&&") or is_parameter or (before.text == "const" and last.text == "const"):
+            return
         raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
 
     def _declare_threadgroup(self, i: int, count: int) -> bool:
@@ -692,18 +693,18 @@ class Program:
         end = i
         while tokens[end].text != ";":
             if tokens[end].text == "{":
-                if tokens[self._previous(end) or 0].text == ")":
-                    return False  # the return type of a function
+                if self._opens_function(i, end):
+                    return False  # what a function returns
                 raise self.source.fail(i, "a threadgroup variable takes no initializer")
             end = self.source.matching(end) + 1 if tokens[end].text in _OPEN else end + 1
         j = i + 1
-        while tokens[j].text in ("const", "volatile", "", "typename", "struct") or tokens[j].text in ("__attribute__", "alignas"):
+        while tokens[j].text in ("const", "volatile", "") or tokens[j].text in ("__attribute__", "alignas"):
             j = self.source.matching(j + 1) + 1 if tokens[j].text in ("__attribute__", "alignas") else j + 1
         type_start = j
         while True:  # ns::name<…>::name, or several words such as `unsigned int`
             if tokens[j].text == "<":
                 j = self.source.angle_end(j) + 1
-            elif tokens[j].text == "::" or (tokens[j].kind == "name" and tokens[j + 1].text not in ("[", ";", ",", "=", "{")):
+            elif tokens[j].text in ("::", "typename") or (tokens[j].kind == "name" and tokens[j + 1].text not in ("[", ";", ",", "=", "{")):
                 j += 1
             else:
                 break
@@ -773,6 +774,30 @@ class Program:
         return "const"
 
     # The rest.
+
+    def _range_designators(self) -> None:
+        """`T a[n] = {[0 ... n - 1] = x};`, which g++ does not know, becomes a loop after the declaration."""
+        tokens = self.source.tokens
+        for i in range(len(tokens) - 4):
+            if not (tokens[i].text == "=" and tokens[i + 1].text == "{" and tokens[i + 2].text == "["):
+                continue
+            end, close = self.source.matching(i + 1), self.source.matching(i + 2)
+            if not any(t.text == "..." for t in tokens[i + 3 : close]):
+                continue
+            array = i - 1
+            while array > 0 and tokens[array].text in ("]", ""):
+                depth = 0
+                while True:
+                    depth += (tokens[array].text == "]") - (tokens[array].text == "[")
+                    array -= 1
+                    if depth == 0:
+                        break
+            whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
+            if not whole or tokens[array].kind != "name" or any(t.text == "," for t in tokens[close + 2 : end]) or tokens[end + 1].text != ";":
+                raise self.source.fail(i, "an initializer with designators other than one range over a whole array")
+            value = self._join((close + 2, end))
+            self.source.blank(i, end + 1)
+            tokens[end + 1].text = f"; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = {value};"
 
     def _literals(self) -> None:
         for token in self.source.tokens:

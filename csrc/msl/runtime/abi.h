@@ -13,7 +13,6 @@ constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
 constexpr u32 kMaxPayload = 64;  // bytes a lane may bring to a simdgroup operation
-constexpr u32 kMaxBuffers = 31;  // as in Metal
 constexpr u32 kNoLane = ~0u;
 
 // Where in the .metal file a lane waits.
@@ -68,13 +67,14 @@ struct Context {
   Lane* lanes;        // [threads]
   Simdgroup* groups;  // [ceil(threads / 32)]
   u32 groups_ready;   // simdgroups with a lane in `ready`
-  u32 barrier_mixed;
+  u32 barrier_mixed;   // lanes stand at more than one barrier
+  u32 barrier_strict;  // one that orders memory: a lane that has returned is missed
   Site barrier_site;  // of the first lane at the threadgroup barrier
   Lane host;          // where to go when every lane has returned
   u32 (*schedule)(Context*);  // the lane to run when the current simdgroup has none ready; kNoLane: leave to host
   u8* threadgroup_memory;
-  u8* const* buffers;               // [kMaxBuffers]
-  const u32* threadgroup_offsets;   // [kMaxBuffers] of dynamic threadgroup arguments
+  u8* const* buffers;               // by index
+  const u32* threadgroup_offsets;   // by index of dynamic threadgroup arguments
   Uint3 threadgroup_position, grid_groups, group_threads;
 };
 

@@ -124,13 +124,14 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
   switch_lane(&c->lanes[self], &c->lanes[next]);
 }
 
-METALMM_INLINE void threadgroup_barrier(Site site) {
+METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   Context* c = context();
   Simdgroup* g = c->group;
   u32 lane = c->lane & 31;
   u32 bit = 1u << lane;
   if (c->barrier_site.file == nullptr) c->barrier_site = site;
   c->barrier_mixed |= c->barrier_site != site;
+  c->barrier_strict |= strict;
   g->wait[lane].site = site;
   g->tg_wait |= bit;
   g->ready &= ~bit;

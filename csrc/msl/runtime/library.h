@@ -30,7 +30,8 @@ template <class T> using remove_volatile_t = typename remove_volatile<T>::type;
 template <class T> using remove_cv_t = typename remove_cv<T>::type;
 template <class T> using remove_reference_t = typename remove_reference<T>::type;
 template <class T> using remove_pointer_t = typename remove_pointer<T>::type;
-// MSL's own spelling of "whatever the address space".
+template <class T> struct remove_addrspace { using type = T; };
+template <class T> using remove_addrspace_t = T;
 template <class T> struct make_unsigned { using type = unsigned_t<T>; };
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
 template <class T> struct decay { using type = remove_cv_t<remove_reference_t<T>>; };

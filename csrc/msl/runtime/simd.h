@@ -34,9 +34,19 @@ struct Add { template <class T> static T apply(const T& a, const T& b) { return 
 struct Multiply { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a * b); } template <class T> static T identity() { return static_cast<T>(1); } };
 struct Min { template <class T> static T apply(const T& a, const T& b) { return metal::min(a, b); } };
 struct Max { template <class T> static T apply(const T& a, const T& b) { return metal::max(a, b); } };
-struct And { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a & b); } };
-struct Or { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a | b); } };
-struct Xor { template <class T> static T apply(const T& a, const T& b) { return static_cast<T>(a ^ b); } };
+template <class T> struct Bits { using type = T; };
+template <> struct Bits<float> { using type = uint; };
+template <> struct Bits<half> { using type = ushort; };
+template <> struct Bits<bfloat> { using type = ushort; };
+#define METALMM_BITWISE(Name, op)                                     \
+  struct Name {                                                       \
+    template <class T> static T apply(const T& a, const T& b) {       \
+      using B = typename Bits<T>::type;                               \
+      return as_type<T>(static_cast<B>(as_type<B>(a) op as_type<B>(b))); \
+    }                                                                 \
+  };
+METALMM_BITWISE(And, &) METALMM_BITWISE(Or, |) METALMM_BITWISE(Xor, ^)
+#undef METALMM_BITWISE
 
 // A tree over the active lanes of each run of Width lanes; the same order whatever order the lanes came in.
 template <class F, u32 Width> struct Reduce {
@@ -99,8 +109,11 @@ template <int Direction> struct Fill {
 
 namespace metal {
 
-METALMM_INLINE void threadgroup_barrier(mem_flags, METALMM_SITE) { metalmm::fiber::threadgroup_barrier(METALMM_SITE_VALUE); }
-METALMM_INLINE void threadgroup_barrier(mem_flags, thread_scope, METALMM_SITE) { metalmm::fiber::threadgroup_barrier(METALMM_SITE_VALUE); }
+// Public kernels (MLX's gemv) let threads return before a barrier with mem_none; Apple's GPUs count simdgroups, not threads.
+METALMM_INLINE void threadgroup_barrier(mem_flags flags, METALMM_SITE) {
+  metalmm::fiber::threadgroup_barrier(flags != mem_flags::mem_none, METALMM_SITE_VALUE);
+}
+METALMM_INLINE void threadgroup_barrier(mem_flags flags, thread_scope, METALMM_SITE) { threadgroup_barrier(flags, site); }
 // With nothing to order, nobody has to meet: a simdgroup runs in lockstep anyhow on the machines MSL describes.
 METALMM_INLINE void simdgroup_barrier(mem_flags flags, METALMM_SITE) {
   if (flags != mem_flags::mem_none) metalmm::fiber::exchange<Nothing, char>(0, 0, METALMM_SITE_VALUE);
@@ -229,6 +242,12 @@ struct MultiplyAccumulate {
   }
 };
 
+// Not inlined: a GEMM unrolls dozens of these, and g++ takes a minute over as many switches in one function.
+static __attribute__((noinline, unused)) void multiply_accumulate(metalmm::abi::Site site) {
+  auto* context = metalmm::fiber::context();
+  metalmm::fiber::meet(context, context->group, context->lane & 31, &MultiplyAccumulate::all, site);
+}
+
 template <class D, class A, class B, class C>
 METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
                                                   const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
@@ -244,7 +263,7 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   bring(g->in, a);
   bring(g->in + 256, b);
   bring(g->in + 512, c);
-  metalmm::fiber::meet(context, g, lane, &MultiplyAccumulate::all, METALMM_SITE_VALUE);
+  multiply_accumulate(METALMM_SITE_VALUE);
   const float* p = reinterpret_cast<const float*>(g->out) + at;
   d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
 }

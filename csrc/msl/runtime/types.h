@@ -33,25 +33,22 @@ using half = _Float16;
 struct bfloat {
   uint16_t bits;
   bfloat() = default;
-  template <class T, class = decltype(static_cast<float>(T()))>
-  constexpr bfloat(T x) : bits(round(static_cast<float>(x))) {}
+  // Overloads, not a template: what converts to a number must not become a bfloat on the way.
+  constexpr bfloat(float x) : bits(round(x)) {}
+  constexpr bfloat(double x) : bits(round(static_cast<float>(x))) {}
+  constexpr bfloat(half x) : bits(round(static_cast<float>(x))) {}
+  constexpr bfloat(int x) : bits(round(static_cast<float>(x))) {}
+  constexpr bfloat(unsigned x) : bits(round(static_cast<float>(x))) {}
+  constexpr bfloat(long x) : bits(round(static_cast<float>(x))) {}
+  constexpr bfloat(unsigned long x) : bits(round(static_cast<float>(x))) {}
   constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }
   static constexpr uint16_t round(float f) {
     uint u = __builtin_bit_cast(uint, f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
     return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
+  constexpr bfloat operator-() const { return -static_cast<float>(*this); }
 };
-
-#define METALMM_BFLOAT_OP(op)                                                                             \
-  constexpr bfloat operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); } \
-  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }
-METALMM_BFLOAT_OP(+)
-METALMM_BFLOAT_OP(-)
-METALMM_BFLOAT_OP(*)
-METALMM_BFLOAT_OP(/)
-#undef METALMM_BFLOAT_OP
-
 
 namespace metalmm::msl {
 
@@ -70,6 +67,26 @@ METALMM_TRAIT(is_scalar, double)
 #undef METALMM_INT
 #undef METALMM_FLOAT
 #undef METALMM_TRAIT
+
+// bfloat with bfloat or an integer stays bfloat; with a wider type it is float.
+#define METALMM_BFLOAT_OP(op)                                                                                          \
+  constexpr bfloat operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }          \
+  constexpr float operator op(bfloat a, float b) { return static_cast<float>(a) op b; }                                \
+  constexpr float operator op(float a, bfloat b) { return a op static_cast<float>(b); }                                \
+  constexpr float operator op(bfloat a, half b) { return static_cast<float>(a) op static_cast<float>(b); }             \
+  constexpr float operator op(half a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }             \
+  constexpr bfloat operator op(bfloat a, int b) { return static_cast<float>(a) op static_cast<float>(b); }             \
+  constexpr bfloat operator op(int a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }             \
+  constexpr bfloat operator op(bfloat a, unsigned b) { return static_cast<float>(a) op static_cast<float>(b); }        \
+  constexpr bfloat operator op(unsigned a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }        \
+  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }
+}  // namespace metalmm::msl
+METALMM_BFLOAT_OP(+)
+METALMM_BFLOAT_OP(-)
+METALMM_BFLOAT_OP(*)
+METALMM_BFLOAT_OP(/)
+#undef METALMM_BFLOAT_OP
+namespace metalmm::msl {
 
 template <bool B, class T = void> struct enable_if {};
 template <class T> struct enable_if<true, T> { using type = T; };
@@ -200,6 +217,9 @@ template <class T, int N> struct vec : storage<T, N, true> {
   template <class U> METALMM_INLINE explicit vec(const vec<U, N>& u);
   template <class U, class T2, int M, int... I, class = enable_if_t<sizeof...(I) == N && !is_same<vec, U>::value>>
   METALMM_INLINE explicit vec(const swizzle<U, T2, M, I...>& u) : vec(static_cast<U>(u)) {}
+  template <class V, class U> METALMM_INLINE explicit vec(const packed<V, U, N>& p) {
+    for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(p.e[i]);
+  }
   template <class A, class B, class... R,
             class = enable_if_t<width_of<A> + width_of<B> + (0 + ... + width_of<R>) == N>>
   METALMM_INLINE vec(const A& a, const B& b, const R&... rest) {
@@ -322,6 +342,7 @@ template <class V, class T, int N> struct packed : storage<T, N, false> {
   template <class A, class B, class... R> METALMM_INLINE packed(const A& a, const B& b, const R&... r) {
     *this = V(a, b, r...);
   }
+  template <class U> METALMM_INLINE explicit packed(const vec<U, N>& v) { *this = V(v); }
   METALMM_INLINE packed& operator=(const V& v) {
     for (int i = 0; i < N; i++) this->e[i] = v.e[i];
     return *this;

@@ -1,0 +1,1 @@
+"""Measuring variants against each other: shapes, runs, reports."""

@@ -1,0 +1,114 @@
+"""The report: one line a variant under each shape, in the format of the user's earlier harness, with its tags."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .sizes import Shape
+
+HOST_GAP_GPU_MS = 0.010
+HOST_GAP_CPU_MS = 0.10
+
+
+@dataclass
+class Result:
+    """What one variant did on one shape. Samples in milliseconds; gpu is None where the device gave no time."""
+
+    variant: str
+    gpu: list[float | None] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    wrong: str = ""  # how it misses the float64 bound
+
+    @property
+    def family(self) -> str:
+        return self.variant.split("/")[0]
+
+    @property
+    def avg_gpu(self) -> float | None:
+        known = [g for g in self.gpu if g is not None]
+        return statistics.fmean(known) if known and len(known) == len(self.gpu) else None
+
+    @property
+    def avg_cpu(self) -> float:
+        return statistics.fmean(self.cpu)
+
+
+def tags(results: list[Result], baseline: str | None, bad_rel: float) -> dict[str, list[str]]:
+    """The tags of each variant, by id, in the order in which they are printed."""
+    found: dict[str, list[str]] = {r.variant: [] for r in results}
+    good = [r for r in results if r.max_rel <= bad_rel and not r.wrong]
+    by_gpu = sorted((r for r in good if r.avg_gpu is not None), key=lambda r: r.avg_gpu or 0.0)
+    by_cpu = sorted(good, key=lambda r: r.avg_cpu)
+    for r in results:
+        if r.variant == baseline:
+            found[r.variant].append("baseline")
+    for name, order in (("gpu", by_gpu), ("cpu", by_cpu)):
+        if not order:
+            continue
+        found[order[0].variant].append(f"best-{name}")
+        closest = next((r for r in order if r.family != "mps"), None)
+        if order[0].family == "mps" and closest:
+            found[closest.variant].append(f"closest-{name}")
+    if by_gpu:
+        best = by_gpu[0]
+        for r in by_gpu:
+            near = (r.avg_gpu or 0.0) - (best.avg_gpu or 0.0) <= HOST_GAP_GPU_MS
+            if r is not best and near and best.avg_cpu - r.avg_cpu >= HOST_GAP_CPU_MS:
+                found[r.variant].append("host-gap")
+    for r in results:
+        if r not in good:
+            found[r.variant].append("bad-rel")
+    return found
+
+
+def ms(value: float | None) -> str:
+    """0.72ms, not 0.720ms; n/a where there is no time."""
+    return "n/a" if value is None else f"{round(value, 3):g}ms"
+
+
+def line(shape: Shape, r: Result, tag_list: Iterable[str]) -> str:
+    tag_text = "".join(f" [{t}]" for t in tag_list)
+    versus = ""
+    if shape.orig_ms:
+        versus = f" [vs orig {shape.orig_ms:g}ms] ({(r.avg_cpu / shape.orig_ms - 1) * 100:+.2f}%)"
+    known = [g for g in r.gpu if g is not None]
+    median = statistics.median(known) if known else None
+    spread = max(known) - min(known) if known else None
+    bandwidth = f"{shape.bytes / r.avg_gpu / 1e6:.2f}GB/s" if r.avg_gpu else "n/a"
+    text = (
+        f"   - {r.variant}{tag_text}: avg_gpu={ms(r.avg_gpu)} | avg_cpu={ms(r.avg_cpu)}{versus} maxAbs={r.max_abs:.4e} maxRel={r.max_rel:.4e}"
+        f" | med_gpu={ms(median)} range={ms(spread)} eff_bw={bandwidth}"
+    )
+    return f"{text} WRONG: {r.wrong}" if r.wrong else text
+
+
+def section(shape: Shape, results: list[Result], baseline: str | None, *, bad_rel: float, sort: str | None = None, best_only: bool = False) -> str:
+    """The lines of one shape. sort: gpu, cpu or None for manifest order; best_only: only lines with a tag."""
+    marked = tags(results, baseline, bad_rel)
+    if sort == "gpu":
+        results = sorted(results, key=lambda r: (r.avg_gpu is None, r.avg_gpu or 0.0))
+    elif sort == "cpu":
+        results = sorted(results, key=lambda r: r.avg_cpu)
+    lines = [f"Spec {shape}:"]
+    lines += [line(shape, r, marked[r.variant]) for r in results if marked[r.variant] or not best_only]
+    return "\n".join(lines)
+
+
+def winners(sections: list[tuple[Shape, list[Result]]], bad_rel: float) -> str:
+    """A table of the best variant for each shape."""
+    rows = []
+    for shape, results in sections:
+        good = [r for r in results if r.max_rel <= bad_rel and not r.wrong and r.avg_gpu is not None]
+        if not good:
+            rows.append((f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}", "none right", "", ""))
+            continue
+        best = min(good, key=lambda r: r.avg_gpu or 0.0)
+        size = f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
+        rows.append((size, best.variant, ms(best.avg_gpu), f"{shape.bytes / (best.avg_gpu or 1) / 1e6:.2f}"))
+    header = ("batch x m x n x k", "best-gpu", "avg_gpu", "GB/s")
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [header, *rows])
