@@ -64,7 +64,7 @@ class Registry {
     std::string list;
     int count = 0;
     for (const Variant& v : variants_)
-      if (v.enabled && v.lacks(spec).empty() && count++ < 5) list += (list.empty() ? "" : ", ") + v.id;
+      if (v.enabled && v.supports(spec) && count++ < 5) list += (list.empty() ? "" : ", ") + v.id;
     if (list.empty()) return "; no variant supports " + spec.text();
     return "; supported by " + list + (count > 5 ? " and " + std::to_string(count - 5) + " more" : "");
   }
@@ -153,7 +153,8 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
   call.args = {call.a.get(), call.b.get(), call.bias.get(), call.c.get(), static_cast<float>(alpha), static_cast<float>(beta), transpose_a, transpose_b};
   call.plan = plan_matmul(call.args);
   const Variant& v = *call.variant;
-  if (!v.lacks(call.plan.spec).empty()) check_supported(v, call.plan.spec, registry().alternatives(call.plan.spec));
+  if (!v.supports(call.plan.spec))
+    throw Error(ErrorKind::unsupported, v.id + ": " + v.lacks(call.plan.spec) + registry().alternatives(call.plan.spec));
   if (!out.is_none()) {
     call.result = nb::borrow(out);
   } else if (call.a.is_array() || call.b.is_array()) {

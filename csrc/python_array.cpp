@@ -64,7 +64,6 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
     return;
   }
   local_ = tensor_of(object, name);
-  present_ = true;
 }
 
 Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DTypeCode dtype) {

@@ -35,13 +35,12 @@ class Operand {
  public:
   Operand() = default;
   Operand(nb::handle object, const char* name, DeviceState* state);
-  const Tensor* get() const { return array_ ? &array_->tensor : present_ ? &local_ : nullptr; }
+  const Tensor* get() const { return array_ ? &array_->tensor : local_ ? &*local_ : nullptr; }
   bool is_array() const { return array_ != nullptr; }
 
  private:
   const Array* array_ = nullptr;
-  bool present_ = false;
-  Tensor local_;
+  std::optional<Tensor> local_;
 };
 
 Tensor tensor_of(nb::handle object, const char* name);  // by the buffer protocol

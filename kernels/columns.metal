@@ -3,6 +3,7 @@
 
 #include "include/dot.h"
 #include "include/epilogue.h"
+#include "include/prefetch.h"
 using namespace metal;
 
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
@@ -21,6 +22,7 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL>
   for (uint c = 0; c < COLS; c++)
     for (uint i = 0; i < 4; i++) sum[c][i] = float4(0.0f);
 
+  for (uint c = tid; c < BN && group.x * BN + c < p.n; c += TG) prefetch(b + (group.x * BN + c) * p.ldb, BK);
   for (uint i = tid; i < BK; i += TG) tile[0][i] = i < p.k ? float(a[i]) : 0.0f;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint k0 = 0, t = 0; k0 < p.k; k0 += BK, t ^= 1) {
@@ -33,6 +35,7 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL>
       uint local = tid + c * TG, col = group.x * BN + local;
       if (local >= BN || col >= p.n) continue;
       uint at = col * p.ldb + k0;
+      if (next < p.k) prefetch(b + at + BK, BK);
       if constexpr (!VEC) {
         dot_scalar<UNROLL>(b + at, tile[t], 0, count, sum[c][0]);
       } else if (count == BK && (phase + at) % 4 == 0) {

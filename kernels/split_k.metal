@@ -20,26 +20,25 @@ template <int BN, int TG>
   uint slice = (p.k + SIMDGROUPS - 1) / SIMDGROUPS;
   uint begin = min(simdgroup * slice, p.k), end = min(begin + slice, p.k);
 
-  float4 sum[BN / 4];
-  for (uint g = 0; g < BN / 4; g++) sum[g] = float4(0.0f);
+  float sum[BN] = {};
   if (first + BN <= p.n) {
     for (uint k = begin + lane; k < end; k += 32) {
       float x = float(a[k]);
       const device half* column = b + first * p.ldb + k;
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < BN; c++) sum[c / 4][c % 4] += x * float(column[c * p.ldb]);
+      for (uint c = 0; c < BN; c++) sum[c] += x * float(column[c * p.ldb]);
     }
   } else {
     for (uint k = begin + lane; k < end; k += 32) {
       float x = float(a[k]);
 #pragma clang loop unroll(full)
       for (uint c = 0; c < BN; c++)
-        if (first + c < p.n) sum[c / 4][c % 4] += x * float(b[(first + c) * p.ldb + k]);
+        if (first + c < p.n) sum[c] += x * float(b[(first + c) * p.ldb + k]);
     }
   }
 #pragma clang loop unroll(full)
   for (uint g = 0; g < BN / 4; g++) {
-    float4 total = simd_sum(sum[g]);
+    float4 total = simd_sum(float4(sum[4 * g], sum[4 * g + 1], sum[4 * g + 2], sum[4 * g + 3]));
     if (lane == 0) partial[simdgroup][g] = total;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

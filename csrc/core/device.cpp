@@ -28,26 +28,26 @@ void check_threads(const Dispatch& d) {
 
 void check_buffer(const Dispatch& d, const KernelArgument& arg) {
   const Pipeline& p = **d.pipeline;
-  std::string index = std::to_string(arg.index);
+  auto index = [&] { return std::to_string(arg.index); };
   for (size_t i = 0; i < d.buffer_count; i++) {
     const BufferBinding& b = d.buffers[i];
     if (b.index != arg.index) continue;
     size_t left = (*b.buffer)->size() - b.offset;
     if (left < arg.bytes)
-      fail(p, "buffer " + index + " holds " + std::to_string(left) + " bytes; the argument takes at least " + std::to_string(arg.bytes));
+      fail(p, "buffer " + index() + " holds " + std::to_string(left) + " bytes; the argument takes at least " + std::to_string(arg.bytes));
     if ((*b.buffer)->read_only() && !arg.is_const)
-      fail(p, "buffer " + index + " is read-only memory and the kernel's argument is not const");
+      fail(p, "buffer " + index() + " is read-only memory and the kernel's argument is not const");
     return;
   }
   for (size_t i = 0; i < d.bytes_count; i++) {
     const BytesBinding& b = d.bytes[i];
     if (b.index != arg.index) continue;
-    if (!arg.is_const) fail(p, "argument " + index + " is not const; bind a buffer, not bytes");
+    if (!arg.is_const) fail(p, "argument " + index() + " is not const; bind a buffer, not bytes");
     if (b.size < arg.bytes)
-      fail(p, "bytes at index " + index + " are " + std::to_string(b.size) + "; the argument takes at least " + std::to_string(arg.bytes));
+      fail(p, "bytes at index " + index() + " are " + std::to_string(b.size) + "; the argument takes at least " + std::to_string(arg.bytes));
     return;
   }
-  fail(p, "nothing is bound to buffer index " + index + "; bind a buffer, or None for one that the kernel will not touch");
+  fail(p, "nothing is bound to buffer index " + index() + "; bind a buffer, or None for one that the kernel will not touch");
 }
 
 }  // namespace

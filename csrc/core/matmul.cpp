@@ -18,23 +18,28 @@ std::string dtype_text(DTypeCode d) {
   return (d.code < 7 ? kinds[d.code] : "type") + std::to_string(d.bits);
 }
 
+[[noreturn]] void bad(ErrorKind kind, const char* name, const Tensor& t, const std::string& what) {
+  throw Error(kind, std::string("matmul: ") + name + " " + shape_text(t) + " " + what);
+}
+
+void check_element(const char* name, const Tensor& t) {
+  if (!(t.dtype == kFloat16))
+    bad(ErrorKind::dtype, name, t, "is " + dtype_text(t.dtype) + "; only float16 is supported for now: convert with .astype(numpy.float16)");
+  if ((reinterpret_cast<uintptr_t>(t.buffer->data()) + t.offset) % 2) bad(ErrorKind::layout, name, t, "is not aligned to 2 bytes");
+}
+
 // An operand of 2 or 3 dimensions whose rows are contiguous; any distance between rows and between matrices.
 void check_operand(const char* name, const Tensor& t) {
-  std::string who = std::string("matmul: ") + name + " " + shape_text(t);
-  if (!(t.dtype == kFloat16)) {
-    throw Error(ErrorKind::dtype, "matmul: " + std::string(name) + " is " + dtype_text(t.dtype) +
-                                      "; only float16 is supported for now: convert with .astype(numpy.float16)");
-  }
-  if (t.ndim != 2 && t.ndim != 3) throw Error(ErrorKind::shape, who + " has " + std::to_string(t.ndim) + " dimensions; it takes 2, or 3 with a batch");
+  if (t.ndim != 2 && t.ndim != 3)
+    bad(ErrorKind::shape, name, t, "has " + std::to_string(t.ndim) + (t.ndim == 1 ? " dimension" : " dimensions") + "; it takes 2, or 3 with a batch");
   for (int i = 0; i < t.ndim; i++)
-    if (t.shape[i] == 0) throw Error(ErrorKind::shape, who + " has a dimension of size zero; every size must be at least 1");
+    if (t.shape[i] == 0) bad(ErrorKind::shape, name, t, "has a dimension of size zero; every size must be at least 1");
+  check_element(name, t);
   int64_t columns = t.shape[t.ndim - 1], rows = t.shape[t.ndim - 2];
   if (columns > 1 && t.strides[t.ndim - 1] != 1)
-    throw Error(ErrorKind::layout, who + " is not contiguous along its rows; pass transpose_a or transpose_b for a transposed "
-                                         "matrix, or numpy.ascontiguousarray of it");
-  bool overlaps = (rows > 1 && t.strides[t.ndim - 2] < columns) || (t.ndim == 3 && t.shape[0] > 1 && t.strides[0] < 0);
-  if (overlaps) throw Error(ErrorKind::layout, who + " has rows that overlap or run backwards; pass numpy.ascontiguousarray of it");
-  if (t.offset % 2 || reinterpret_cast<uintptr_t>(t.buffer->data()) % 2) throw Error(ErrorKind::layout, who + " is not aligned to 2 bytes");
+    bad(ErrorKind::layout, name, t, "is not contiguous along its rows; pass transpose_a or transpose_b for a transposed matrix, or numpy.ascontiguousarray of it");
+  if ((rows > 1 && t.strides[t.ndim - 2] < columns) || (t.ndim == 3 && t.shape[0] > 1 && t.strides[0] < 0))
+    bad(ErrorKind::layout, name, t, "has rows that overlap or run backwards; pass numpy.ascontiguousarray of it");
 }
 
 uint32_t leading(const Tensor& t) {
@@ -89,11 +94,9 @@ MatmulSpec spec_of(const MatmulArgs& args) {
 void check_bias(const MatmulArgs& args, const MatmulSpec& s) {
   if (!args.bias) return;
   const Tensor& t = *args.bias;
-  if (!(t.dtype == kFloat16))
-    throw Error(ErrorKind::dtype, "matmul: bias is " + dtype_text(t.dtype) + "; only float16 is supported for now: convert with .astype(numpy.float16)");
-  if (t.ndim != 1 || t.shape[0] != s.n) bad_shape("bias is " + shape_text(t) + "; it takes (" + std::to_string(s.n) + ",), one for each column");
-  if (t.shape[0] > 1 && t.strides[0] != 1) throw Error(ErrorKind::layout, "matmul: bias is not contiguous; pass numpy.ascontiguousarray of it");
-  if ((reinterpret_cast<uintptr_t>(t.buffer->data()) + t.offset) % 2) throw Error(ErrorKind::layout, "matmul: bias is not aligned to 2 bytes");
+  check_element("bias", t);
+  if (t.ndim != 1 || t.shape[0] != s.n) bad(ErrorKind::shape, "bias", t, "does not fit; it takes (" + std::to_string(s.n) + ",), one for each column");
+  if (t.shape[0] > 1 && t.strides[0] != 1) bad(ErrorKind::layout, "bias", t, "is not contiguous; pass numpy.ascontiguousarray of it");
 }
 
 void check_c(const MatmulArgs& args, const MatmulSpec& s) {
@@ -105,7 +108,7 @@ void check_c(const MatmulArgs& args, const MatmulSpec& s) {
   check_operand("c", t);
   bool batched = t.ndim == 3;
   if (t.shape[t.ndim - 2] != s.m || t.shape[t.ndim - 1] != s.n || (batched && t.shape[0] != s.batch)) {
-    bad_shape("c is " + shape_text(t) + "; it takes (" + std::to_string(s.m) + ", " + std::to_string(s.n) + ") or (" + std::to_string(s.batch) +
+    bad(ErrorKind::shape, "c", t, "does not fit; it takes (" + std::to_string(s.m) + ", " + std::to_string(s.n) + ") or (" + std::to_string(s.batch) +
               ", " + std::to_string(s.m) + ", " + std::to_string(s.n) + ")");
   }
   check_extent("c", t);
@@ -135,11 +138,19 @@ const char* MatmulSpec::layout() const {
 
 void check_sizes(const MatmulSpec& s) {
   if (!s.m || !s.n || !s.k || !s.batch) bad_shape("a size of zero in " + s.text() + "; every size must be at least 1");
-  const std::pair<const char*, unsigned __int128> operands[] = {{"a", static_cast<unsigned __int128>(s.batch) * s.m * s.k},
-                                                                 {"b", static_cast<unsigned __int128>(s.k) * s.n},
-                                                                 {"out", static_cast<unsigned __int128>(s.batch) * s.m * s.n}};
-  for (auto& [name, count] : operands)
-    if (count > UINT32_MAX) bad_shape(std::string(name) + " of " + s.text() + " has more than 2^32 - 1 elements; kernels count in 32 bits");
+  auto check = [&](const char* name, uint64_t x, uint64_t y, uint64_t z) {  // x * y cannot overflow 64 bits
+    if (x * y > UINT32_MAX || x * y * z > UINT32_MAX)
+      bad_shape(std::string(name) + " of " + s.text() + " has more than 2^32 - 1 elements; kernels count in 32 bits");
+  };
+  check("a", s.m, s.k, s.batch);
+  check("b", s.k, s.n, 1);
+  check("out", s.m, s.n, s.batch);
+}
+
+bool Variant::supports(const MatmulSpec& s) const {
+  auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
+  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.specialization() & 1) && (bias || !s.bias) &&
+         (c || !s.c) && (alpha || s.alpha == 1.0f) && (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {
@@ -170,11 +181,6 @@ std::string Variant::lacks(const MatmulSpec& s) const {
   return {};
 }
 
-void check_supported(const Variant& variant, const MatmulSpec& spec, const std::string& alternatives) {
-  std::string lack = variant.lacks(spec);
-  if (!lack.empty()) throw Error(ErrorKind::unsupported, variant.id + ": " + lack + alternatives);
-}
-
 MatmulPlan plan_matmul(const MatmulArgs& args) {
   check_operand("a", *args.a);
   check_operand("b", *args.b);
@@ -199,22 +205,20 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
 }
 
 void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out) {
-  std::string who = "matmul: out " + shape_text(out);
-  if (!(out.dtype == kFloat16)) throw Error(ErrorKind::dtype, who + " is " + dtype_text(out.dtype) + "; only float16 is supported for now");
   bool same = out.ndim == plan.out_ndim && std::equal(out.shape, out.shape + out.ndim, plan.out_shape);
   if (!same) {
     Tensor expected;
     expected.ndim = plan.out_ndim;
     std::copy(plan.out_shape, plan.out_shape + plan.out_ndim, expected.shape);
-    throw Error(ErrorKind::shape, who + " does not fit; the result is " + shape_text(expected));
+    bad(ErrorKind::shape, "out", out, "does not fit; the result is " + shape_text(expected));
   }
+  check_element("out", out);
   int64_t stride = 1;
   for (int i = out.ndim - 1; i >= 0; i--) {
-    if (out.shape[i] > 1 && out.strides[i] != stride) throw Error(ErrorKind::layout, who + " is not C-contiguous; pass a contiguous array");
+    if (out.shape[i] > 1 && out.strides[i] != stride) bad(ErrorKind::layout, "out", out, "is not C-contiguous; pass a contiguous array");
     stride *= out.shape[i];
   }
-  if (out.buffer->read_only()) throw Error(ErrorKind::layout, who + " is read-only; pass a writable array");
-  if ((reinterpret_cast<uintptr_t>(out.buffer->data()) + out.offset) % 2) throw Error(ErrorKind::layout, who + " is not aligned to 2 bytes");
+  if (out.buffer->read_only()) bad(ErrorKind::layout, "out", out, "is read-only; pass a writable array");
   auto [begin, end] = extent(out);
   const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a}, {"b", args.b}, {"bias", args.bias}, {"c", args.c}};
   for (auto& [name, t] : inputs) {
@@ -222,7 +226,8 @@ void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out
     auto [first, last] = extent(*t);
     // D = alpha AB + beta D: each element of C is read by the thread that writes it, so the very same array is fine.
     bool in_place = t == args.c && first == begin && last == end;
-    if (begin < last && first < end && !in_place) throw Error(ErrorKind::layout, who + " overlaps " + name + "; pass memory of its own");
+    if (begin < last && first < end && !in_place)
+      bad(ErrorKind::layout, "out", out, std::string("overlaps ") + name + "; pass memory of its own");
   }
 }
 

@@ -37,7 +37,8 @@ struct Variant {
   unsigned layouts = 0;            // bit per specialization()
   bool bias = true, c = true, alpha = true;
 
-  // Empty, or what this variant lacks for the operation.
+  bool supports(const MatmulSpec& spec) const;
+  // Empty, or what this variant lacks for the operation, in words.
   std::string lacks(const MatmulSpec& spec) const;
 };
 
@@ -73,7 +74,6 @@ struct MatmulPlan {
 };
 
 MatmulPlan plan_matmul(const MatmulArgs& args);
-void check_supported(const Variant& variant, const MatmulSpec& spec, const std::string& alternatives);
 void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out);
 
 // Buffer indices of every matmul kernel.

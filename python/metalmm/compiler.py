@@ -59,7 +59,7 @@ class Compiler:
 
     @property
     def preprocess(self) -> list[str]:
-        defines = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1"]
+        defines = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", "-D__METALMM_CPU__=1"]
         defines += [f"-D__METAL_{name}_MATH__=0" for name in ("FAST", "MAYBE_FAST", "PRECISE")]
         return ["-E", "-undef", "-x", "c++", "-std=c++17", "-nostdinc", *defines, "-isystem", str(MSL / "include")]
 

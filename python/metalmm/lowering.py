@@ -560,12 +560,23 @@ class Program:
                     if tokens[i].text == "kernel" and tokens[i].kind == "name":
                         tokens[i].text = ""
                 if d.start == chosen.start:
+                    self._make_static(d)
                     continue
                 if any(_UNSUPPORTED.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name"):
                     self.source.blank(d.start, d.end)
                 else:  # its type may be asked for: decltype(kernel<…>)
                     self.source.blank(d.body, d.end)
                     tokens[d.body].text = ";"
+
+    def _make_static(self, d: Declaration) -> None:
+        """Called from one place alone, the kernel is then inlined there: half of a short kernel's time is its call."""
+        tokens, i = self.source.tokens, d.start
+        if tokens[i].text == "template":
+            i = self.source.angle_end(i + 1) + 1
+        while any(a.start <= i < a.end for a in d.attributes) or tokens[i].text == "":
+            i += 1
+        if tokens[i].text not in ("static", "inline"):
+            tokens[i].text = "static " + tokens[i].text
 
     def _attributes(self) -> None:
         tokens, i = self.source.tokens, 0
