@@ -51,7 +51,9 @@ class Compiler:
 
     @property
     def flags(self) -> list[str]:
-        native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+        # Without the machine's own half arithmetic: a * b + c in half would become one instruction with one rounding.
+        is_arm = platform.machine() in ("arm64", "aarch64")
+        native = ["-mcpu=native+nofp16"] if is_arm else ["-march=native", "-mno-avx512fp16"]
         if self.kind == "clang":
             half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fallow-half-arguments-and-returns"]
             return [*_COMMON_FLAGS, *native, *half, f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than"]

@@ -405,9 +405,11 @@ class Program:
         self._threadgroup_variables()
         self._address_spaces()
         self._range_designators()
+        self._chained_swizzles()
         self._literals()
         self._pragmas(compiler)
-        qualified = "::".join((*definition.namespace, name)) + (f"<{argument_text}>" if instance is not definition else "")
+        # From the global namespace: a kernel may have the name of something in metal.
+        qualified = "::" + "::".join((*definition.namespace, name)) + (f"<{argument_text}>" if instance is not definition else "")
         return self._entry(qualified, specs, limit, template, argument_text, instance is not definition)
 
     def _reachable(self, *roots: Declaration) -> list[Declaration]:
@@ -809,6 +811,14 @@ class Program:
             value = self._join((close + 2, end))
             self.source.blank(i, end + 1)
             tokens[end + 1].text = f"; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = {value};"
+
+    def _chained_swizzles(self) -> None:
+        """v.rgba.xy: the runtime's swizzles have no members of their own."""
+        tokens = self.source.tokens
+        swizzle = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
+        for i in range(1, len(tokens) - 3):
+            if tokens[i].text == "." and swizzle.fullmatch(tokens[i + 1].text) and tokens[i + 2].text == "." and re.fullmatch(r"[xyzw]{1,4}|[rgba]{1,4}", tokens[i + 3].text):
+                tokens[i + 1].text += ".metalmm_value()"
 
     def _literals(self) -> None:
         for token in self.source.tokens:

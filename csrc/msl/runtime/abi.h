@@ -51,8 +51,11 @@ struct Simdgroup {
   Site site;  // of the first lane in simd_wait
   u32 arg[kSimdWidth];
   SimdWait wait[kSimdWidth];
-  alignas(64) u8 in[kSimdWidth * kMaxPayload];
-  alignas(64) u8 out[kSimdWidth * kMaxPayload];
+  // What lanes bring and take: a region of its own for each payload size, so that lanes at different operations never
+  // share a byte.
+  alignas(64) u8 in[2 * kSimdWidth * kMaxPayload];
+  alignas(64) u8 out[2 * kSimdWidth * kMaxPayload];
+  alignas(64) float matrices[4][64];  // a, b, c and the result of simdgroup_multiply_accumulate
 };
 
 struct Uint3 {

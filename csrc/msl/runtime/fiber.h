@@ -157,23 +157,25 @@ METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Si
   }
 }
 
+template <class T> METALMM_INLINE T* slots(u8* memory) {
+  static_assert(sizeof(T) <= kMaxPayload && (sizeof(T) & (sizeof(T) - 1)) == 0, "payload of a simdgroup operation");
+  return reinterpret_cast<T*>(memory + kSimdWidth * (sizeof(T) - 1));  // after the regions of all smaller sizes
+}
+
 // The lanes of a simdgroup bring `value` and `arg`, Op computes all results, each lane leaves with its own. A result not
 // yet fetched is safe: its lane has to fetch it before it can bring anything new.
 template <class Op, class In, class Out = In>
 METALMM_INLINE Out exchange(const In& value, u32 arg, Site site) {
-  static_assert(sizeof(In) <= kMaxPayload && sizeof(Out) <= kMaxPayload, "payload of a simdgroup operation");
   struct Complete {
-    static void all(Simdgroup* g, u32 mask) {
-      Op::run(mask, reinterpret_cast<const In*>(g->in), g->arg, reinterpret_cast<Out*>(g->out));
-    }
+    static void all(Simdgroup* g, u32 mask) { Op::run(mask, slots<In>(g->in), g->arg, slots<Out>(g->out)); }
   };
   Context* c = context();
   Simdgroup* g = c->group;
   u32 lane = c->lane & 31;
-  reinterpret_cast<In*>(g->in)[lane] = value;
+  slots<In>(g->in)[lane] = value;
   g->arg[lane] = arg;
   meet(c, g, lane, &Complete::all, site);
-  return reinterpret_cast<const Out*>(g->out)[lane];
+  return slots<Out>(g->out)[lane];
 }
 
 }  // namespace metalmm::fiber

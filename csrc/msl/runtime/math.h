@@ -106,18 +106,18 @@ template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V fract(const 
   }, V(a));
 }
 
-// One rounding: a*b is exact in double for half, and for float up to the sum, which fmaf does.
+// One rounding.
 template <class A, class B, class C, class V = not_void<common_t<common_t<A, B>, C>>>
 METALMM_INLINE V fma(const A& a, const B& b, const C& c) {
   return elementwise<V>([](auto x, auto y, auto z) {
     if constexpr (is_same<decltype(x), half>::value) {
-      // The product is exact in double; make the inexact sum odd, so that rounding it again to half cannot tie wrongly.
-      double p = static_cast<double>(static_cast<float>(x)) * static_cast<float>(y), w = static_cast<float>(z);
-      double s = p + w, t = s - p, error = (p - (s - t)) + (w - t);
-      long bits;
-      __builtin_memcpy(&bits, &s, 8);
+      // The product of two halfs is exact in float; an inexact sum is made odd, so that rounding it again cannot tie wrongly.
+      float p = static_cast<float>(x) * static_cast<float>(y), w = static_cast<float>(z);
+      float s = p + w, t = s - p, error = (p - (s - t)) + (w - t);
+      int bits;
+      __builtin_memcpy(&bits, &s, 4);
       if (error != 0 && error == error && !(bits & 1)) bits += (error > 0) == (s > 0) ? 1 : -1;
-      __builtin_memcpy(&s, &bits, 8);
+      __builtin_memcpy(&s, &bits, 4);
       return static_cast<half>(s);
     } else {
       return __builtin_fmaf(x, y, z);

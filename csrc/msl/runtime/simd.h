@@ -17,14 +17,16 @@ struct Nothing {
 // out = in of the lane that arg names; an absent or inactive source gives the lane's own value.
 struct Gather {
   template <class T> static void run(u32 mask, const T* in, const u32* arg, T* out) {
-    for (u32 i = 0; i < 32; i++) out[i] = in[has(mask, arg[i] & 31) ? arg[i] & 31 : i];
+    for (u32 i = 0; i < 32; i++)
+      if (has(mask, i)) out[i] = in[has(mask, arg[i] & 31) ? arg[i] & 31 : i];
   }
 };
 
 struct First {
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
     T first = in[__builtin_ctz(mask)];
-    for (u32 i = 0; i < 32; i++) out[i] = first;
+    for (u32 i = 0; i < 32; i++)
+      if (has(mask, i)) out[i] = first;
   }
 };
 
@@ -52,7 +54,8 @@ METALMM_BITWISE(And, &) METALMM_BITWISE(Or, |) METALMM_BITWISE(Xor, ^)
 template <class F, u32 Width> struct Reduce {
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
     T tmp[32];
-    if (mask == ~0u) {
+    bool full = mask == ~0u;
+    if (full) {
       for (u32 i = 0; i < 32; i++) tmp[i] = in[i];
       for (u32 step = Width / 2; step; step /= 2)
         for (u32 base = 0; base < 32; base += Width)
@@ -67,7 +70,8 @@ template <class F, u32 Width> struct Reduce {
         }
       }
     }
-    for (u32 i = 0; i < 32; i++) out[i] = tmp[i & ~(Width - 1)];
+    for (u32 i = 0; i < 32; i++)
+      if (full || has(mask, i)) out[i] = tmp[i & ~(Width - 1)];
   }
 };
 
@@ -87,7 +91,8 @@ struct Ballot {
   static void run(u32 mask, const u32* in, const u32*, u32* out) {
     u32 votes = 0;
     for (u32 i = 0; i < 32; i++) votes |= (has(mask, i) && in[i] ? 1u : 0u) << i;
-    for (u32 i = 0; i < 32; i++) out[i] = votes;
+    for (u32 i = 0; i < 32; i++)
+      if (has(mask, i)) out[i] = votes;
   }
 };
 
@@ -230,10 +235,10 @@ METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, 
 struct MultiplyAccumulate {
   typedef float row8 __attribute__((vector_size(32)));
   static void all(metalmm::abi::Simdgroup* g, uint) {
-    const float* a = reinterpret_cast<const float*>(g->in);
-    const row8* b = reinterpret_cast<const row8*>(g->in + 256);
-    const row8* c = reinterpret_cast<const row8*>(g->in + 512);
-    row8* d = reinterpret_cast<row8*>(g->out);
+    const float* a = g->matrices[0];
+    const row8* b = reinterpret_cast<const row8*>(g->matrices[1]);
+    const row8* c = reinterpret_cast<const row8*>(g->matrices[2]);
+    row8* d = reinterpret_cast<row8*>(g->matrices[3]);
     for (int i = 0; i < 8; i++) {
       row8 sum = c[i];
       for (int k = 0; k < 8; k++) sum += a[8 * i + k] * b[k];
@@ -255,16 +260,16 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   auto* g = context->group;
   uint lane = context->lane & 31;
   uint at = 8 * d.row(lane) + d.column(lane);
-  auto bring = [&](auto* matrix, const auto& m) {
-    auto* p = reinterpret_cast<float*>(matrix) + at;
+  auto bring = [&](float* matrix, const auto& m) {
+    float* p = matrix + at;
     p[0] = static_cast<float>(m.thread_elements()[0]);
     p[1] = static_cast<float>(m.thread_elements()[1]);
   };
-  bring(g->in, a);
-  bring(g->in + 256, b);
-  bring(g->in + 512, c);
+  bring(g->matrices[0], a);
+  bring(g->matrices[1], b);
+  bring(g->matrices[2], c);
   multiply_accumulate(METALMM_SITE_VALUE);
-  const float* p = reinterpret_cast<const float*>(g->out) + at;
+  const float* p = g->matrices[3] + at;
   d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
 }
 template <class D, class A, class B>

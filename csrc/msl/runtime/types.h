@@ -127,6 +127,7 @@ template <class V, class T, int N, int... I> struct swizzle {
   template <class U> METALMM_INLINE swizzle& operator*=(const U& u) { return *this = V(*this) * u; }
   template <class U> METALMM_INLINE swizzle& operator/=(const U& u) { return *this = V(*this) / u; }
   METALMM_INLINE T operator[](int i) const { return V(*this)[i]; }
+  METALMM_INLINE const V metalmm_value() const { return *this; }  // for a swizzle of a swizzle
 };
 
 #define METALMM_S2(N, a, b, i, j) swizzle<vec<T, 2>, T, N, i, j> a##b;
@@ -230,6 +231,8 @@ template <class T, int N> struct vec : storage<T, N, true> {
   }
   METALMM_INLINE T& operator[](int i) { return this->e[i]; }
   METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
+  METALMM_INLINE vec& metalmm_value() { return *this; }
+  METALMM_INLINE const vec& metalmm_value() const { return *this; }
 
   METALMM_INLINE vec operator+() const { return *this; }
   METALMM_INLINE vec operator-() const { return map(*this, [](T a) { return static_cast<T>(-a); }); }
