@@ -1,5 +1,5 @@
 // m = 1, B given as N x K rows (NT): the threads of a threadgroup share each column's K. Every simdgroup takes a slice of K,
-// its lanes stride through it (neighbouring lanes, neighbouring elements), simd_sum adds the lanes, threadgroup memory
+// its lanes stride through it (neighbouring lanes, neighbouring elements: half4s where rows are aligned), simd_sum adds the lanes, threadgroup memory
 // carries one partial sum a simdgroup and column, and the first simdgroup adds those up: one barrier for BN outputs.
 #include <metal_stdlib>
 
@@ -16,25 +16,31 @@ template <int BN, int TG>
   threadgroup float4 partial[SIMDGROUPS][BN / 4];
   const device half* a = A + group.z * p.stride_a;
   const device half* b = B + group.z * p.stride_b;
-  uint first = group.x * BN;
-  uint slice = (p.k + SIMDGROUPS - 1) / SIMDGROUPS;
+  uint first = group.x * BN, columns = min(uint(BN), p.n - first);
+  uint slice = ((p.k + SIMDGROUPS - 1) / SIMDGROUPS + 3) / 4 * 4;  // whole half4s
   uint begin = min(simdgroup * slice, p.k), end = min(begin + slice, p.k);
+  bool aligned = (p.phase_a | p.phase_b | p.stride_a | p.stride_b | p.ldb) % 4 == 0;
 
   float sum[BN] = {};
-  if (first + BN <= p.n) {
-    for (uint k = begin + lane; k < end; k += 32) {
-      float x = float(a[k]);
+  uint k = begin + (aligned ? 4 * lane : lane);
+  if (aligned) {
+    for (; k + 4 <= end; k += 128) {
+      float4 x = float4(*reinterpret_cast<const device half4*>(a + k));
       const device half* column = b + first * p.ldb + k;
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < BN; c++) sum[c] += x * float(column[c * p.ldb]);
+      for (uint c = 0; c < BN; c++) {
+        if (c >= columns) break;
+        float4 y = x * float4(*reinterpret_cast<const device half4*>(column + c * p.ldb));
+        sum[c] += (y.x + y.y) + (y.z + y.w);
+      }
     }
-  } else {
-    for (uint k = begin + lane; k < end; k += 32) {
-      float x = float(a[k]);
+    if (k < end) end = min(end, k + 4);  // the one lane with a last, partial half4
+  }
+  for (; k < end; k += aligned ? 1 : 32) {
+    float x = float(a[k]);
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < BN; c++)
-        if (first + c < p.n) sum[c] += x * float(b[(first + c) * p.ldb + k]);
-    }
+    for (uint c = 0; c < BN; c++)
+      if (c < columns) sum[c] += x * float(b[(first + c) * p.ldb + k]);
   }
 #pragma clang loop unroll(full)
   for (uint g = 0; g < BN / 4; g++) {

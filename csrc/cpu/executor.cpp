@@ -74,6 +74,7 @@ Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {
   std::memset(static_cast<void*>(groups_.get()), 0, abi::kMaxGroups * sizeof(abi::Simdgroup));
   state_.executor = this;
   state_.schedule = &Executor::schedule;
+  state_.differs = &Executor::differs;
   state_.groups = groups_.get();
 }
 
@@ -134,9 +135,34 @@ uint32_t Executor::next_lane() {
   return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
 }
 
-// Lanes wait at different simdgroup operations, or some have returned or stand at a barrier: as on a GPU, those at the
+// Lanes diverge: from here on each has its own record; those that wait already stand where the first one does.
+void Executor::differs(abi::Context* c, abi::SimdWait wait) {
+  auto record = [](abi::Simdgroup& g, uint32_t lanes, const abi::SimdWait& where) {
+    for (uint32_t i = 0; i < abi::kSimdWidth; i++)
+      if (lanes >> i & 1) g.wait[i] = where;
+  };
+  abi::Simdgroup& group = *c->group;
+  if (wait.complete) {
+    if (!group.mixed) record(group, group.simd_wait, group.first);
+    group.mixed = 1;
+  } else {
+    uint32_t count = (c->threads + abi::kSimdWidth - 1) / abi::kSimdWidth;
+    for (uint32_t i = 0; i < count && !c->barrier_mixed; i++) record(c->groups[i], c->groups[i].tg_wait, {c->barrier_site, nullptr});
+    c->barrier_mixed = 1;
+  }
+  record(group, 1u << (c->lane % abi::kSimdWidth), wait);
+}
+
+// Some lanes wait at a simdgroup operation, the others elsewhere, or they have returned: as on a GPU, those at the
 // operation that comes first in the program do it among themselves.
 uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
+  if (!g->mixed) {
+    uint32_t mask = g->simd_wait;
+    g->first.complete(g, mask);
+    g->simd_wait = 0;
+    g->ready |= mask;
+    return g->base + static_cast<uint32_t>(__builtin_ctz(mask));
+  }
   auto order = [](const abi::Site& s) { return static_cast<uint64_t>(s.line) << 32 | s.column; };
   uint32_t first = static_cast<uint32_t>(__builtin_ctz(g->simd_wait));
   for (uint32_t i = first; i < abi::kSimdWidth; i++)
@@ -191,8 +217,9 @@ std::string Executor::describe_divergence() const {
       returned++;
       continue;
     }
-    auto it = std::find_if(sites.begin(), sites.end(), [&](auto& s) { return s.first == g.wait[lane].site; });
-    if (it == sites.end()) it = sites.insert(sites.end(), {g.wait[lane].site, 0});
+    abi::Site site = state_.barrier_mixed ? g.wait[lane].site : state_.barrier_site;
+    auto it = std::find_if(sites.begin(), sites.end(), [&](auto& s) { return s.first == site; });
+    if (it == sites.end()) it = sites.insert(sites.end(), {site, 0});
     it->second++;
   }
   std::string message = "barrier divergence: of " + std::to_string(state_.threads) + " threads, ";

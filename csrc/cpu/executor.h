@@ -41,6 +41,7 @@ class Executor {
     Executor* executor;
   };
   static uint32_t schedule(abi::Context* context);
+  static void differs(abi::Context* context, abi::SimdWait wait);
   uint32_t next_lane();
   uint32_t complete_divergent(abi::Simdgroup* group);
   uint32_t release_barrier();

@@ -34,9 +34,10 @@ struct Lane {
 
 struct Simdgroup;
 
+// At which operation a lane waits.
 struct SimdWait {
   Site site;
-  void (*complete)(Simdgroup*, u32 mask);  // computes out[] of the lanes in mask from their in[] and arg[]
+  void (*complete)(Simdgroup*, u32 mask);  // computes out[] of the lanes in mask from their in[] and arg[]; null: a barrier
 };
 
 struct Simdgroup {
@@ -45,12 +46,12 @@ struct Simdgroup {
   u32 tg_wait;    // lanes at threadgroup_barrier
   u32 live;       // lanes that have not returned
   u32 unstarted;
-  u32 mixed;  // the lanes in simd_wait stand at more than one operation
+  u32 mixed;  // the lanes in simd_wait stand at more than one operation: see wait[], not first
   u32 base;   // index in the threadgroup of lane 0
   u32 all;    // the lanes that exist: fewer than 32 in the last simdgroup of an odd threadgroup
-  Site site;  // of the first lane in simd_wait
+  SimdWait first;  // where the first lane in simd_wait stands
   u32 arg[kSimdWidth];
-  SimdWait wait[kSimdWidth];
+  SimdWait wait[kSimdWidth];  // written only once lanes differ
   // What lanes bring and take: a region of its own for each payload size, so that lanes at different operations never
   // share a byte.
   alignas(64) u8 in[2 * kSimdWidth * kMaxPayload];
@@ -70,10 +71,11 @@ struct Context {
   Lane* lanes;        // [threads]
   Simdgroup* groups;  // [ceil(threads / 32)]
   u32 groups_ready;   // simdgroups with a lane in `ready`
-  u32 barrier_mixed;   // lanes stand at more than one barrier
+  u32 barrier_mixed;   // lanes stand at more than one barrier: see wait[]
   u32 barrier_strict;  // one that orders memory: a lane that has returned is missed
   Site barrier_site;  // of the first lane at the threadgroup barrier
   Lane host;          // where to go when every lane has returned
+  void (*differs)(Context*, SimdWait);  // the running lane comes to another operation, or barrier, than those that wait
   u32 (*schedule)(Context*);  // the lane to run when the current simdgroup has none ready; kNoLane: leave to host
   u8* threadgroup_memory;
   u8* const* buffers;               // by index

@@ -130,9 +130,8 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   u32 lane = c->lane & 31;
   u32 bit = 1u << lane;
   if (c->barrier_site.file == nullptr) c->barrier_site = site;
-  c->barrier_mixed |= c->barrier_site != site;
+  if (__builtin_expect(c->barrier_mixed || c->barrier_site != site, 0)) c->differs(c, {site, nullptr});
   c->barrier_strict |= strict;
-  g->wait[lane].site = site;
   g->tg_wait |= bit;
   g->ready &= ~bit;
   yield_lane(c, g, lane);
@@ -141,10 +140,8 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
 // The running lane is at a simdgroup operation; the last lane to come there computes every result.
 METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Simdgroup*, u32), Site site) {
   u32 bit = 1u << lane;
-  g->wait[lane].site = site;
-  g->wait[lane].complete = complete;
-  if (g->simd_wait == 0) g->site = site;
-  g->mixed |= g->site != site;
+  if (g->simd_wait == 0) g->first = {site, complete};
+  else if (__builtin_expect(g->mixed || g->first.site != site, 0)) c->differs(c, {site, complete});
   u32 waiting = g->simd_wait | bit;
   if (waiting == g->live && !g->mixed) {
     complete(g, waiting);
@@ -173,7 +170,7 @@ METALMM_INLINE Out exchange(const In& value, u32 arg, Site site) {
   Simdgroup* g = c->group;
   u32 lane = c->lane & 31;
   slots<In>(g->in)[lane] = value;
-  g->arg[lane] = arg;
+  if (Op::uses_arg) g->arg[lane] = arg;
   meet(c, g, lane, &Complete::all, site);
   return slots<Out>(g->out)[lane];
 }

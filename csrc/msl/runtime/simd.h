@@ -11,11 +11,13 @@ METALMM_INLINE u32 simd_lane() { return fiber::context()->lane & 31; }
 constexpr bool has(u32 mask, u32 lane) { return mask >> lane & 1; }
 
 struct Nothing {
+  static constexpr bool uses_arg = false;
   template <class In, class Out> static void run(u32, const In*, const u32*, Out*) {}
 };
 
 // out = in of the lane that arg names; an absent or inactive source gives the lane's own value.
 struct Gather {
+  static constexpr bool uses_arg = true;
   template <class T> static void run(u32 mask, const T* in, const u32* arg, T* out) {
     for (u32 i = 0; i < 32; i++)
       if (has(mask, i)) out[i] = in[has(mask, arg[i] & 31) ? arg[i] & 31 : i];
@@ -23,6 +25,7 @@ struct Gather {
 };
 
 struct First {
+  static constexpr bool uses_arg = false;
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
     T first = in[__builtin_ctz(mask)];
     for (u32 i = 0; i < 32; i++)
@@ -52,6 +55,7 @@ METALMM_BITWISE(And, &) METALMM_BITWISE(Or, |) METALMM_BITWISE(Xor, ^)
 
 // A tree over the active lanes of each run of Width lanes; the same order whatever order the lanes came in.
 template <class F, u32 Width> struct Reduce {
+  static constexpr bool uses_arg = false;
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
     T tmp[32];
     bool full = mask == ~0u;
@@ -76,6 +80,7 @@ template <class F, u32 Width> struct Reduce {
 };
 
 template <class F, bool Inclusive> struct Scan {
+  static constexpr bool uses_arg = false;
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
     T sum = F::template identity<T>();
     for (u32 i = 0; i < 32; i++) {
@@ -88,6 +93,7 @@ template <class F, bool Inclusive> struct Scan {
 };
 
 struct Ballot {
+  static constexpr bool uses_arg = false;
   static void run(u32 mask, const u32* in, const u32*, u32* out) {
     u32 votes = 0;
     for (u32 i = 0; i < 32; i++) votes |= (has(mask, i) && in[i] ? 1u : 0u) << i;
@@ -98,6 +104,7 @@ struct Ballot {
 
 // shuffle_and_fill: lanes shifted out of a run of `modulo` come back from the filling.
 template <int Direction> struct Fill {
+  static constexpr bool uses_arg = true;
   template <class T> static void run(u32 mask, const Pair<T>* in, const u32* arg, T* out) {
     for (u32 i = 0; i < 32; i++) {
       if (!has(mask, i)) continue;
