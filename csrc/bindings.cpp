@@ -514,7 +514,7 @@ NB_MODULE(_core, m) {
                     "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &Batch::exit, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
-      .def("matmul", &Batch::matmul, "variant"_a, "a"_a, "b"_a, nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
+      .def("matmul", &Batch::matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
            "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "Adds a matmul; arguments and errors as metalmm.matmul. Returns out, not yet filled.")
       .def("add", &Batch::add, "call"_a, "Adds a prepared call. Returns its out.")
       .def("submit", &Batch::submit, "Hands the batch to the device.")
@@ -559,7 +559,7 @@ NB_MODULE(_core, m) {
       .def("prepare",
            [](nb::object self, nb::handle variant, nb::object a, nb::object b, nb::object bias, nb::object c, double alpha, double beta, bool ta, bool tb,
               nb::object out) { return std::make_unique<Prepared>(std::move(self), variant, a, b, bias, c, alpha, beta, ta, tb, out); },
-           "variant"_a, "a"_a, "b"_a, nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false,
+           "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false,
            "transpose_b"_a = false, "out"_a = nb::none(), "A PreparedCall; arguments and errors as metalmm.matmul.")
       .def("close",
            [](PyDevice& d) {
@@ -568,7 +568,7 @@ NB_MODULE(_core, m) {
            },
            "Ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
 
-  m.def("matmul", &matmul, "variant"_a, "a"_a, "b"_a, nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
+  m.def("matmul", &matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
         "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "device"_a = nb::none(), kMatmulDoc);
 }
 

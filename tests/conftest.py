@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
 
 import metalmm  # noqa: E402
+from metalmm import manifest  # noqa: E402
 
 FOUND = [next(filter(shutil.which, names), None) for names in (("g++",), ("clang++", "clang++-14"))]
 COMPILERS = [c for c in FOUND if c] or ["c++"]
@@ -31,3 +33,11 @@ def each_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 def pytest_report_header() -> str:
     return f"metalmm {metalmm.__version__}: kernels compiled by {', '.join(COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
+
+
+@pytest.fixture(autouse=True)
+def _own_variants_stay_in_their_test() -> Iterator[None]:
+    before = dict(manifest._registry)
+    yield
+    manifest._registry.clear()
+    manifest._registry.update(before)

@@ -7,7 +7,7 @@ import re
 import threading
 import tomllib
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,13 +201,13 @@ def _register(v: Variant) -> None:
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
 
 
-def inline_includes(path: Path, seen: set[Path] | None = None, dirs: Iterable[Path] = ()) -> str:
+def inline_includes(path: Path, seen: set[Path] | None = None) -> str:
     """A source file with its quoted includes in place, each once, so that one text is all a compiler needs."""
     seen = set() if seen is None else seen
     seen.add(path)
 
     def replace(match: re.Match[str]) -> str:
-        candidates = [path.parent / match[1], path.parent / "include" / match[1], compiler.KERNELS / match[1], *(d / match[1] for d in dirs)]
+        candidates = [path.parent / match[1], compiler.KERNELS / "include" / match[1]]
         target = next((c.resolve() for c in candidates if c.is_file()), None)
         if target is None:
             return match[0]

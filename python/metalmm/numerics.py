@@ -97,5 +97,5 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
         # np.max would drop no NaN, but a NaN in a report hides how wrong the rest is.
         difference = np.where(same, 0.0, np.where(np.isnan(difference), np.inf, difference))
         relative = difference / np.maximum(1.0, np.maximum(np.abs(out), np.abs(ref)))
-    relative = np.where(np.isnan(relative), np.inf, relative)
+    relative = np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return float(difference.max(initial=0.0)), float(relative.max(initial=0.0))

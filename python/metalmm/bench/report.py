@@ -56,8 +56,8 @@ def tags(results: list[Result], baseline: str | None, bad_rel: float) -> dict[st
     if by_gpu:
         best = by_gpu[0]
         for r in by_gpu:
-            near = (r.avg_gpu or 0.0) - (best.avg_gpu or 0.0) <= HOST_GAP_GPU_MS
-            if r is not best and near and best.avg_cpu - r.avg_cpu >= HOST_GAP_CPU_MS:
+            slower, cheaper = (r.avg_gpu or 0.0) - (best.avg_gpu or 0.0), best.avg_cpu - r.avg_cpu
+            if r is not best and slower <= HOST_GAP_GPU_MS + 1e-9 and cheaper >= HOST_GAP_CPU_MS - 1e-9:
                 found[r.variant].append("host-gap")
     for r in results:
         if r not in good:

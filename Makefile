@@ -1,0 +1,41 @@
+# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite.
+# Both make what they need: a virtual environment in .venv with the package built into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: bench test lint sanitize clean
+
+bench: $(VENV)/.built
+	$(BIN)/python benchmarks/hot_shapes.py $(ARGS)
+
+test: $(VENV)/.built
+	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
+	$(BIN)/python -m pytest $(ARGS)
+
+# The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
+sanitize: $(VENV)/.built
+	bash tests/sanitize.sh $(BIN)/python
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.metal' ':!csrc/msl/runtime')
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metalmm needs Python 3.11 or later; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.built: $(VENV)/.created $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.built
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

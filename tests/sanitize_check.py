@@ -1,0 +1,74 @@
+"""What tests/sanitize.sh runs under the sanitizers: threads at once on one device, for the seconds given, and error paths."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+
+import metalmm
+import numpy as np
+
+SOURCE = """#include <metal_stdlib>
+using namespace metal;
+kernel void diverges(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  if (t > 3) return;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[t] = 1.0f;
+}
+"""
+
+
+def main(seconds: float) -> None:
+    device = metalmm.Device("cpu", threads=2)
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((1, 200)).astype(np.float16), rng.standard_normal((300, 200)).astype(np.float16)
+    names = ["m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg128", "gemm_tiled/baseline"]
+    expected = {v: metalmm.matmul(v, a, b, transpose_b=True, device=device) for v in names}
+    diverges = device.compile(SOURCE).kernel("diverges")
+    problems: list[BaseException] = []
+    counts = [0, 0]
+
+    def work(index: int) -> None:
+        try:
+            w = device.array(b)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                v = names[(counts[index] + index) % len(names)]
+                np.testing.assert_array_equal(metalmm.matmul(v, a, b, transpose_b=True, device=device), expected[v])
+                call = device.prepare(v, a, w, transpose_b=True)
+                np.testing.assert_array_equal(np.asarray(call()), expected[v])
+                with device.batch() as batch:
+                    outs = [batch.matmul(v, a, w, transpose_b=True) for _ in range(3)]
+                for out in outs:
+                    np.testing.assert_array_equal(np.asarray(out), expected[v])
+                device.batch().matmul(v, a, w, transpose_b=True)  # dropped before it is submitted
+                counts[index] += 1
+                if counts[index] % 50 == 0:
+                    try:
+                        diverges(np.zeros(64, np.float32), grid=(4,), threadgroup=(64,))
+                    except metalmm.KernelError:
+                        continue
+                    raise AssertionError("the divergence was not reported")
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if problems:
+        raise problems[0]
+    assert min(counts) > 0
+    view = device.array(b).numpy()
+    device.close()
+    del device, diverges
+    gc.collect()
+    assert view.sum() == b.sum()
+    print(f"{sum(counts)} rounds on two threads in {seconds:g} s, all right")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,178 @@
+"""What the CPU device refuses, and how it says so: rules of Metal that a kernel or dispatch breaks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+DIVERGE = HEAD + """
+kernel void returns(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  if (t >= 40) return;
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // line 6
+  y[t] = 1.0f;
+}
+kernel void elsewhere(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  if (t < 32) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // line 11
+  } else {
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // line 13
+  }
+  y[t] = 1.0f;
+}
+kernel void uneven(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  for (uint i = 0; i < t; i++) threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[t] = 1.0f;
+}
+kernel void none(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  if (t >= 40) return;
+  threadgroup_barrier(mem_flags::mem_none);
+  y[t] = 1.0f;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def diverging(device: metalmm.Device) -> metalmm.Library:
+    return device.compile(DIVERGE)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("returns", r"kernel 'returns': threadgroup \(\d, 0, 0\): barrier divergence: of 64 threads, 40 wait at threadgroup_barrier \(<source>:6\), 24 have returned"),
+        ("elsewhere", r"kernel 'elsewhere'.*32 wait at threadgroup_barrier \(<source>:11\), 32 wait at threadgroup_barrier \(<source>:13\)"),
+        ("uneven", r"kernel 'uneven'.*63 wait at threadgroup_barrier \(<source>:18\), 1 have returned"),
+    ],
+)
+def test_barrier_divergence_is_an_error(diverging: metalmm.Library, kernel: str, message: str) -> None:
+    y = np.zeros(64, np.float32)
+    with pytest.raises(metalmm.KernelError, match=message):
+        diverging.kernel(kernel)(y, grid=(2,), threadgroup=(64,))
+    # The device is usable afterwards.
+    diverging.kernel("none")(y, grid=(1,), threadgroup=(64,))
+    np.testing.assert_array_equal(y, [1] * 40 + [0] * 24)
+
+
+def test_lenient_barriers_let_returned_threads_count() -> None:
+    device = metalmm.Device("cpu", lenient_barriers=True)
+    y = np.zeros(64, np.float32)
+    device.compile(DIVERGE).kernel("returns")(y, grid=(1,), threadgroup=(64,))
+    np.testing.assert_array_equal(y, [1] * 40 + [0] * 24)
+
+
+def test_a_matmul_that_fails_names_its_threadgroup_and_spares_the_batch(diverging: metalmm.Library, device: metalmm.Device) -> None:
+    y = np.zeros(64, np.float32)
+    batch = device.batch()
+    diverging.kernel("returns")(y, grid=(1,), threadgroup=(64,), batch=batch)
+    batch.submit()
+    with pytest.raises(metalmm.KernelError, match="kernel 'returns'"):
+        batch.wait()
+
+
+LIMITS = HEAD + """
+[[max_total_threads_per_threadgroup(64)]] kernel void limited(device float* y, uint t [[thread_index_in_threadgroup]]) { y[t] = 1; }
+kernel void open(device float* y, uint t [[thread_index_in_threadgroup]]) { y[t] = 1; }
+kernel void big(device float* y, uint t [[thread_index_in_threadgroup]]) { threadgroup float x[9000]; x[t] = 1; y[t] = x[t]; }
+kernel void dynamic(device float* y, threadgroup float* x [[threadgroup(1)]], uint t [[thread_index_in_threadgroup]]) { x[t] = 1; y[t] = x[t]; }
+kernel void reads(const device float* x, device float* y, constant uint4& n) { y[0] = x[0] + n.w; }
+"""
+
+
+@pytest.fixture(scope="module")
+def limits(device: metalmm.Device) -> metalmm.Library:
+    return device.compile(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "threads", "message"),
+    [
+        ("limited", (65,), r"threadgroup \(65, 1, 1\) has 65 threads; the limit of this kernel is 64"),
+        ("open", (1025,), r"1025 threads; the limit of this kernel is 1024"),
+        ("open", (32, 33), r"1056 threads"),
+        ("big", (1,), r"36000 bytes of threadgroup memory; the limit is 32768"),
+        ("dynamic", (1,), r"no size is given for threadgroup memory 1"),
+    ],
+)
+def test_limits(limits: metalmm.Library, kernel: str, threads: Any, message: str) -> None:
+    with pytest.raises(metalmm.KernelError, match=f"kernel '{kernel}': .*{message}"):
+        limits.kernel(kernel)(np.zeros(2048, np.float32), grid=(1,), threadgroup=threads)
+
+
+def test_threadgroup_memory_limit_is_configurable() -> None:
+    device = metalmm.Device("cpu", threadgroup_memory_limit=65536)
+    y = np.zeros(8, np.float32)
+    library = device.compile(LIMITS)
+    library.kernel("big")(y, grid=(1,), threadgroup=(8,))
+    np.testing.assert_array_equal(y, np.ones(8))
+    with pytest.raises(metalmm.KernelError, match="65552 bytes of threadgroup memory"):
+        library.kernel("dynamic")(y, grid=(1,), threadgroup=(8,), threadgroup_memory={1: 65540})
+
+
+def test_unbound_buffers_and_wrong_arguments(limits: metalmm.Library) -> None:
+    x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
+    kernel = limits.kernel("reads")
+    size = {"grid": (1,), "threadgroup": (1,)}
+    with pytest.raises(metalmm.KernelError, match=r"nothing is bound to buffer index 2"):
+        kernel({0: x, 1: y}, **size)
+    with pytest.raises(metalmm.KernelError, match=r"2 arguments; it takes 3, for the buffer indices 0, 1, 2"):
+        kernel(x, y, **size)
+    with pytest.raises(metalmm.KernelError, match=r"bytes at index 2 are 4; the argument takes at least 16"):
+        kernel(x, y, bytes(4), **size)
+    with pytest.raises(metalmm.KernelError, match=r"argument 1 is not const; bind a buffer, not bytes"):
+        kernel(x, bytes(16), bytes(16), **size)
+    y.flags.writeable = False
+    with pytest.raises(metalmm.KernelError, match=r"buffer 1 is read-only memory"):
+        kernel(x, y, bytes(16), **size)
+    with pytest.raises(metalmm.LayoutError, match=r"buffer 0 is not C-contiguous"):
+        kernel(np.ones((4, 4), np.float32)[:, ::2], np.zeros(4, np.float32), bytes(16), **size)
+    with pytest.raises(metalmm.DTypeError, match=r"buffer 0 is list"):
+        kernel([1.0], np.zeros(4, np.float32), bytes(16), **size)
+    with pytest.raises(metalmm.KernelError, match=r"grid takes up to three sizes"):
+        kernel(x, np.zeros(4, np.float32), bytes(16), grid=(0,), threadgroup=(1,))
+
+
+def test_threadgroup_memory_holds_nan_before_it_is_written(device: metalmm.Device) -> None:
+    source = HEAD + "kernel void k(device float* y, uint t [[thread_index_in_threadgroup]]) { threadgroup float x[32]; y[t] = x[t]; }"
+    y = np.zeros(32, np.float32)
+    device.compile(source).kernel("k")(y, grid=(1,), threadgroup=(32,))
+    assert np.isnan(y).all()
+
+
+def test_stack_frames_near_the_limit_do_not_compile(device: metalmm.Device) -> None:
+    source = HEAD + (
+        "kernel void k(device float* y, constant uint& n) { volatile float x[40000]; for (uint i = 0; i < n; i++) x[i * 7 % 40000] = i; y[0] = x[n]; }"
+    )
+    with pytest.raises(metalmm.CompileError, match="frame"):
+        device.compile(source).kernel("k")
+
+
+def test_two_python_threads_issue_at_once(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(8)
+    problems: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            a = rng.standard_normal((1, 300)).astype(np.float16)
+            b = rng.standard_normal((200, 300)).astype(np.float16)
+            expected = metalmm.matmul("m1_optimized_v2/nt_bn64_col", a, b, transpose_b=True, device=device)
+            for i in range(150):
+                v = ("m1_optimized_v2/nt_bn64_col", "m1_optimized_v2/nt_bn128_col")[(i + seed) % 2]
+                out = metalmm.matmul(v, a, b, transpose_b=True, device=device)
+                np.testing.assert_array_equal(out, expected)
+                with device.batch() as batch:
+                    y = batch.matmul(v, a, b, transpose_b=True)
+                np.testing.assert_array_equal(y, expected)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems

@@ -1,0 +1,171 @@
+"""Every variant against the float64 bound: shapes on both sides of every threshold, each epilogue, batches, layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from metalmm import numerics
+
+ALL = metalmm.variants()
+# (m, n, k): aligned, one off, primes, tiny, K below and above every tile, the user's small shapes.
+M1 = [(1, 1, 1), (1, 64, 64), (1, 63, 65), (1, 65, 63), (1, 127, 129), (1, 128, 128), (1, 131, 257), (1, 256, 3), (1, 257, 16), (1, 5, 1031)]
+M1 += [(1, 64, 95), (1, 51, 64), (1, 896, 512)]
+MANY = [(2, 33, 17), (3, 31, 16), (8, 32, 15), (17, 64, 48), (31, 1, 33), (32, 32, 16), (33, 65, 31), (64, 7, 100), (129, 40, 9), (257, 19, 37)]
+SMALL_N = [(m, n, k) for m, k in [(1, 1), (1, 33), (2, 64), (7, 31), (8, 127), (9, 32), (65, 100), (257, 5)] for n in (1, 2, 4, 8, 16)]
+EPILOGUES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias": {"bias": True},
+    "alpha_beta": {"c": True, "alpha": 0.75, "beta": -1.5},
+    "batch": {"batch": 14, "bias": True, "c": True, "alpha": 0.125, "beta": 0.5},
+}
+
+
+def shapes_of(v: metalmm.Variant) -> list[tuple[int, int, int]]:
+    if v == "gemv/smalln":
+        return SMALL_N
+    return M1 if v.supports.get("m") == 1 else [*M1, *MANY]
+
+
+def draw(rng: np.random.Generator, spec: metalmm.MatmulSpec, c: bool = False) -> tuple[Any, Any, dict[str, Any]]:
+    lead = (spec.batch,) if spec.batch > 1 else ()
+
+    def half(*size: int) -> Any:
+        return rng.standard_normal(size, dtype=np.float32).astype(np.float16)
+
+    a = half(*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k)))
+    b = half(*lead, *((spec.n, spec.k) if spec.transpose_b else (spec.k, spec.n)))
+    options: dict[str, Any] = {"alpha": spec.alpha, "beta": spec.beta, "transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b}
+    if spec.bias:
+        options["bias"] = half(spec.n)
+    if c:
+        options["c"] = half(*lead, spec.m, spec.n)
+    return a, b, options
+
+
+def check(v: str, a: Any, b: Any, options: dict[str, Any], device: metalmm.Device) -> None:
+    reference, bound = metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options)
+    out = np.full(reference.shape, np.nan, np.float16)
+    assert metalmm.matmul(v, a, b, out=out, device=device, **options) is out
+    assert not (wrong := numerics.mismatch(out, reference, bound)), f"{v} {a.shape} {b.shape}: {wrong}"
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("v", ALL)
+def test_variant_is_within_the_bound(v: metalmm.Variant, epilogue: str, device: metalmm.Device) -> None:
+    rng, checked = np.random.default_rng(len(v)), 0
+    wanted = EPILOGUES[epilogue]
+    for layout in v.supports["layouts"]:
+        for m, n, k in shapes_of(v):
+            spec = metalmm.MatmulSpec(
+                m=m, n=n, k=k, batch=wanted.get("batch", 1), transpose_a=layout[0] == "t", transpose_b=layout[1] == "t",
+                bias=wanted.get("bias", False), alpha=wanted.get("alpha", 1.0), beta=wanted.get("beta", 0.0),
+            )  # fmt: skip
+            assert not v.lacks(spec), "the manifest says that this variant takes every epilogue, batch and size"
+            check(v, *draw(rng, spec, wanted.get("c", False)), device)
+            checked += 1
+    assert checked >= 12
+
+
+@pytest.mark.parametrize("v", [v for v in ALL if v.supports.get("m") == 1])
+def test_one_row_families_refuse_more_rows(v: metalmm.Variant, device: metalmm.Device) -> None:
+    transpose_b = "nt" in v.supports["layouts"]
+    a, b = np.ones((2, 9), np.float16), np.ones((9, 9), np.float16)
+    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by gemm_tiled/baseline"):
+        metalmm.matmul(v, a, b, transpose_b=transpose_b, device=device)
+
+
+@pytest.mark.parametrize("v", ALL)
+def test_other_layouts_are_refused(v: metalmm.Variant) -> None:
+    for layout in ("nn", "nt", "tn", "tt"):
+        spec = metalmm.MatmulSpec(m=1, n=4, k=8, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
+        assert (layout in v.supports["layouts"]) != ("layout" in v.lacks(spec))
+
+
+@pytest.mark.parametrize("v", ALL)
+def test_nan_and_inf_propagate(v: metalmm.Variant, device: metalmm.Device) -> None:
+    rng = np.random.default_rng(3)
+    layout = v.supports["layouts"][0]
+    n = 16 if v == "gemv/smalln" else 67
+    spec = metalmm.MatmulSpec(m=1, n=n, k=133, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True)
+    a, b, options = draw(rng, spec)
+    rows = b if spec.transpose_b else b.T  # (n, k)
+    rows[3, 5], rows[4, 132], rows[9, 0], rows[n - 1, 131] = np.nan, np.inf, -np.inf, np.nan
+    rows[7, 1], rows[7, 2] = np.inf, -np.inf
+    options["bias"][1] = np.inf
+    options["bias"][2] = np.nan
+    check(v, a, b, options, device)
+    a.flat[50] = np.inf
+    check(v, a, b, options, device)
+
+
+@pytest.mark.parametrize("v", ["gemm_tiled/baseline", "m1_optimized/simd_tiled_4", "m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg256"])
+def test_views_with_leading_dimensions_and_any_alignment(v: str, device: metalmm.Device) -> None:
+    rng = np.random.default_rng(4)
+    nt = "nt" in metalmm.MatmulSpec(m=1, n=1, k=1, transpose_b=True).layout and "nt" in next(x for x in ALL if x == v).supports["layouts"]
+    for k, n, pad, offset in [(64, 70, 0, 1), (96, 33, 3, 2), (130, 64, 1, 3), (61, 129, 4, 0)]:
+        size = (n, k) if nt else (k, n)
+        store = rng.standard_normal(size[0] * (size[1] + pad) + 8).astype(np.float16)
+        b = np.lib.stride_tricks.as_strided(store[offset:], size, (2 * (size[1] + pad), 2))
+        a = rng.standard_normal(k + 4).astype(np.float16)[offset : offset + k].reshape(1, k)
+        check(v, a, b, {"transpose_b": nt}, device)
+
+
+def test_shared_b_and_batched_b_agree(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((5, 3, 40)).astype(np.float16), rng.standard_normal((40, 24)).astype(np.float16)
+    shared = metalmm.matmul("gemm_tiled/baseline", a, b, device=device)
+    batched = metalmm.matmul("gemm_tiled/baseline", a, np.broadcast_to(b, (5, 40, 24)).copy(), device=device)
+    np.testing.assert_array_equal(shared, batched)
+    check("gemm_tiled/baseline", a, b, {"c": rng.standard_normal((3, 24)).astype(np.float16), "beta": 2.0}, device)
+
+
+def test_c_is_not_read_where_beta_is_zero(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 8), np.float16), np.ones((8, 8), np.float16)
+    out = metalmm.matmul("gemv/baseline", a, b, c=np.full((1, 8), np.nan, np.float16), beta=0.0, device=device)
+    np.testing.assert_array_equal(out, np.full((1, 8), 8))
+
+
+def test_c_may_be_out(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 8), np.float16), np.ones((8, 8), np.float16)
+    y = np.full((1, 8), 3, np.float16)
+    metalmm.matmul("gemv/baseline", a, b, c=y, beta=1.0, out=y, device=device)
+    np.testing.assert_array_equal(y, np.full((1, 8), 11))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_skewed_shapes(data: st.DataObject, device: metalmm.Device) -> None:
+    v = data.draw(st.sampled_from(ALL))
+    layout = data.draw(st.sampled_from(v.supports["layouts"]))
+    size = st.one_of(st.integers(1, 40), st.integers(41, 700))
+    m = 1 if v.supports.get("m") == 1 else data.draw(st.integers(1, 70))
+    n = data.draw(st.sampled_from([1, 2, 4, 8, 16])) if v == "gemv/smalln" else data.draw(size)
+    spec = metalmm.MatmulSpec(
+        m=m, n=n, k=data.draw(size), batch=data.draw(st.integers(1, 3)), transpose_a=layout[0] == "t", transpose_b=layout[1] == "t",
+        bias=data.draw(st.booleans()), alpha=data.draw(st.sampled_from([1.0, 0.125, -2.0])), beta=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
+    )  # fmt: skip
+    check(v, *draw(np.random.default_rng(data.draw(st.integers(0, 99))), spec, spec.beta != 0), device)
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_every_compiler_gives_right_results() -> None:
+    """The other compilers, a strategy each; the whole matrix above runs with the default one."""
+    device, rng = metalmm.Device("cpu"), np.random.default_rng(6)
+    for v in ("gemv/baseline", "gemv/smalln", "gemm_tiled/baseline", "m1_optimized/simd_tiled_4", "m1_optimized_v2/nt_bn128_col_vec4_bk64_tg128",
+              "m1_optimized_v2/nt_bn64_col_bt_bk64_tg64", "m1_optimized_v4/nt_bn16_largek_smalln_tg256"):  # fmt: skip
+        layout = next(x for x in ALL if x == v).supports["layouts"][0]
+        spec = metalmm.MatmulSpec(m=1, n=16 if "smalln" == v[-6:] else 133, k=301, transpose_b=layout[1] == "t", bias=True)
+        check(v, *draw(rng, spec), device)
+
+
+def test_large_k(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(7)
+    for v in ALL:
+        if v.enabled and v != "gemv/smalln":
+            spec = metalmm.MatmulSpec(m=1, n=40, k=4864, transpose_b="nt" in v.supports["layouts"])
+            check(v, *draw(rng, spec), device)
