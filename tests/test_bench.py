@@ -158,8 +158,7 @@ def test_a_wrong_variant_is_shown_and_counted(tmp_path: Path, capsys: pytest.Cap
         '#include <metal_stdlib>\n#include "params.h"\nusing namespace metal;\ntemplate <int T>\nkernel void wrong(device half* D [[buffer(2)]], constant MatmulParams& p '
         "[[buffer(5)]],\n uint i [[thread_position_in_grid]]) {\n  if (i < p.n) D[i] = 0.0h;  // and nothing for the rest of the batch\n}\n"
     )
-    metalmm.load_variants(tmp_path / "my.toml")
-    code, data = run(tmp_path, "--shapes", "6", "--backends", "my_wrong,gemv")
+    code, data = run(tmp_path, "--manifest", str(tmp_path / "my.toml"), "--shapes", "6", "--backends", "my_wrong,gemv")
     text = capsys.readouterr().out
     assert code == 1
     assert "my_wrong/zero [bad-rel]" in text

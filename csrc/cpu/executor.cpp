@@ -95,9 +95,11 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
     g.simd_wait = g.tg_wait = g.mixed = 0;
     g.base = i * abi::kSimdWidth;
   }
-  // NaN in every format: what a kernel reads before writing shows in its result.
-  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 64));
-  std::memset(memory_.data(), 0xff, call.threadgroup_bytes);
+  // NaN in every format: what a kernel reads before writing it, or just past the end, shows in its result.
+  constexpr size_t kAlignment = 64;
+  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 2 * kAlignment));
+  state_.threadgroup_memory = memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & (kAlignment - 1));
+  std::memset(state_.threadgroup_memory, 0xff, call.threadgroup_bytes + kAlignment);
   state_.lane = 0;
   state_.threads = threads;
   state_.group = groups_.get();
@@ -105,7 +107,6 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.groups_ready = group_count_ == 32 ? ~0u : (1u << group_count_) - 1;
   state_.barrier_mixed = state_.barrier_strict = 0;
   state_.barrier_site = {};
-  state_.threadgroup_memory = memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & 63);
   state_.buffers = call.buffers;
   state_.threadgroup_offsets = call.threadgroup_offsets;
   state_.threadgroup_position = position;

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import Device, Variant, variants
+from .. import Device, Variant, load_variants, variants
 from . import report, runner, sizes
 from .sizes import Shape
 
@@ -19,6 +19,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     env = os.environ
     parser = argparse.ArgumentParser(prog="hot_shapes", description=__doc__)
     parser.add_argument("--sizes", type=Path, default=sizes.DEFAULT, help="profile summary with the shapes (default: Qwen2.5-0.5B decode)")
+    parser.add_argument("--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md)")
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
     parser.add_argument("--backends", default=env.get("MATMUL_BACKENDS"), help="families, comma-separated [MATMUL_BACKENDS]")
     parser.add_argument("--iters", type=int, default=int(env.get("MATMUL_BENCH_ITERS", "5")), help="measured runs [MATMUL_BENCH_ITERS]")
@@ -97,6 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; 0 if every variant was right everywhere, 1 if one was wrong, 2 for arguments it cannot use."""
     args = _arguments(argv)
     try:
+        for manifest in args.manifest:
+            load_variants(manifest)
         shapes = sizes.select(sizes.load(args.sizes), args.shapes)
         work, skipped = _choose(shapes, args)
     except (OSError, ValueError) as error:
