@@ -21,6 +21,7 @@ sanitize: $(VENV)/.built
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cp build/*/_core.pyi python/metalmm/  # generated; an editable install keeps it elsewhere
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.metal' ':!csrc/msl/runtime')
 

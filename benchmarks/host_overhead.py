@@ -15,9 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 import metalmm
+import numpy as np
 from metalmm.bench import runner
 
 BATCHES = (1, 4, 16, 64, 256)

@@ -22,9 +22,8 @@ ARGS = ARGS.parse_args()
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "METALMM_CPU_THREADS"):
     os.environ[name] = str(ARGS.threads)  # before the libraries read them
 
-import numpy as np  # noqa: E402
-
 import metalmm  # noqa: E402
+import numpy as np  # noqa: E402
 from metalmm.bench import runner, sizes  # noqa: E402
 
 

@@ -91,7 +91,8 @@ const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle dev
     std::string path = nb::cast<std::string>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
     auto pipeline = state.open()->load_pipeline(path, v.id);
     if (v.threads > pipeline->max_threads) {
-      throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.threads) + " threads; the kernel allows " + std::to_string(pipeline->max_threads));
+      throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.threads) + " threads; the kernel allows " +
+                                         std::to_string(pipeline->max_threads));
     }
     if (state.pipelines.size() <= v.index) state.pipelines.resize(v.index + 1);
     state.pipelines[v.index][s] = std::move(pipeline);
@@ -110,7 +111,10 @@ struct Matmul {
   nb::object result;
   const std::shared_ptr<Pipeline>* pipeline = nullptr;
 
-  template <class Use> auto dispatch(Use&& use) const { return with_dispatch(*variant, *pipeline, plan, args, *out.get(), std::forward<Use>(use)); }
+  template <class Use>
+  auto dispatch(Use&& use) const {
+    return with_dispatch(*variant, *pipeline, plan, args, *out.get(), std::forward<Use>(use));
+  }
 };
 
 nb::object device_of(nb::handle device, nb::handle a, nb::handle b) {
@@ -142,15 +146,16 @@ DeviceState& state_of(nb::handle device) {
   return *state;
 }
 
-void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c,
-             double alpha, double beta, bool transpose_a, bool transpose_b, nb::handle out) {
+void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle variant, nb::handle a, nb::handle b, nb::handle bias,
+             nb::handle c, double alpha, double beta, bool transpose_a, bool transpose_b, nb::handle out) {
   call.variant = &registry().find(variant);
   call.a = Operand(a, "a", &state);
   call.b = Operand(b, "b", &state);
   if (!call.a.get() || !call.b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
   call.bias = Operand(bias, "bias", &state);
   call.c = Operand(c, "c", &state);
-  call.args = {call.a.get(), call.b.get(), call.bias.get(), call.c.get(), static_cast<float>(alpha), static_cast<float>(beta), transpose_a, transpose_b};
+  call.args = {call.a.get(), call.b.get(), call.bias.get(), call.c.get(), static_cast<float>(alpha), static_cast<float>(beta),
+               transpose_a,  transpose_b};
   call.plan = plan_matmul(call.args);
   const Variant& v = *call.variant;
   if (!v.supports(call.plan.spec))
@@ -167,8 +172,8 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
   call.pipeline = &pipeline_for(state, device, v, call.plan.spec);
 }
 
-nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta, bool transpose_a,
-                  bool transpose_b, nb::handle out, nb::handle device) {
+nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
+                  bool transpose_a, bool transpose_b, nb::handle out, nb::handle device) {
   nb::object owner = device_of(device, a, b);
   DeviceState& state = state_of(owner);
   Matmul call;
@@ -205,7 +210,10 @@ class Prepared {
     });
     return call_.result;
   }
-  template <class Use> void encode(Use&& use) const { call_.dispatch(std::forward<Use>(use)); }
+  template <class Use>
+  void encode(Use&& use) const {
+    call_.dispatch(std::forward<Use>(use));
+  }
   const nb::object& out() const { return call_.result; }
   const nb::object& device() const { return device_; }
   double device_seconds() const { return seconds_.load(std::memory_order_relaxed); }
@@ -224,10 +232,11 @@ class Prepared {
 
 class Batch {
  public:
-  explicit Batch(nb::object device) : device_(std::move(device)), state_(state_of(device_)), running_(state_.open()), batch_(running_->new_batch()) {}
+  explicit Batch(nb::object device)
+      : device_(std::move(device)), state_(state_of(device_)), running_(state_.open()), batch_(running_->new_batch()) {}
 
-  nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta, bool transpose_a,
-                    bool transpose_b, nb::handle out) {
+  nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
+                    bool transpose_a, bool transpose_b, nb::handle out) {
     state_.open();
     Matmul call;
     resolve(call, state_, device_, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
@@ -281,7 +290,8 @@ Size3 size3(nb::handle value, const char* name) {
   size_t count = 0;
   for (nb::handle item : nb::iter(value)) {
     int64_t v = nb::cast<int64_t>(item);
-    if (count >= 3 || v < 1 || v > UINT32_MAX) throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
+    if (count >= 3 || v < 1 || v > UINT32_MAX)
+      throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
     size[count++] = static_cast<uint32_t>(v);
   }
   return size;
@@ -298,8 +308,9 @@ class Kernel {
     std::vector<ThreadgroupMemory> memory;
     if (!threadgroup_memory.is_none())
       for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory)) memory.push_back({nb::cast<uint32_t>(key), nb::cast<size_t>(value)});
-    Dispatch d{&pipeline_, bound.buffers.data(), bound.buffers.size(), bound.bytes.data(), bound.bytes.size(), memory.data(), memory.size(),
-               size3(grid, "grid"), size3(threadgroup, "threadgroup")};
+    Dispatch d{&pipeline_,         bound.buffers.data(), bound.buffers.size(),
+               bound.bytes.data(), bound.bytes.size(),   memory.data(),
+               memory.size(),      size3(grid, "grid"),  size3(threadgroup, "threadgroup")};
     std::shared_ptr<Device> device = state_.open();
     if (!batch.is_none()) {
       nb::cast<Batch&>(batch).encode(d);
@@ -335,7 +346,8 @@ class Kernel {
   }
 
   void bind(Bound& bound, uint32_t index, nb::handle value) {
-    if (index >= kMaxBuffers) throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
+    if (index >= kMaxBuffers)
+      throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
     if (PyBytes_Check(value.ptr())) {
       bound.bytes.push_back({index, PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))});
       return;
@@ -350,7 +362,8 @@ class Kernel {
     int64_t stride = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
       if (t->shape[i] > 1 && t->strides[i] != stride)
-        throw Error(ErrorKind::layout, "kernel '" + pipeline_->name + "': " + name + " is not C-contiguous; pass numpy.ascontiguousarray of it");
+        throw Error(ErrorKind::layout,
+                    "kernel '" + pipeline_->name + "': " + name + " is not C-contiguous; pass numpy.ascontiguousarray of it");
       stride *= t->shape[i];
     }
     bound.buffers.push_back({index, &t->buffer, t->offset});
@@ -391,8 +404,8 @@ Range range_of(nb::handle pair) {
   return {nb::cast<uint32_t>(t[0]), nb::cast<uint32_t>(t[1])};
 }
 
-void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n, nb::tuple k,
-                      nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha) {
+void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
+                      nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha) {
   Variant v;
   v.id = id, v.enabled = enabled, v.bm = bm, v.bn = bn, v.threads = threads;
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
@@ -408,9 +421,11 @@ void translate(const std::exception_ptr& p, void*) {
   }
 }
 
-MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a, bool transpose_b, bool bias, float alpha, float beta) {
+MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a, bool transpose_b, bool bias, float alpha,
+                     float beta) {
   for (int64_t size : {m, n, k, batch})
-    if (size < 1 || size > UINT32_MAX) throw Error(ErrorKind::shape, "MatmulSpec: a size of " + std::to_string(size) + "; sizes are 1 to 2^32 - 1");
+    if (size < 1 || size > UINT32_MAX)
+      throw Error(ErrorKind::shape, "MatmulSpec: a size of " + std::to_string(size) + "; sizes are 1 to 2^32 - 1");
   MatmulSpec s;
   s.m = static_cast<uint32_t>(m), s.n = static_cast<uint32_t>(n), s.k = static_cast<uint32_t>(k), s.batch = static_cast<uint32_t>(batch);
   s.transpose_a = transpose_a, s.transpose_b = transpose_b, s.bias = bias, s.c = beta != 0.0f, s.alpha = alpha, s.beta = beta;
@@ -439,24 +454,29 @@ NB_MODULE(_core, m) {
     hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device), {}};
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
   });
-  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a, "batch"_a,
-        "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a);
-  m.def("_lacks", [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).lacks(spec); }, "Empty, or why the variant does not support the spec.");
-  m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) { pipeline_for(state_of(device), device, registry().find(id), spec); });
+  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
+        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a);
+  m.def(
+      "_lacks", [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).lacks(spec); },
+      "Empty, or why the variant does not support the spec.");
+  m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) {
+    pipeline_for(state_of(device), device, registry().find(id), spec);
+  });
   m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {
     DeviceState& state = state_of(device);
     const Variant& v = registry().find(id);
     if (v.index < state.pipelines.size()) state.pipelines[v.index] = {};
   });
 
-  nb::class_<MatmulSpec>(m, "MatmulSpec",
-                         "What a matmul asks for, without its data: sizes, layout and epilogue. beta other than 0 means that beta * c is added.")
-      .def("__init__",
-           [](MatmulSpec* self, int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a, bool transpose_b, bool bias, float alpha, float beta) {
-             new (self) MatmulSpec(make_spec(m, n, k, batch, transpose_a, transpose_b, bias, alpha, beta));
-           },
-           "m"_a, "n"_a, "k"_a, "batch"_a = 1, "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = false, "alpha"_a = 1.0f, "beta"_a = 0.0f,
-           "Raises ShapeError for a size of zero or an operand of more than 2^32 - 1 elements.")
+  nb::class_<MatmulSpec>(
+      m, "MatmulSpec",
+      "What a matmul asks for, without its data: sizes, layout and epilogue. beta other than 0 means that beta * c is added.")
+      .def(
+          "__init__",
+          [](MatmulSpec* self, int64_t m, int64_t n, int64_t k, int64_t batch, bool transpose_a, bool transpose_b, bool bias, float alpha,
+             float beta) { new (self) MatmulSpec(make_spec(m, n, k, batch, transpose_a, transpose_b, bias, alpha, beta)); },
+          "m"_a, "n"_a, "k"_a, "batch"_a = 1, "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = false, "alpha"_a = 1.0f,
+          "beta"_a = 0.0f, "Raises ShapeError for a size of zero or an operand of more than 2^32 - 1 elements.")
       .def_ro("m", &MatmulSpec::m)
       .def_ro("n", &MatmulSpec::n)
       .def_ro("k", &MatmulSpec::k)
@@ -466,37 +486,42 @@ NB_MODULE(_core, m) {
       .def_ro("bias", &MatmulSpec::bias)
       .def_ro("alpha", &MatmulSpec::alpha)
       .def_ro("beta", &MatmulSpec::beta)
-      .def_prop_ro("layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
+      .def_prop_ro(
+          "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
       .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
 
   nb::class_<BatchTiming>(m, "BatchTiming", "Seconds that a batch took, apart; see docs/method.md.")
       .def_ro("encode", &BatchTiming::encode, "From opening the batch to submit(), the caller's own Python included.")
       .def_ro("submit", &BatchTiming::submit, "Handing the batch to the device.")
       .def_ro("wait", &BatchTiming::wait, "From wait() to the host seeing completion. On the CPU device the waiting thread does the work.")
-      .def_prop_ro("device", [](const BatchTiming& t) { return t.device < 0 ? nb::object(nb::none()) : nb::cast(t.device); },
-                   "The device's own work; None where it cannot tell.")
+      .def_prop_ro(
+          "device", [](const BatchTiming& t) { return t.device < 0 ? std::nullopt : std::optional<double>(t.device); },
+          "The device's own work; None where it cannot tell.")
       .def("__repr__", [](const BatchTiming& t) {
         auto us = [](double s) { return std::to_string(s * 1e6) + "us"; };
-        return "BatchTiming(encode=" + us(t.encode) + ", submit=" + us(t.submit) + ", wait=" + us(t.wait) + ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
+        return "BatchTiming(encode=" + us(t.encode) + ", submit=" + us(t.submit) + ", wait=" + us(t.wait) +
+               ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
       });
 
   nb::class_<Array>(m, "Array", "An array in a device's memory. Made by Device.array, Device.empty and matmul.")
       .def_prop_ro("shape", [](const Array& a) { return shape_of(a.tensor); })
       .def_prop_ro("ndim", [](const Array& a) { return a.tensor.ndim; })
-      .def_prop_ro("dtype", [](const Array& a) { return dtype_name(a.tensor.dtype); }, "Its NumPy name, such as 'float16'.")
+      .def_prop_ro(
+          "dtype", [](const Array& a) { return dtype_name(a.tensor.dtype); }, "Its NumPy name, such as 'float16'.")
       .def_prop_ro("nbytes", [](const Array& a) { return a.tensor.buffer->size(); })
       .def_prop_ro("device", [](const Array& a) { return a.owner; })
       .def("numpy", &to_numpy, "The same memory as a NumPy array, without a copy. Raises ClosedError after the device's end.")
-      .def("__array__",
-           [](const Array& a, nb::handle dtype, nb::handle copy) {
-             nb::object view = to_numpy(a);
-             if (!dtype.is_none() && !view.attr("dtype").equal(nb::module_::import_("numpy").attr("dtype")(dtype))) {
-               if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("metalmm.Array: another dtype needs a copy");
-               return nb::object(view.attr("astype")(dtype));
-             }
-             return !copy.is_none() && nb::cast<bool>(copy) ? nb::object(view.attr("copy")()) : view;
-           },
-           "dtype"_a = nb::none(), "copy"_a = nb::none())
+      .def(
+          "__array__",
+          [](const Array& a, nb::handle dtype, nb::handle copy) {
+            nb::object view = to_numpy(a);
+            if (!dtype.is_none() && !view.attr("dtype").equal(nb::module_::import_("numpy").attr("dtype")(dtype))) {
+              if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("metalmm.Array: another dtype needs a copy");
+              return nb::object(view.attr("astype")(dtype));
+            }
+            return !copy.is_none() && nb::cast<bool>(copy) ? nb::object(view.attr("copy")()) : view;
+          },
+          "dtype"_a = nb::none(), "copy"_a = nb::none())
       .def("__dlpack__", [](const Array& a, nb::kwargs kwargs) { return to_numpy(a).attr("__dlpack__")(**kwargs); })
       .def("__dlpack_device__", [](const Array& a) { return to_numpy(a).attr("__dlpack_device__")(); })
       .def("__repr__", [](const Array& a) {
@@ -509,13 +534,15 @@ NB_MODULE(_core, m) {
       .def_prop_ro("variant", &Prepared::variant)
       .def_prop_ro("device_seconds", &Prepared::device_seconds, "What the device worked in the last call, in seconds.");
 
-  nb::class_<Batch>(m, "Batch",
-                    "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
-                    "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
+  nb::class_<Batch>(
+      m, "Batch",
+      "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
+      "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &Batch::exit, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
-      .def("matmul", &Batch::matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
-           "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "Adds a matmul; arguments and errors as metalmm.matmul. Returns out, not yet filled.")
+      .def("matmul", &Batch::matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(),
+           "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(),
+           "Adds a matmul; arguments and errors as metalmm.matmul. Returns out, not yet filled.")
       .def("add", &Batch::add, "call"_a, "Adds a prepared call. Returns its out.")
       .def("submit", &Batch::submit, "Hands the batch to the device.")
       .def("wait", &Batch::wait, "Waits until it is done. Raises what went wrong, naming the kernel.")
@@ -524,7 +551,8 @@ NB_MODULE(_core, m) {
 
   nb::class_<Kernel>(m, "Kernel", "A kernel of a compiled library with its function constants.")
       .def(nb::init<nb::object, const std::string&, const std::string&>())
-      .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(), "batch"_a = nb::none(),
+      .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(),
+           "batch"_a = nb::none(),
            "Runs the kernel over `grid` threadgroups of `threadgroup` threads. Arguments are its buffers in index order, or one dict\n"
            "{index: buffer}: NumPy arrays (used in place), metalmm.Array, bytes for constants, or None for one that the kernel will\n"
            "not touch (it finds 4 KB of zeros). threadgroup_memory: bytes of each\n"
@@ -532,7 +560,8 @@ NB_MODULE(_core, m) {
            "Raises KernelError for a dispatch that Metal would refuse.")
       .def_prop_ro("name", [](const Kernel& k) { return k.pipeline().name; })
       .def_prop_ro("max_total_threads_per_threadgroup", [](const Kernel& k) { return k.pipeline().max_threads; })
-      .def_prop_ro("static_threadgroup_memory_length", [](const Kernel& k) { return k.pipeline().static_threadgroup_bytes; }, "Bytes.")
+      .def_prop_ro(
+          "static_threadgroup_memory_length", [](const Kernel& k) { return k.pipeline().static_threadgroup_bytes; }, "Bytes.")
       .def_prop_ro("buffer_indices", [](const Kernel& k) {
         std::vector<uint32_t> indices;
         for (const KernelArgument& a : k.pipeline().arguments)
@@ -543,33 +572,42 @@ NB_MODULE(_core, m) {
   nb::class_<PyDevice>(m, "Device")
       .def(nb::init<unsigned, size_t, bool>(), "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a)
       .def_prop_ro("name", [](const PyDevice& d) { return d.state->open()->name(); })
-      .def_prop_ro("threads", [](const PyDevice& d) { return static_cast<cpu::CpuDevice&>(*d.state->open()).threads(); }, "OS threads that work for it.")
+      .def_prop_ro(
+          "threads", [](const PyDevice& d) { return static_cast<cpu::CpuDevice&>(*d.state->open()).threads(); },
+          "OS threads that work for it.")
       .def("array", &device_array, "array"_a, "A copy of a NumPy array in the device's memory.")
-      .def("empty",
-           [](nb::handle self, nb::handle shape, const std::string& dtype) {
-             auto sizes = nb::cast<std::vector<int64_t>>(nb::tuple(shape));
-             if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
-             for (int64_t s : sizes)
-               if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));
-             Tensor like = tensor_of(nb::module_::import_("numpy").attr("empty")(0, dtype), "dtype");
-             return empty_array(nb::borrow(self), &state_of(self), static_cast<int>(sizes.size()), sizes.data(), like.dtype);
-           },
-           "shape"_a, "dtype"_a = "float16", "An array of the device with undefined contents.")
-      .def("batch", [](nb::object self) { return std::make_unique<Batch>(std::move(self)); }, "A new Batch.")
-      .def("prepare",
-           [](nb::object self, nb::handle variant, nb::object a, nb::object b, nb::object bias, nb::object c, double alpha, double beta, bool ta, bool tb,
-              nb::object out) { return std::make_unique<Prepared>(std::move(self), variant, a, b, bias, c, alpha, beta, ta, tb, out); },
-           "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false,
-           "transpose_b"_a = false, "out"_a = nb::none(), "A PreparedCall; arguments and errors as metalmm.matmul.")
-      .def("close",
-           [](PyDevice& d) {
-             d.state->pipelines.clear();
-             d.state->device.reset();
-           },
-           "Ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
+      .def(
+          "empty",
+          [](nb::handle self, nb::handle shape, const std::string& dtype) {
+            auto sizes = nb::cast<std::vector<int64_t>>(nb::tuple(shape));
+            if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
+            for (int64_t s : sizes)
+              if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));
+            Tensor like = tensor_of(nb::module_::import_("numpy").attr("empty")(0, dtype), "dtype");
+            return empty_array(nb::borrow(self), &state_of(self), static_cast<int>(sizes.size()), sizes.data(), like.dtype);
+          },
+          "shape"_a, "dtype"_a = "float16", "An array of the device with undefined contents.")
+      .def(
+          "batch", [](nb::object self) { return std::make_unique<Batch>(std::move(self)); }, "A new Batch.")
+      .def(
+          "prepare",
+          [](nb::object self, nb::handle variant, nb::object a, nb::object b, nb::object bias, nb::object c, double alpha, double beta,
+             bool ta, bool tb,
+             nb::object out) { return std::make_unique<Prepared>(std::move(self), variant, a, b, bias, c, alpha, beta, ta, tb, out); },
+          "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0,
+          "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(),
+          "A PreparedCall; arguments and errors as metalmm.matmul.")
+      .def(
+          "close",
+          [](PyDevice& d) {
+            d.state->pipelines.clear();
+            d.state->device.reset();
+          },
+          "Ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
 
-  m.def("matmul", &matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 0.0,
-        "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "device"_a = nb::none(), kMatmulDoc);
+  m.def("matmul", &matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(),
+        "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "device"_a = nb::none(),
+        kMatmulDoc);
 }
 
 }  // namespace metalmm

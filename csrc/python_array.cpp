@@ -43,11 +43,13 @@ Tensor tensor_of(nb::handle object, const char* name) {
   t.ndim = raw->ndim;
   t.dtype = dtype_of(raw->format, raw->itemsize);
   if (raw->ndim > kMaxDims) {
-    throw Error(ErrorKind::shape, std::string(name) + " has " + std::to_string(raw->ndim) + " dimensions; the limit is " + std::to_string(kMaxDims));
+    throw Error(ErrorKind::shape,
+                std::string(name) + " has " + std::to_string(raw->ndim) + " dimensions; the limit is " + std::to_string(kMaxDims));
   }
   for (int i = 0; i < raw->ndim; i++) {
     t.shape[i] = raw->shape[i];
-    if (raw->strides[i] % raw->itemsize) throw Error(ErrorKind::layout, std::string(name) + " has strides that are no multiple of its elements");
+    if (raw->strides[i] % raw->itemsize)
+      throw Error(ErrorKind::layout, std::string(name) + " has strides that are no multiple of its elements");
     t.strides[i] = raw->strides[i] / raw->itemsize;
   }
   return t;

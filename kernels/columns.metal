@@ -9,10 +9,12 @@ using namespace metal;
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
 // next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
 template <int BN, int BK, int TG, bool VEC, int UNROLL>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void columns(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                               device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                               const device half* bias [[buffer(4)]],
+                                                               constant MatmulParams& p [[buffer(5)]],
+                                                               uint3 group [[threadgroup_position_in_grid]],
+                                                               uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint COLS = (BN + TG - 1) / TG;
   threadgroup float tile[2][BK];
   const device half* a = A + group.z * p.stride_a;
@@ -58,10 +60,12 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL>
 // B staged too, a BK x BN slice, k-major so that neighbouring threads read neighbouring columns. A slice of 128 x 128 takes
 // all 32 KB, so A is read where it lies.
 template <int BN, int BK, int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_bt(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_bt(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                                  device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                                  const device half* bias [[buffer(4)]],
+                                                                  constant MatmulParams& p [[buffer(5)]],
+                                                                  uint3 group [[threadgroup_position_in_grid]],
+                                                                  uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint COLS = (BN + TG - 1) / TG;
   threadgroup half slice[BK * BN];
   const device half* a = A + group.z * p.stride_a;

@@ -7,7 +7,8 @@ using namespace metal;
 
 // A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows.
 template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED>
-METAL_FUNC void load_tile(const device half* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup half* tile, uint tid) {
+METAL_FUNC void load_tile(const device half* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup half* tile,
+                          uint tid) {
   for (uint i = tid; i < ROWS * COLS; i += TG) {
     uint r = TRANSPOSED ? i % ROWS : i / COLS, c = TRANSPOSED ? i / ROWS : i % COLS;  // neighbours in memory, neighbouring threads
     uint row = row0 + r, col = col0 + c;
@@ -24,7 +25,7 @@ template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB>
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr uint TG = WM * WN * 32;
   constexpr uint PITCH_A = BK + 8, PITCH_B = BN + 8, PITCH_D = BN + 4;  // off the power of two: fewer bank conflicts
-  constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;                   // 8 x 8 tiles of a simdgroup
+  constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;                    // 8 x 8 tiles of a simdgroup
   threadgroup half tile_a[BM * PITCH_A];
   threadgroup half tile_b[BK * PITCH_B];
   threadgroup float tile_d[BM * PITCH_D];

@@ -21,10 +21,11 @@ METAL_FUNC void load(const device half* p, bool aligned, uint count, thread floa
 // m = 1. A threadgroup owns BN columns; its threads stride over them, W neighbours at a time. STAGE elements of A at a time
 // pass through threadgroup memory; 0: A is read where it lies, all threads the same element.
 template <int BN, int TG, int W, int STAGE>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                            device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                            const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+                                                            uint3 group [[threadgroup_position_in_grid]],
+                                                            uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint STEPS = BN / (TG * W);
   constexpr uint DEPTH = STAGE > 0 ? STAGE : 1;
   threadgroup float staged[DEPTH];
@@ -76,11 +77,13 @@ template <int BN, int TG, int W, int STAGE>
 
 // A few columns, any number of rows: a simdgroup owns a row of A, its lanes stride along K and keep a sum for each column.
 template <int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv_smalln(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv_smalln(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                                   device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                                   const device half* bias [[buffer(4)]],
+                                                                   constant MatmulParams& p [[buffer(5)]],
+                                                                   uint3 group [[threadgroup_position_in_grid]],
+                                                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                                   uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint MAX_N = 16;
   uint row = group.y * (TG / 32) + simdgroup;
   if (row >= p.m) return;  // a whole simdgroup; no barrier follows

@@ -1,17 +1,19 @@
 // m = 1, B given as N x K rows (NT): the threads of a threadgroup share each column's K. Every simdgroup takes a slice of K,
-// its lanes stride through it (neighbouring lanes, neighbouring elements: half4s where rows are aligned), simd_sum adds the lanes, threadgroup memory
-// carries one partial sum a simdgroup and column, and the first simdgroup adds those up: one barrier for BN outputs.
+// its lanes stride through it (neighbouring lanes, neighbouring elements: half4s where rows are aligned), simd_sum adds the lanes,
+// threadgroup memory carries one partial sum a simdgroup and column, and the first simdgroup adds those up: one barrier for BN outputs.
 #include <metal_stdlib>
 
 #include "include/epilogue.h"
 using namespace metal;
 
 template <int BN, int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void split_k(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(TG)]] void split_k(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                               device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                               const device half* bias [[buffer(4)]],
+                                                               constant MatmulParams& p [[buffer(5)]],
+                                                               uint3 group [[threadgroup_position_in_grid]],
+                                                               uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                               uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint SIMDGROUPS = TG / 32;
   threadgroup float4 partial[SIMDGROUPS][BN / 4];
   const device half* a = A + group.z * p.stride_a;

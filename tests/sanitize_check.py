@@ -64,7 +64,6 @@ def main(seconds: float) -> None:
     assert min(counts) > 0
     view = device.array(b).numpy()
     device.close()
-    del device, diverges
     gc.collect()
     assert view.sum() == b.sum()
     print(f"{sum(counts)} rounds on two threads in {seconds:g} s, all right")

@@ -127,7 +127,15 @@ def test_close(arrays: Any) -> None:
     view = x.numpy()
     device.close()
     device.close()
-    for use in (lambda: device.array(a), lambda: metalmm.matmul(V, x, w), call, batch.wait, lambda: x.numpy(), lambda: device.batch(), lambda: device.name):
+    for use in (
+        lambda: device.array(a),
+        lambda: metalmm.matmul(V, x, w),
+        call,
+        batch.wait,
+        lambda: x.numpy(),
+        lambda: device.batch(),
+        lambda: device.name,
+    ):
         with pytest.raises(metalmm.ClosedError, match="closed"):
             use()
     np.testing.assert_array_equal(view, a)
@@ -141,7 +149,7 @@ def test_variants_by_spec_family_and_state() -> None:
     assert {v.family for v in metalmm.variants(family="gemv")} == {"gemv"}
     assert not any(v.enabled for v in metalmm.variants(enabled=False))
     assert metalmm.variants(metalmm.MatmulSpec(m=3, n=4, k=5), device=metalmm.default_device()) == ["gemv/smalln", "gemm_tiled/baseline"]
-    with pytest.raises(metalmm.UnknownVariantError, match="no family 'gemw'; there are:.*gemv"):
+    with pytest.raises(metalmm.UnknownVariantError, match=r"no family 'gemw'; there are:.*gemv"):
         metalmm.variants(family="gemw")
     assert (spec.m, spec.n, spec.k, spec.batch, spec.layout, spec.bias) == (1, 896, 896, 1, "nt", True)
     assert repr(spec) == "MatmulSpec(m=1 n=896 k=896 batch=1 nt bias)"
@@ -165,7 +173,12 @@ def test_the_ids_of_this_release_are_there() -> None:
           ["col", "col_bk64_tg128", "col_bk128_tg128", "col_bk64_tg64", "col_vec4_bk64_tg128", "col_vec4_bk128_tg128",
            "col_bt_bk64_tg128", "col_bt_bk128_tg128", "col_bt_bk64_tg64", "row"]}  # fmt: skip
     v4 = {"nt_bn4_largek_smalln_tg256", "nt_bn8_largek_smalln_tg256", "nt_bn16_largek_smalln_tg256", "nt_bn8_largek_smalln_tg128"}
-    wanted = {"gemv/baseline", "gemv/smalln", "gemm_tiled/baseline", *(f"m1_optimized/simd_{s}" for s in ("basic", "tiled_1", "tiled_2", "tiled_4"))}
+    wanted = {
+        "gemv/baseline",
+        "gemv/smalln",
+        "gemm_tiled/baseline",
+        *(f"m1_optimized/simd_{s}" for s in ("basic", "tiled_1", "tiled_2", "tiled_4")),
+    }
     wanted |= {f"m1_optimized_v2/{n}" for n in v2} | {f"m1_optimized_v4/{n}" for n in v4}
     assert wanted == {str(v) for v in metalmm.variants() if not v.family.startswith("my_")}
     off = {str(v) for v in metalmm.variants(enabled=False)}
@@ -215,7 +228,9 @@ def test_a_users_own_variant_takes_part(tmp_path: Path, device: metalmm.Device) 
     # Edited and loaded again, the new text counts.
     (tmp_path / "mine.metal").write_text(MINE.replace("SIGN", "-1.0f"))
     metalmm.load_variants(tmp_path / "my.toml")
-    np.testing.assert_array_equal(metalmm.matmul("my_gemm/plain", a, b, device=device), -metalmm.matmul("gemm_tiled/baseline", a, b, device=device) * 1)
+    np.testing.assert_array_equal(
+        metalmm.matmul("my_gemm/plain", a, b, device=device), -metalmm.matmul("gemm_tiled/baseline", a, b, device=device) * 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +258,9 @@ def test_bad_manifests_name_the_entry(edit: tuple[str, str], message: str, tmp_p
 
 def test_a_builtin_variant_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.metal").write_text(MINE)
-    (tmp_path / "my.toml").write_text(textwrap.dedent(MANIFEST).replace("my_gemm", "gemv").replace('"plain"\n  threads', '"baseline"\n  threads'))
+    (tmp_path / "my.toml").write_text(
+        textwrap.dedent(MANIFEST).replace("my_gemm", "gemv").replace('"plain"\n  threads', '"baseline"\n  threads')
+    )
     with pytest.raises(metalmm.ManifestError, match="gemv/baseline: there is a variant of this id"):
         metalmm.load_variants(tmp_path / "my.toml")
 

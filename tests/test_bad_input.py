@@ -25,7 +25,11 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"a": half(4)}, metalmm.ShapeError, r"a \(4,\) has 1 dimension; it takes 2, or 3 with a batch"),
     ({"b": half(1, 1, 4, 4)}, metalmm.ShapeError, r"b \(1, 1, 4, 4\) has 4 dimensions"),
     ({"b": half(5, 4)}, metalmm.ShapeError, r"a \(2, 4\) and b \(5, 4\) differ in k: 4 and 5 \(transpose_a=False, transpose_b=False\)"),
-    ({"b": half(5, 4), "transpose_b": True, "a": half(2, 3)}, metalmm.ShapeError, r"differ in k: 3 and 4 \(transpose_a=False, transpose_b=True\)"),
+    (
+        {"b": half(5, 4), "transpose_b": True, "a": half(2, 3)},
+        metalmm.ShapeError,
+        r"differ in k: 3 and 4 \(transpose_a=False, transpose_b=True\)",
+    ),
     ({"b": half(2, 4, 4)}, metalmm.ShapeError, r"b \(2, 4, 4\) has a batch and a \(2, 4\) has none"),
     ({"a": half(3, 2, 4), "b": half(2, 4, 4)}, metalmm.ShapeError, r"differ in batch: 3 and 2"),
     ({"a": half(0, 4)}, metalmm.ShapeError, r"a \(0, 4\) has a dimension of size zero"),
@@ -59,8 +63,16 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"variant": "gemm_tiled/basline"}, metalmm.UnknownVariantError, r"no variant 'gemm_tiled/basline'; did you mean gemm_tiled/baseline"),
     ({"variant": "zzz"}, metalmm.UnknownVariantError, r"no variant 'zzz'; metalmm.variants\(\) lists all"),
     ({"variant": 3}, metalmm.UnknownVariantError, r"a variant is named by a string"),
-    ({"variant": "gemv/smalln", "b": half(4, 3)}, metalmm.UnsupportedError, r"gemv/smalln: n=3 is not one of 1, 2, 4, 8, 16; supported by gemm_tiled/baseline"),
-    ({"variant": "gemv/baseline", "a": half(1, 4), "transpose_b": True}, metalmm.UnsupportedError, r"gemv/baseline: layout nt is not one of nn; supported by gemm_tiled/baseline"),
+    (
+        {"variant": "gemv/smalln", "b": half(4, 3)},
+        metalmm.UnsupportedError,
+        r"gemv/smalln: n=3 is not one of 1, 2, 4, 8, 16; supported by gemm_tiled/baseline",
+    ),
+    (
+        {"variant": "gemv/baseline", "a": half(1, 4), "transpose_b": True},
+        metalmm.UnsupportedError,
+        r"gemv/baseline: layout nt is not one of nn; supported by gemm_tiled/baseline",
+    ),
     ({"device": "cpu"}, metalmm.DeviceError, r"device is not a metalmm.Device"),
 ]
 

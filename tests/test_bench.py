@@ -36,7 +36,10 @@ def test_sizes_of_the_embedded_table() -> None:
     assert shapes[0].bytes == 2 * (896 + 9728 * 896 + 9728)
 
 
-@pytest.mark.parametrize(("text", "message"), [("op=matmul | batch=1 | m=1 | n=2:", "line 1: KeyError"), ("op=x | batch=1 | m=1 | n=a | k=1 | tA=0 | tB=0:", "line 1: ValueError")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("op=matmul | batch=1 | m=1 | n=2:", "line 1: KeyError"), ("op=x | batch=1 | m=1 | n=a | k=1 | tA=0 | tB=0:", "line 1: ValueError")],
+)
 def test_sizes_that_cannot_be_read_name_the_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sizes.parse(text)
@@ -97,7 +100,9 @@ def test_lines_have_the_format_of_the_seeds() -> None:
     )
     assert lines[2].startswith("   - m1/best [best-gpu] [best-cpu]: avg_gpu=0.139ms | avg_cpu=0.314ms [vs orig 0.324ms] (-3.24%)")
     assert lines[2].endswith("med_gpu=0.139ms range=0ms eff_bw=125.57GB/s")
-    by_cpu = report.section(SHAPE, [made("x/x", 0.1, 0.5), made("y/y", 0.2, 0.4), made("z/z", 0.3, 0.6)], None, bad_rel=1e-3, sort="cpu", best_only=True)
+    by_cpu = report.section(
+        SHAPE, [made("x/x", 0.1, 0.5), made("y/y", 0.2, 0.4), made("z/z", 0.3, 0.6)], None, bad_rel=1e-3, sort="cpu", best_only=True
+    )
     assert [row.split()[1] for row in by_cpu.splitlines()[1:]] == ["y/y", "x/x"]
 
 

@@ -109,7 +109,10 @@ def test_a_compiler_that_fails_passes_its_words_on(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("each_compiler")
 def test_messages_point_into_the_metal_file(tmp_path: Path, device: metalmm.Device) -> None:
     path = tmp_path / "broken.metal"
-    path.write_text(HEAD + "\n#define TWICE(x) \\\n  ((x) + \\\n   (x))\nkernel void k(device float* y) {\n  y[0] = TWICE(1.0f);\n  y[1] = undefined_name;\n}\n")
+    path.write_text(
+        HEAD
+        + "\n#define TWICE(x) \\\n  ((x) + \\\n   (x))\nkernel void k(device float* y) {\n  y[0] = TWICE(1.0f);\n  y[1] = undefined_name;\n}\n"
+    )
     with pytest.raises(metalmm.CompileError, match=r"kernel 'k': .*\n(.*\n)*.*broken\.metal:9:.*undefined_name"):
         device.compile(path).kernel("k")
     with pytest.raises(metalmm.CompileError, match=r"broken\.metal:2.*\n*.*missing\.h|missing\.h"):
@@ -119,16 +122,28 @@ def test_messages_point_into_the_metal_file(tmp_path: Path, device: metalmm.Devi
 REFUSED = [
     ("kernel void k(texture2d<float> t [[texture(0)]], device float* y) {}", r"<source>:3: 'texture2d' is not supported on the CPU device"),
     ("kernel void k(device float* y) {\n  constexpr sampler s;\n}", r"<source>:4: 'sampler' is not supported"),
-    ("kernel void k(device float* y, uint i [[sample_id]]) {}", r"<source>:3: the attribute \[\[sample_id\]\] of a kernel argument is not supported"),
+    (
+        "kernel void k(device float* y, uint i [[sample_id]]) {}",
+        r"<source>:3: the attribute \[\[sample_id\]\] of a kernel argument is not supported",
+    ),
     ("kernel void k(device float* y, uint i) {}", r"<source>:3: the kernel argument 'uint i' has no attribute"),
     ("kernel void k(device float* y [[buffer(40)]]) {}", r"buffer index 40 is not in 0 to 30"),
     ("kernel void k(device float* y [[buffer(N)]]) {}", r"'N' is not an integer constant expression"),
-    ("kernel void k(device float* y) {\n\n  threadgroup float x = 1.0f;\n}", r"<source>:5: the threadgroup variable 'x' takes no initializer"),
+    (
+        "kernel void k(device float* y) {\n\n  threadgroup float x = 1.0f;\n}",
+        r"<source>:5: the threadgroup variable 'x' takes no initializer",
+    ),
     ("kernel void k(device float* y) {\n  for (threadgroup float x; ;) {}\n}", r"<source>:4: 'threadgroup' in a position"),
-    ("float f(device float* p) { return 1; }\nfloat f(threadgroup float* p) { return 2; }\nkernel void k(device float* y) {}", r"<source>:4: 'f' differs from its overload at <source>:3"),
+    (
+        "float f(device float* p) { return 1; }\nfloat f(threadgroup float* p) { return 2; }\nkernel void k(device float* y) {}",
+        r"<source>:4: 'f' differs from its overload at <source>:3",
+    ),
     ("kernel void k(device float* y) { float x[3] = {[1 ... 2] = 1.0f}; }", r"designators"),
     ("kernel void k(device float* y) {", r"is never closed"),
-    ("constant int n [[function_constant(2)]];\nkernel void k(device float* y) { y[0] = n; }", r"function constant 'n' \(index 2\) is used and not given; pass constants=\{2"),
+    (
+        "constant int n [[function_constant(2)]];\nkernel void k(device float* y) { y[0] = n; }",
+        r"function constant 'n' \(index 2\) is used and not given; pass constants=\{2",
+    ),
 ]
 
 
@@ -139,7 +154,10 @@ def test_what_lowering_refuses(source: str, message: str, device: metalmm.Device
 
 
 def test_a_refused_kernel_does_not_spoil_its_file(device: metalmm.Device) -> None:
-    source = HEAD + "constant int n [[function_constant(0)]];\nkernel void t(texture2d<float> x [[texture(0)]]) {}\nkernel void u(device int* y) { y[0] = n; }\n"
+    source = (
+        HEAD
+        + "constant int n [[function_constant(0)]];\nkernel void t(texture2d<float> x [[texture(0)]]) {}\nkernel void u(device int* y) { y[0] = n; }\n"
+    )
     assert result(device, source + "kernel void k(device float* y) { y[0] = 7.0f; }") == 7
 
 
@@ -152,7 +170,10 @@ def test_unknown_kernels_and_constants(device: metalmm.Device) -> None:
 
 
 def test_lines_stay_where_they_were() -> None:
-    text = HEAD + "\n\nkernel void k(device float* y,\n              constant int& n) {\n  threadgroup float x[4],\n      z[2];\n  y[0] = 1.0h;\n}\n"
+    text = (
+        HEAD
+        + "\n\nkernel void k(device float* y,\n              constant int& n) {\n  threadgroup float x[4],\n      z[2];\n  y[0] = 1.0h;\n}\n"
+    )
     lowered = lowering.lower(compiler.preprocess(text, "a.metal"), "k", name="a.metal")
     line = next(i for i, row in enumerate(lowered.splitlines()) if "half(1.0)" in row)
     marker = max(i for i, row in enumerate(lowered.splitlines()[:line]) if row.startswith("#"))

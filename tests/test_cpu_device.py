@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
-DIVERGE = HEAD + """
+DIVERGE = (
+    HEAD
+    + """
 kernel void returns(device float* y, uint t [[thread_index_in_threadgroup]]) {
   if (t >= 40) return;
   threadgroup_barrier(mem_flags::mem_threadgroup);  // line 6
@@ -34,6 +36,7 @@ kernel void none(device float* y, uint t [[thread_index_in_threadgroup]]) {
   y[t] = 1.0f;
 }
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +47,14 @@ def diverging(device: metalmm.Device) -> metalmm.Library:
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ("returns", r"kernel 'returns': threadgroup \(\d, 0, 0\): barrier divergence: of 64 threads, 40 wait at threadgroup_barrier \(<source>:6\), 24 have returned"),
-        ("elsewhere", r"kernel 'elsewhere'.*32 wait at threadgroup_barrier \(<source>:11\), 32 wait at threadgroup_barrier \(<source>:13\)"),
+        (
+            "returns",
+            r"kernel 'returns': threadgroup \(\d, 0, 0\): barrier divergence: of 64 threads, 40 wait at threadgroup_barrier \(<source>:6\), 24 have returned",
+        ),
+        (
+            "elsewhere",
+            r"kernel 'elsewhere'.*32 wait at threadgroup_barrier \(<source>:11\), 32 wait at threadgroup_barrier \(<source>:13\)",
+        ),
         ("uneven", r"kernel 'uneven'.*63 wait at threadgroup_barrier \(<source>:18\), 1 have returned"),
     ],
 )
@@ -74,13 +83,16 @@ def test_a_matmul_that_fails_names_its_threadgroup_and_spares_the_batch(divergin
         batch.wait()
 
 
-LIMITS = HEAD + """
+LIMITS = (
+    HEAD
+    + """
 [[max_total_threads_per_threadgroup(64)]] kernel void limited(device float* y, uint t [[thread_index_in_threadgroup]]) { y[t] = 1; }
 kernel void open(device float* y, uint t [[thread_index_in_threadgroup]]) { y[t] = 1; }
 kernel void big(device float* y, uint t [[thread_index_in_threadgroup]]) { threadgroup float x[9000]; x[t] = 1; y[t] = x[t]; }
 kernel void dynamic(device float* y, threadgroup float* x [[threadgroup(1)]], uint t [[thread_index_in_threadgroup]]) { x[t] = 1; y[t] = x[t]; }
 kernel void reads(const device float* x, device float* y, constant uint4& n) { y[0] = x[0] + n.w; }
 """
+)
 
 
 @pytest.fixture(scope="module")

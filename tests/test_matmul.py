@@ -13,9 +13,31 @@ from metalmm import numerics
 
 ALL = metalmm.variants()
 # (m, n, k): aligned, one off, primes, tiny, K below and above every tile, the user's small shapes.
-M1 = [(1, 1, 1), (1, 64, 64), (1, 63, 65), (1, 65, 63), (1, 127, 129), (1, 128, 128), (1, 131, 257), (1, 256, 3), (1, 257, 16), (1, 5, 1031)]
+M1 = [
+    (1, 1, 1),
+    (1, 64, 64),
+    (1, 63, 65),
+    (1, 65, 63),
+    (1, 127, 129),
+    (1, 128, 128),
+    (1, 131, 257),
+    (1, 256, 3),
+    (1, 257, 16),
+    (1, 5, 1031),
+]
 M1 += [(1, 64, 95), (1, 51, 64), (1, 896, 512)]
-MANY = [(2, 33, 17), (3, 31, 16), (8, 32, 15), (17, 64, 48), (31, 1, 33), (32, 32, 16), (33, 65, 31), (64, 7, 100), (129, 40, 9), (257, 19, 37)]
+MANY = [
+    (2, 33, 17),
+    (3, 31, 16),
+    (8, 32, 15),
+    (17, 64, 48),
+    (31, 1, 33),
+    (32, 32, 16),
+    (33, 65, 31),
+    (64, 7, 100),
+    (129, 40, 9),
+    (257, 19, 37),
+]
 SMALL_N = [(m, n, k) for m, k in [(1, 1), (1, 33), (2, 64), (7, 31), (8, 127), (9, 32), (65, 100), (257, 5)] for n in (1, 2, 4, 8, 16)]
 EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -103,7 +125,15 @@ def test_nan_and_inf_propagate(v: metalmm.Variant, device: metalmm.Device) -> No
     check(v, a, b, options, device)
 
 
-@pytest.mark.parametrize("v", ["gemm_tiled/baseline", "m1_optimized/simd_tiled_4", "m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg256"])
+@pytest.mark.parametrize(
+    "v",
+    [
+        "gemm_tiled/baseline",
+        "m1_optimized/simd_tiled_4",
+        "m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128",
+        "m1_optimized_v4/nt_bn8_largek_smalln_tg256",
+    ],
+)
 def test_views_with_leading_dimensions_and_any_alignment(v: str, device: metalmm.Device) -> None:
     rng = np.random.default_rng(4)
     nt = "nt" in metalmm.MatmulSpec(m=1, n=1, k=1, transpose_b=True).layout and "nt" in next(x for x in ALL if x == v).supports["layouts"]
@@ -159,7 +189,7 @@ def test_every_compiler_gives_right_results() -> None:
     for v in ("gemv/baseline", "gemv/smalln", "gemm_tiled/baseline", "m1_optimized/simd_tiled_4", "m1_optimized_v2/nt_bn128_col_vec4_bk64_tg128",
               "m1_optimized_v2/nt_bn64_col_bt_bk64_tg64", "m1_optimized_v4/nt_bn16_largek_smalln_tg256"):  # fmt: skip
         layout = next(x for x in ALL if x == v).supports["layouts"][0]
-        spec = metalmm.MatmulSpec(m=1, n=16 if "smalln" == v[-6:] else 133, k=301, transpose_b=layout[1] == "t", bias=True)
+        spec = metalmm.MatmulSpec(m=1, n=16 if v[-6:] == "smalln" else 133, k=301, transpose_b=layout[1] == "t", bias=True)
         check(v, *draw(rng, spec), device)
 
 

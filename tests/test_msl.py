@@ -18,7 +18,16 @@ def u32(x: int) -> bytes:
     return np.uint32(x).tobytes()
 
 
-def run(device: metalmm.Device, file: str, kernel: str, *args: Any, groups: Any = (1,), threads: Any = (1,), constants: Any = None, memory: Any = None) -> None:
+def run(
+    device: metalmm.Device,
+    file: str,
+    kernel: str,
+    *args: Any,
+    groups: Any = (1,),
+    threads: Any = (1,),
+    constants: Any = None,
+    memory: Any = None,
+) -> None:
     k = device.compile(HERE / file).kernel(kernel, constants=constants)
     k(*args, grid=groups, threadgroup=threads, threadgroup_memory=memory)
 
@@ -255,7 +264,10 @@ def test_address_spaces_and_function_constants(device: metalmm.Device, doubled: 
     np.testing.assert_array_equal(y.reshape(2, 64), expected.astype(np.float32))
 
 
-@pytest.mark.parametrize(("name", "dtype", "n", "is_reversed"), [("copy_half_32", "f2", 32, False), ("copy_reversed", "f4", 16, True), ("copy_int_8", "i4", 8, True)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "n", "is_reversed"),
+    [("copy_half_32", "f2", 32, False), ("copy_reversed", "f4", 16, True), ("copy_int_8", "i4", 8, True)],
+)
 def test_instantiations(device: metalmm.Device, name: str, dtype: str, n: int, is_reversed: bool) -> None:
     kernel = device.compile(HERE / "language.metal").kernel(name, constants={"doubled": False, "shift": 0})
     assert kernel.max_total_threads_per_threadgroup == 2 * n
@@ -273,7 +285,20 @@ def test_positions(device: metalmm.Device) -> None:
     z, yy, x = np.meshgrid(*(np.arange(s) for s in sizes[::-1]), indexing="ij")
     tx, ty, tz = x % 5, yy % 4, z % 3
     i = (tz * 4 + ty) * 5 + tx
-    expected = [x, yy, z, tx, ty, x // 5 + 10 * (yy // 4) + 100 * (z // 3), 504 + 0 * x, 2 + 0 * x, i, i % 32 + 100 * (i // 32), 232 + 0 * x, i // 4]
+    expected = [
+        x,
+        yy,
+        z,
+        tx,
+        ty,
+        x // 5 + 10 * (yy // 4) + 100 * (z // 3),
+        504 + 0 * x,
+        2 + 0 * x,
+        i,
+        i % 32 + 100 * (i // 32),
+        232 + 0 * x,
+        i // 4,
+    ]
     np.testing.assert_array_equal(y, np.stack(expected, axis=-1))
 
 

@@ -7,9 +7,7 @@ namespace {
   throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + what);
 }
 
-std::string text(const Size3& s) {
-  return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")";
-}
+std::string text(const Size3& s) { return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")"; }
 
 void check_threads(const Dispatch& d) {
   const Pipeline& p = **d.pipeline;
@@ -44,7 +42,8 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
     if (b.index != arg.index) continue;
     if (!arg.is_const) fail(p, "argument " + index() + " is not const; bind a buffer, not bytes");
     if (b.size < arg.bytes)
-      fail(p, "bytes at index " + index() + " are " + std::to_string(b.size) + "; the argument takes at least " + std::to_string(arg.bytes));
+      fail(p,
+           "bytes at index " + index() + " are " + std::to_string(b.size) + "; the argument takes at least " + std::to_string(arg.bytes));
     return;
   }
   fail(p, "nothing is bound to buffer index " + index() + "; bind a buffer, or None for one that the kernel will not touch");
@@ -57,8 +56,7 @@ void check_dispatch(const Dispatch& d, size_t limit) {
   const Pipeline& p = **d.pipeline;
   size_t total = p.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) total += (d.threadgroup_memory[i].size + 15) & ~size_t{15};
-  if (total > limit)
-    fail(p, std::to_string(total) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
+  if (total > limit) fail(p, std::to_string(total) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
   for (const KernelArgument& arg : p.arguments) {
     if (arg.kind == KernelArgument::Kind::buffer) {
       check_buffer(d, arg);

@@ -24,20 +24,23 @@ std::string dtype_text(DTypeCode d) {
 
 void check_element(const char* name, const Tensor& t) {
   if (!(t.dtype == kFloat16))
-    bad(ErrorKind::dtype, name, t, "is " + dtype_text(t.dtype) + "; only float16 is supported for now: convert with .astype(numpy.float16)");
+    bad(ErrorKind::dtype, name, t,
+        "is " + dtype_text(t.dtype) + "; only float16 is supported for now: convert with .astype(numpy.float16)");
   if ((reinterpret_cast<uintptr_t>(t.buffer->data()) + t.offset) % 2) bad(ErrorKind::layout, name, t, "is not aligned to 2 bytes");
 }
 
 // An operand of 2 or 3 dimensions whose rows are contiguous; any distance between rows and between matrices.
 void check_operand(const char* name, const Tensor& t) {
   if (t.ndim != 2 && t.ndim != 3)
-    bad(ErrorKind::shape, name, t, "has " + std::to_string(t.ndim) + (t.ndim == 1 ? " dimension" : " dimensions") + "; it takes 2, or 3 with a batch");
+    bad(ErrorKind::shape, name, t,
+        "has " + std::to_string(t.ndim) + (t.ndim == 1 ? " dimension" : " dimensions") + "; it takes 2, or 3 with a batch");
   for (int i = 0; i < t.ndim; i++)
     if (t.shape[i] == 0) bad(ErrorKind::shape, name, t, "has a dimension of size zero; every size must be at least 1");
   check_element(name, t);
   int64_t columns = t.shape[t.ndim - 1], rows = t.shape[t.ndim - 2];
   if (columns > 1 && t.strides[t.ndim - 1] != 1)
-    bad(ErrorKind::layout, name, t, "is not contiguous along its rows; pass transpose_a or transpose_b for a transposed matrix, or numpy.ascontiguousarray of it");
+    bad(ErrorKind::layout, name, t,
+        "is not contiguous along its rows; pass transpose_a or transpose_b for a transposed matrix, or numpy.ascontiguousarray of it");
   if ((rows > 1 && t.strides[t.ndim - 2] < columns) || (t.ndim == 3 && t.shape[0] > 1 && t.strides[0] < 0))
     bad(ErrorKind::layout, name, t, "has rows that overlap or run backwards; pass numpy.ascontiguousarray of it");
 }
@@ -64,7 +67,8 @@ void check_extent(const char* name, const Tensor& t) {
   int64_t last = 0;
   for (int i = 0; i < t.ndim; i++) last += (t.shape[i] - 1) * t.strides[i];
   if (last >= int64_t{UINT32_MAX})
-    bad_shape(std::string(name) + " " + shape_text(t) + " spans " + std::to_string(last + 1) + " elements; kernels count in 32 bits, so the limit is 2^32 - 1");
+    bad_shape(std::string(name) + " " + shape_text(t) + " spans " + std::to_string(last + 1) +
+              " elements; kernels count in 32 bits, so the limit is 2^32 - 1");
 }
 
 MatmulSpec spec_of(const MatmulArgs& args) {
@@ -79,9 +83,11 @@ MatmulSpec spec_of(const MatmulArgs& args) {
               " (transpose_a=" + flag(args.transpose_a) + ", transpose_b=" + flag(args.transpose_b) + ")");
   }
   int64_t batch = batch_of(a);
-  if (b.ndim == 3 && a.ndim == 2) bad_shape("b " + shape_text(b) + " has a batch and a " + shape_text(a) + " has none; give a 3 dimensions too");
+  if (b.ndim == 3 && a.ndim == 2)
+    bad_shape("b " + shape_text(b) + " has a batch and a " + shape_text(a) + " has none; give a 3 dimensions too");
   if (b.ndim == 3 && b.shape[0] != batch)
-    bad_shape("a " + shape_text(a) + " and b " + shape_text(b) + " differ in batch: " + std::to_string(batch) + " and " + std::to_string(b.shape[0]));
+    bad_shape("a " + shape_text(a) + " and b " + shape_text(b) + " differ in batch: " + std::to_string(batch) + " and " +
+              std::to_string(b.shape[0]));
   for (int64_t size : {m, n, k, batch})
     if (size > UINT32_MAX) bad_shape("a size of " + std::to_string(size) + "; the limit is 2^32 - 1");
   MatmulSpec s;
@@ -95,7 +101,8 @@ void check_bias(const MatmulArgs& args, const MatmulSpec& s) {
   if (!args.bias) return;
   const Tensor& t = *args.bias;
   check_element("bias", t);
-  if (t.ndim != 1 || t.shape[0] != s.n) bad(ErrorKind::shape, "bias", t, "does not fit; it takes (" + std::to_string(s.n) + ",), one for each column");
+  if (t.ndim != 1 || t.shape[0] != s.n)
+    bad(ErrorKind::shape, "bias", t, "does not fit; it takes (" + std::to_string(s.n) + ",), one for each column");
   if (t.shape[0] > 1 && t.strides[0] != 1) bad(ErrorKind::layout, "bias", t, "is not contiguous; pass numpy.ascontiguousarray of it");
 }
 
@@ -108,8 +115,9 @@ void check_c(const MatmulArgs& args, const MatmulSpec& s) {
   check_operand("c", t);
   bool batched = t.ndim == 3;
   if (t.shape[t.ndim - 2] != s.m || t.shape[t.ndim - 1] != s.n || (batched && t.shape[0] != s.batch)) {
-    bad(ErrorKind::shape, "c", t, "does not fit; it takes (" + std::to_string(s.m) + ", " + std::to_string(s.n) + ") or (" + std::to_string(s.batch) +
-              ", " + std::to_string(s.m) + ", " + std::to_string(s.n) + ")");
+    bad(ErrorKind::shape, "c", t,
+        "does not fit; it takes (" + std::to_string(s.m) + ", " + std::to_string(s.n) + ") or (" + std::to_string(s.batch) + ", " +
+            std::to_string(s.m) + ", " + std::to_string(s.n) + ")");
   }
   check_extent("c", t);
 }
@@ -125,7 +133,8 @@ std::pair<const uint8_t*, const uint8_t*> extent(const Tensor& t) {
 }  // namespace
 
 std::string MatmulSpec::text() const {
-  std::string s = "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
+  std::string s =
+      "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
   if (bias) s += " bias";
   if (c) s += " beta*c";
   return s;
@@ -149,14 +158,17 @@ void check_sizes(const MatmulSpec& s) {
 
 bool Variant::supports(const MatmulSpec& s) const {
   auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
-  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.specialization() & 1) && (bias || !s.bias) &&
-         (c || !s.c) && (alpha || s.alpha == 1.0f) && (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
+  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.specialization() & 1) &&
+         (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
+         (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {
   auto range = [](const char* name, uint32_t value, const Range& r) -> std::string {
     if (value >= r.least && value <= r.most) return {};
-    std::string limit = r.least == r.most ? std::to_string(r.least) : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
+    std::string limit = r.least == r.most
+                            ? std::to_string(r.least)
+                            : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
     return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
   };
   for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
@@ -194,10 +206,24 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
   check_c(args, s);
   const Tensor& c = s.c ? *args.c : *args.a;
   uint32_t ldd = s.n;
-  plan.params = {s.m, s.n, s.k, s.batch,
-                 leading(*args.a), leading(*args.b), s.c ? leading(c) : 0, ldd,
-                 batch_stride(*args.a), batch_stride(*args.b), s.c ? batch_stride(c) : 0, s.batch > 1 ? s.m * s.n : 0,
-                 s.alpha, s.beta, s.bias ? 1u : 0u, s.c ? 1u : 0u, phase(*args.a), phase(*args.b)};
+  plan.params = {s.m,
+                 s.n,
+                 s.k,
+                 s.batch,
+                 leading(*args.a),
+                 leading(*args.b),
+                 s.c ? leading(c) : 0,
+                 ldd,
+                 batch_stride(*args.a),
+                 batch_stride(*args.b),
+                 s.c ? batch_stride(c) : 0,
+                 s.batch > 1 ? s.m * s.n : 0,
+                 s.alpha,
+                 s.beta,
+                 s.bias ? 1u : 0u,
+                 s.c ? 1u : 0u,
+                 phase(*args.a),
+                 phase(*args.b)};
   plan.out_ndim = args.a->ndim;
   int64_t shape[] = {s.batch, s.m, s.n};
   std::copy(plan.out_ndim == 3 ? shape : shape + 1, shape + 3, plan.out_shape);

@@ -110,7 +110,8 @@ class CpuBatch : public CommandBatch {
 
  private:
   Record make_record(const Dispatch& d) {
-    Record r{*d.pipeline, pointers_.size(), 0, 0, {d.grid[0], d.grid[1], d.grid[2]}, {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]}};
+    Record r{
+        *d.pipeline, pointers_.size(), 0, 0, {d.grid[0], d.grid[1], d.grid[2]}, {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]}};
     auto slot = [&](uint32_t index) -> Pointer& {
       if (index >= r.pointer_count) {
         r.pointer_count = index + 1;
@@ -146,8 +147,10 @@ class CpuBatch : public CommandBatch {
     std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers_);
     for (size_t i = 0; i < r.pointer_count; i++) {
       const Pointer& p = pointers_[r.first_pointer + i];
-      if (p.buffer) buffers_[i] = p.buffer;
-      else if (p.bytes_at != kNone) buffers_[i] = bytes_.data() + p.bytes_at;
+      if (p.buffer)
+        buffers_[i] = p.buffer;
+      else if (p.bytes_at != kNone)
+        buffers_[i] = bytes_.data() + p.bytes_at;
       offsets_[i] = p.threadgroup_offset;
     }
     return {pipeline.info, buffers_, offsets_, r.threadgroup_bytes, r.grid, r.threadgroup, device_->options().lenient_barriers};
@@ -179,8 +182,7 @@ class CpuBatch : public CommandBatch {
 
 }  // namespace
 
-CpuDevice::CpuDevice(const CpuOptions& options)
-    : options_(options), pool_(options.threads ? options.threads : available_cpus()) {}
+CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), pool_(options.threads ? options.threads : available_cpus()) {}
 
 // Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages: a
 // kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
@@ -220,8 +222,13 @@ double CpuDevice::run(const Dispatch& d) {
     threadgroup_bytes += (d.threadgroup_memory[i].size + 15) & ~size_t{15};
   }
   auto start = Clock::now();
-  execute(pipeline, {pipeline.info, buffers, offsets, threadgroup_bytes, {d.grid[0], d.grid[1], d.grid[2]},
-                     {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]}, options_.lenient_barriers});
+  execute(pipeline, {pipeline.info,
+                     buffers,
+                     offsets,
+                     threadgroup_bytes,
+                     {d.grid[0], d.grid[1], d.grid[2]},
+                     {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
+                     options_.lenient_barriers});
   return seconds(Clock::now() - start);
 }
 
@@ -268,8 +275,10 @@ void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
     }
     give_executor(std::move(executor));
   };
-  if (total == 1 || pool_.threads() == 1) work();
-  else pool_.run(work);
+  if (total == 1 || pool_.threads() == 1)
+    work();
+  else
+    pool_.run(work);
   if (!error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + error);
 }
 

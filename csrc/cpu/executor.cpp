@@ -31,14 +31,10 @@ std::string place(const abi::Site& site) {
   return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
 }
 
-std::string text(abi::Uint3 v) {
-  return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")";
-}
+std::string text(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")"; }
 
 // On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
-__attribute__((noinline)) void enter(abi::Context* context) {
-  fiber::switch_lane(&context->host, &context->lanes[context->lane]);
-}
+__attribute__((noinline)) void enter(abi::Context* context) { fiber::switch_lane(&context->host, &context->lanes[context->lane]); }
 
 }  // namespace
 
@@ -62,8 +58,7 @@ void* Stacks::top(uint32_t lane) {
     if (block == MAP_FAILED) throw std::bad_alloc();
     blocks_.push_back(static_cast<uint8_t*>(block));
     // A failure (too many mappings) costs the guard, not the run: kernels with frames near the size do not compile.
-    for (uint32_t i = 0; i < kBlock; i++)
-      (void)!mprotect(blocks_.back() + i * kSize, static_cast<size_t>(getpagesize()), PROT_NONE);
+    for (uint32_t i = 0; i < kBlock; i++) (void)!mprotect(blocks_.back() + i * kSize, static_cast<size_t>(getpagesize()), PROT_NONE);
   }
   size_t color = lane * 5 % 64 * 64;  // 5: coprime to the 64 sets of an L1 way, and apart by more than one line
   uint8_t* end = blocks_[lane / kBlock] + (lane % kBlock + 1) * kSize;
@@ -170,8 +165,7 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
     if (g->simd_wait >> i & 1 && order(g->wait[i].site) < order(g->wait[first].site)) first = i;
   uint32_t mask = 0;
   for (uint32_t i = 0; i < abi::kSimdWidth; i++)
-    if (g->simd_wait >> i & 1 && g->wait[i].site == g->wait[first].site && g->wait[i].complete == g->wait[first].complete)
-      mask |= 1u << i;
+    if (g->simd_wait >> i & 1 && g->wait[i].site == g->wait[first].site && g->wait[i].complete == g->wait[first].complete) mask |= 1u << i;
   g->wait[first].complete(g, mask);
   g->simd_wait &= ~mask;
   g->ready |= mask;

@@ -18,8 +18,8 @@ from .errors import (
     UnknownVariantError,
     UnsupportedError,
 )
-from .numerics import error_bound, reference
 from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
+from .numerics import error_bound, reference
 
 __version__ = "0.1.0"
 

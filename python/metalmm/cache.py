@@ -34,7 +34,9 @@ def folder() -> Path:
         _folder = wanted
         if not _writable(wanted):
             _folder = Path(tempfile.mkdtemp(prefix="metalmm-"))
-            warnings.warn(f"the kernel cache {wanted} cannot be written; using {_folder}. Set METALMM_CACHE to a writable folder.", stacklevel=2)
+            warnings.warn(
+                f"the kernel cache {wanted} cannot be written; using {_folder}. Set METALMM_CACHE to a writable folder.", stacklevel=2
+            )
         return _folder
 
 

@@ -30,10 +30,7 @@ MSL = _resource("csrc/msl")
 
 Constants = Mapping["int | str", "bool | int | float"]
 
-_COMMON_FLAGS = (
-    "-std=c++17 -O3 -shared -fPIC -fvisibility=hidden -Wl,-Bsymbolic -fno-strict-aliasing -fno-math-errno "
-    "-fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -fno-stack-protector"
-).split()
+_COMMON_FLAGS = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"]
 # Fibers have 256 KB each; a frame that comes near is refused rather than run into the guard page.
 _FRAME_LIMIT = 131072
 
@@ -57,7 +54,9 @@ class Compiler:
         if self.kind == "clang":
             half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fallow-half-arguments-and-returns"]
             return [*_COMMON_FLAGS, *native, *half, f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than"]
-        return [*_COMMON_FLAGS, *native, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}"] + (["-fcf-protection=none"] if platform.machine() == "x86_64" else [])
+        return [*_COMMON_FLAGS, *native, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}"] + (
+            ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
+        )
 
     @property
     def preprocess(self) -> list[str]:

@@ -34,9 +34,7 @@ class Device(_core.Device):
         super().__init__(threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers)
         manifest._devices.add(self)
 
-    def compile(
-        self, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, Any] | None = None
-    ) -> Library:
+    def compile(self, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, Any] | None = None) -> Library:
         """A library of the kernels in MSL source text, or in a file if `source` is a Path or a path that ends in .metal or .h.
 
         Raises CompileError with the compiler's text, LoweringError naming file, line and construct.

@@ -244,7 +244,11 @@ class Program:
                 assigned = True
             elif text == "(" and not assigned:
                 before = tokens[i - 1]
-                if parens < 0 and (before.kind == "name" or before.text == ">") and before.text not in ("__attribute__", "alignas", "decltype"):
+                if (
+                    parens < 0
+                    and (before.kind == "name" or before.text == ">")
+                    and before.text not in ("__attribute__", "alignas", "decltype")
+                ):
                     parens = i
                 i = self.source.matching(i)
             elif text in "([":
@@ -535,7 +539,9 @@ class Program:
             value = values.get(index, values.get(d.name))
             defined[d.name] = value is not None
             if value is None and d.start in reached and d.name not in asked:
-                raise self.source.fail(d.start, f"function constant '{d.name}' (index {index}) is used and not given; pass constants={{{index}: …}}")
+                raise self.source.fail(
+                    d.start, f"function constant '{d.name}' (index {index}) is used and not given; pass constants={{{index}: …}}"
+                )
             where = next(i for i in range(d.start, d.end) if tokens[i].text == d.name)
             kind = " ".join(t.text for t in tokens[d.start : where] if t.text not in ("constant", "const", "constexpr", "static"))
             text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value)})"
@@ -595,7 +601,7 @@ class Program:
     def _members_and_duplicates(self) -> None:
         seen: dict[tuple[str, ...], tuple[int, str]] = {}
         for d in self.declarations:
-            if d.body < 0 or not self.source.tokens[d.body].text == "{":
+            if d.body < 0 or self.source.tokens[d.body].text != "{":
                 continue
             if d.is_function:
                 self._drop_if_seen(seen, d, (*d.namespace, "::"))
@@ -651,7 +657,8 @@ class Program:
             if not d.is_function:
                 return
             raise self.source.fail(
-                d.start, f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ"
+                d.start,
+                f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ",
             )
         self.source.blank(d.start, d.end)
         if tokens[d.end - 1].text == "":
@@ -733,7 +740,9 @@ class Program:
             name = tokens[first].text
             dimensions = " ".join(t.text for t in tokens[first + 1 : last] if t.text)
             alias = f"metalmm_tg_{i}_{first}"
-            lines.append(f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();")
+            lines.append(
+                f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();"
+            )
         before = self._previous(i)
         if before is not None and tokens[before].text in ("const", "static", "volatile"):
             tokens[before].text = ""
@@ -806,7 +815,12 @@ class Program:
                     if depth == 0:
                         break
             whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
-            if not whole or tokens[array].kind != "name" or any(t.text == "," for t in tokens[close + 2 : end]) or tokens[end + 1].text != ";":
+            if (
+                not whole
+                or tokens[array].kind != "name"
+                or any(t.text == "," for t in tokens[close + 2 : end])
+                or tokens[end + 1].text != ";"
+            ):
                 raise self.source.fail(i, "an initializer with designators other than one range over a whole array")
             value = self._join((close + 2, end))
             self.source.blank(i, end + 1)
@@ -817,7 +831,12 @@ class Program:
         tokens = self.source.tokens
         swizzle = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
         for i in range(1, len(tokens) - 3):
-            if tokens[i].text == "." and swizzle.fullmatch(tokens[i + 1].text) and tokens[i + 2].text == "." and re.fullmatch(r"[xyzw]{1,4}|[rgba]{1,4}", tokens[i + 3].text):
+            if (
+                tokens[i].text == "."
+                and swizzle.fullmatch(tokens[i + 1].text)
+                and tokens[i + 2].text == "."
+                and re.fullmatch(r"[xyzw]{1,4}|[rgba]{1,4}", tokens[i + 3].text)
+            ):
                 tokens[i + 1].text += ".metalmm_value()"
 
     def _literals(self) -> None:
@@ -853,7 +872,11 @@ class Program:
             threads = f"metalmm_thread_limit<{arguments}>::value"
         text = self.source.text()
         return (
-            '#include "msl.h"\n' + text + '\n# 1 "<metalmm entry>"\n' + holder + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
+            '#include "msl.h"\n'
+            + text
+            + '\n# 1 "<metalmm entry>"\n'
+            + holder
+            + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
             'extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;\n'
             f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<&{function}, metalmm_args>({threads});\n"
         )
@@ -871,7 +894,14 @@ def _literal(value: bool | int | float) -> str:
     return repr(float(value))
 
 
-def lower(text: str, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, *, name: str = "<source>", compiler: str = "gcc") -> str:
+def lower(
+    text: str,
+    kernel: str,
+    constants: Mapping[int | str, bool | int | float] | None = None,
+    *,
+    name: str = "<source>",
+    compiler: str = "gcc",
+) -> str:
     """C++ for the kernel `kernel` of the preprocessed MSL `text`.
 
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and

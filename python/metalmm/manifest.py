@@ -113,7 +113,9 @@ def load_variants(path: str | Path) -> list[Variant]:
     with _lock:
         for v in loaded:
             if v in _registry and _registry[v].source.parent != v.source.parent:
-                raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].source.parent}; choose another family name")
+                raise ManifestError(
+                    f"{path}: {v}: there is a variant of this id in {_registry[v].source.parent}; choose another family name"
+                )
         for v in loaded:
             _register(v)
     return loaded
@@ -173,7 +175,9 @@ def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
         return value.get("min", 1), value.get("max", _UNLIMITED)
     if size == "n" and isinstance(value, list):
         return 1, _UNLIMITED
-    raise ManifestError(f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}")
+    raise ManifestError(
+        f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}"
+    )
 
 
 def _register(v: Variant) -> None:

@@ -64,10 +64,13 @@ def error_bound(
     """
     k = np.asarray(a).shape[-2 if transpose_a else -1]
     magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
-    extra = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0) + (np.abs(_wide(bias)) if bias is not None else 0.0)
+    extra = (
+        magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0) + (np.abs(_wide(bias)) if bias is not None else 0.0)
+    )
     ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
     epilogue = 3 * 2.0**-24 * extra if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0
-    return half_ulp(ref) * (1 + 2.0**-9) + k * 2.0**-24 * magnitude + epilogue
+    bound: Float64 = half_ulp(ref) + k * 2.0**-24 * magnitude + epilogue
+    return bound
 
 
 def mismatch(out: Any, ref: Float64, bound: Float64) -> str:

@@ -11,7 +11,8 @@ kernel void rounding(device const half* x, device const half* y, device half* su
   chained[i] = x[i] * y[i] + x[i];  // two roundings
 }
 
-kernel void conversions(device const float* x, device half* y, device half4* v, device const float4* w, uint i [[thread_position_in_grid]]) {
+kernel void conversions(device const float* x, device half* y, device half4* v, device const float4* w,
+                        uint i [[thread_position_in_grid]]) {
   y[i] = half(x[i]);
   if (i == 0) {
     v[0] = half4(w[0]);

@@ -63,24 +63,25 @@ kernel void spaces(device const float* x [[buffer(0)]], device float* y [[buffer
 
 template <typename T, int N, bool Reverse = false>
 [[kernel, max_total_threads_per_threadgroup(N * 2)]] void copy(device const T* x [[buffer(0)]], device T* y [[buffer(1)]],
-                                                              uint i [[thread_position_in_threadgroup]]) {
+                                                               uint i [[thread_position_in_threadgroup]]) {
   threadgroup T tile[N];
   tile[i] = x[i];
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[i] = tile[Reverse ? N - 1 - i : i];
 }
 template [[host_name("copy_half_32")]] [[kernel]] decltype(copy<half, 32>) copy<half, 32>;
-template [[host_name("copy_"
-                     "reversed")]] [[kernel]] void copy<float, 16, true>(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
-                                                                          uint i [[thread_position_in_threadgroup]]);
+template
+    [[host_name("copy_"
+                "reversed")]] [[kernel]] void
+    copy<float, 16, true>(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_position_in_threadgroup]]);
 typedef decltype(copy<int, 8>) copy_t;
 template [[host_name("copy_int_8")]] kernel copy_t copy<int, 8, true>;
 
 kernel void positions(device uint* y, ushort3 p [[thread_position_in_grid]], uint2 t [[thread_position_in_threadgroup]],
                       uint3 g [[threadgroup_position_in_grid]], uint3 tpg [[threads_per_grid]], ushort2 tptg [[threads_per_threadgroup]],
                       uint gpg [[threadgroups_per_grid]], uint i [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]],
-                      ushort sg [[simdgroup_index_in_threadgroup]], uint width [[threads_per_simdgroup]], uint sgs [[simdgroups_per_threadgroup]],
-                      uint quad [[quadgroup_index_in_threadgroup]]) {
+                      ushort sg [[simdgroup_index_in_threadgroup]], uint width [[threads_per_simdgroup]],
+                      uint sgs [[simdgroups_per_threadgroup]], uint quad [[quadgroup_index_in_threadgroup]]) {
   uint at = (p.z * tpg.y + p.y) * tpg.x + p.x;
   device uint* row = y + at * 12;
   row[0] = p.x, row[1] = p.y, row[2] = p.z;

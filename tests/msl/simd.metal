@@ -50,7 +50,8 @@ kernel void divergent(device float* y, uint i [[thread_index_in_simdgroup]], uin
   y[t] += 10000.0f * simd_sum(1.0f);
 }
 
-kernel void matrix(device const half* a, device const half* b, device float* c, device float* elements, uint lane [[thread_index_in_simdgroup]]) {
+kernel void matrix(device const half* a, device const half* b, device float* c, device float* elements,
+                   uint lane [[thread_index_in_simdgroup]]) {
   simdgroup_half8x8 fa, fb;
   simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8, 8>(0.5f);
   simdgroup_load(fa, a, 16, ulong2(4, 1));

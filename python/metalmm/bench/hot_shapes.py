@@ -23,11 +23,20 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
     parser.add_argument("--backends", default=env.get("MATMUL_BACKENDS"), help="families, comma-separated [MATMUL_BACKENDS]")
     parser.add_argument("--iters", type=int, default=int(env.get("MATMUL_BENCH_ITERS", "5")), help="measured runs [MATMUL_BENCH_ITERS]")
-    parser.add_argument("--warmup", type=int, default=int(env.get("MATMUL_BENCH_WARMUP", "1")), help="runs before them [MATMUL_BENCH_WARMUP]")
-    parser.add_argument("--bad-rel", type=float, default=float(env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3")), help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]")
+    parser.add_argument(
+        "--warmup", type=int, default=int(env.get("MATMUL_BENCH_WARMUP", "1")), help="runs before them [MATMUL_BENCH_WARMUP]"
+    )
+    parser.add_argument(
+        "--bad-rel",
+        type=float,
+        default=float(env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3")),
+        help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]",
+    )
     parser.add_argument("--sort", choices=["gpu", "cpu"], help="order of the lines; default: the manifest's")
     parser.add_argument("--best-only", action="store_true", help="only lines with a tag")
-    parser.add_argument("--cold", action="store_true", help="rotate the weights through copies that together are twice the last-level cache")
+    parser.add_argument(
+        "--cold", action="store_true", help="rotate the weights through copies that together are twice the last-level cache"
+    )
     parser.add_argument("--all", action="store_true", help="include the variants that are off")
     parser.add_argument("--json", type=Path, help="write every sample and the environment there")
     parser.add_argument("--seed", type=int, default=0)
@@ -84,7 +93,9 @@ def _header(device: Device, args: argparse.Namespace, info: dict[str, Any]) -> s
         f"metalmm={info['metalmm']} commit={info['commit']} warmup={args.warmup} {weights}",
     ]
     if device.name == "cpu":
-        lines.append("Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time; 'vs orig' compares with an Apple GPU in production.")
+        lines.append(
+            "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time; 'vs orig' compares with an Apple GPU in production."
+        )
     return "\n".join(lines)
 
 
@@ -115,7 +126,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"Spec {shape}:\n   - no variant supports it", flush=True)
             continue
         copies = runner.cold_copies(shape) if args.cold else 1
-        results = runner.run_shape(device, shape, chosen, iters=args.iters, warmup=args.warmup, copies=copies, seed=args.seed, progress=progress)
+        results = runner.run_shape(
+            device, shape, chosen, iters=args.iters, warmup=args.warmup, copies=copies, seed=args.seed, progress=progress
+        )
         progress.clear()
         baseline = runner.baseline_of(shape)
         print(report.section(shape, results, baseline, bad_rel=args.bad_rel, sort=args.sort, best_only=args.best_only), flush=True)
@@ -128,8 +141,15 @@ def main(argv: list[str] | None = None) -> int:
         print(_skip_lines(skipped, len(shapes)))
     print("Winners by shape:\n" + report.winners(sections, args.bad_rel))
     total = sum(len(results) for _, results in sections)
-    print(f"{total - wrong} of {total} results right" + (f", {wrong} WRONG" if wrong else "; each within the float64 bound of docs/method.md"))
+    print(
+        f"{total - wrong} of {total} results right" + (f", {wrong} WRONG" if wrong else "; each within the float64 bound of docs/method.md")
+    )
     if args.json:
         skips = [{"variant": v, "why": why, "shapes": count} for (v, why), count in skipped.items()]
-        args.json.write_text(json.dumps({"environment": info, "arguments": {k: str(v) for k, v in vars(args).items()}, "skipped": skips, "shapes": records}, indent=1))
+        args.json.write_text(
+            json.dumps(
+                {"environment": info, "arguments": {k: str(v) for k, v in vars(args).items()}, "skipped": skips, "shapes": records},
+                indent=1,
+            )
+        )
     return 1 if wrong else 0

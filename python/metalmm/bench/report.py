@@ -86,7 +86,9 @@ def line(shape: Shape, r: Result, tag_list: Iterable[str]) -> str:
     return f"{text} WRONG: {r.wrong}" if r.wrong else text
 
 
-def section(shape: Shape, results: list[Result], baseline: str | None, *, bad_rel: float, sort: str | None = None, best_only: bool = False) -> str:
+def section(
+    shape: Shape, results: list[Result], baseline: str | None, *, bad_rel: float, sort: str | None = None, best_only: bool = False
+) -> str:
     """The lines of one shape. sort: gpu, cpu or None for manifest order; best_only: only lines with a tag."""
     marked = tags(results, baseline, bad_rel)
     if sort == "gpu":

@@ -42,7 +42,12 @@ class Inputs:
         b = draw(*lead, *((shape.n, shape.k) if shape.transpose_b else (shape.k, shape.n)))
         bias = draw(shape.n) if shape.bias else None
         c = draw(*lead, shape.m, shape.n) if shape.beta else None
-        self.options: dict[str, Any] = {"alpha": shape.alpha, "beta": shape.beta, "transpose_a": shape.transpose_a, "transpose_b": shape.transpose_b}
+        self.options: dict[str, Any] = {
+            "alpha": shape.alpha,
+            "beta": shape.beta,
+            "transpose_a": shape.transpose_a,
+            "transpose_b": shape.transpose_b,
+        }
         self.reference, self.bound = _reference(a, b, bias, c, self.options)
         self.a, self.weights = device.array(a), [device.array(b) for _ in range(copies)]
         self.bias = None if bias is None else device.array(bias)
@@ -88,14 +93,17 @@ def compile_all(device: Device, work: list[tuple[Shape, list[Variant]]], progres
             progress(f"compiling {done}/{len(needed)}")
 
 
-def run_shape(device: Device, shape: Shape, chosen: list[Variant], *, iters: int, warmup: int, copies: int, seed: int, progress: Progress) -> list[Result]:
+def run_shape(
+    device: Device, shape: Shape, chosen: list[Variant], *, iters: int, warmup: int, copies: int, seed: int, progress: Progress
+) -> list[Result]:
     """Results of the variants on one shape, in their order."""
     inputs = Inputs(device, shape, seed, copies)
     calls = {
-        v: [device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options) for w in inputs.weights] for v in chosen
+        v: [device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options) for w in inputs.weights]
+        for v in chosen
     }
     results = {v: Result(str(v)) for v in chosen}
-    out = inputs.out.numpy()
+    out = np.asarray(inputs.out)
     for step in range(warmup + iters):
         for index, v in enumerate(chosen):
             progress(f"{shape}  pass {step + 1}/{warmup + iters}  {index + 1}/{len(chosen)} {v}")

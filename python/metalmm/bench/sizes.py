@@ -126,6 +126,8 @@ def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
             words = [set(str(s).replace("|", " ").split()) for s in shapes]
             found = [s for s, has in zip(shapes, words, strict=True) if set(part.split()) <= has]
         if not found:
-            raise ValueError(f"--shapes '{part.strip()}': no shape has it; write for example 'n=896 k=4864' or a number from 1 to {len(shapes)}")
+            raise ValueError(
+                f"--shapes '{part.strip()}': no shape has it; write for example 'n=896 k=4864' or a number from 1 to {len(shapes)}"
+            )
         chosen += [s for s in found if s not in chosen]
     return chosen
