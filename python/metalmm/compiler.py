@@ -30,7 +30,22 @@ MSL = _resource("csrc/msl")
 
 Constants = Mapping["int | str", "bool | int | float"]
 
-_COMMON_FLAGS = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-Bsymbolic", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"]
+_COMMON_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-shared",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wl,-Bsymbolic",
+    "-fno-strict-aliasing",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-stack-protector",
+]
 # Fibers have 256 KB each; a frame that comes near is refused rather than run into the guard page.
 _FRAME_LIMIT = 131072
 
