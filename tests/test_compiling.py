@@ -140,6 +140,8 @@ REFUSED = [
     ),
     ("kernel void k(device float* y) { float x[3] = {[1 ... 2] = 1.0f}; }", r"designators"),
     ("kernel void k(device float* y) {", r"is never closed"),
+    ("template", r"the file ends in the middle of a declaration"),
+    ("kernel void k(device float* y) { double d = 1; y[0] = d; }", r"<source>:3: 'double' is not supported"),
     (
         "constant int n [[function_constant(2)]];\nkernel void k(device float* y) { y[0] = n; }",
         r"function constant 'n' \(index 2\) is used and not given; pass constants=\{2",

@@ -163,6 +163,28 @@ def test_stack_frames_near_the_limit_do_not_compile(device: metalmm.Device) -> N
         device.compile(source).kernel("k")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("y[0] = float(10 / n);", "an integer division by zero"),
+        ("int4 v = int4(10) / n; y[0] = v.x;", "an integer division by zero"),
+        ("y[1099511627776ul * (n + 1)] = 1.0f;", "a memory access at 0x"),
+        ("y[0] = deep(y, 100000000 + n);", "a stack deeper than 256 KB"),
+    ],
+)
+def test_a_kernels_fault_is_an_error_not_the_end_of_the_process(body: str, message: str, device: metalmm.Device) -> None:
+    # MSL has no recursion; it is the plainest way to the end of a stack here.
+    deep = "static float deep(device float* y, int n) { volatile float x[64]; x[n & 63] = y[0]; return n <= 0 ? x[1] : deep(y, n - 1) + x[n & 63]; }\n"
+    kernel = device.compile(HEAD + deep + "kernel void k(device float* y, constant int& n) { " + body + " }").kernel("k")
+    y = np.zeros(4, np.float32)
+    for _ in range(3):
+        with pytest.raises(metalmm.KernelError, match=rf"kernel 'k': threadgroup \(0, 0, 0\): .*{message}"):
+            kernel(y, np.int32(0).tobytes(), grid=(1,), threadgroup=(1,))
+    np.testing.assert_array_equal(
+        metalmm.matmul("gemv/baseline", np.ones((1, 2), np.float16), np.ones((2, 2), np.float16), device=device), [[2, 2]]
+    )
+
+
 def test_two_python_threads_issue_at_once(device: metalmm.Device) -> None:
     rng = np.random.default_rng(8)
     problems: list[BaseException] = []

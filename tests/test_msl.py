@@ -309,3 +309,11 @@ def test_atomics(device: metalmm.Device) -> None:
     np.testing.assert_array_equal(counts, [512, 512, 512, 512, 0xFFFFFFFF])
     assert total[0] == 1024
     np.testing.assert_array_equal(extremes, [2047, -2047])
+
+
+def test_spellings_that_public_kernels_use(device: metalmm.Device) -> None:
+    x, y = np.array([1, 2, 3, 4], np.float32), np.zeros(20, np.float32)
+    run(device, "language.metal", "spellings", x, y, constants={"doubled": False})
+    # v becomes (3, 4, 6, 8)
+    expected = [1, 3, 3, 6, -4, 6, 3, 5, 2, 8, 2, 4, 4, 3, 3, 2, 0, 1, 1, 6]
+    np.testing.assert_array_equal(y, np.array(expected, np.float32))

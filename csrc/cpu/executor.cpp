@@ -1,10 +1,14 @@
 #include "executor.h"
 
+#include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "../msl/runtime/fiber.h"
@@ -35,6 +39,94 @@ std::string text(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::
 
 // On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
 __attribute__((noinline)) void enter(abi::Context* context) { fiber::switch_lane(&context->host, &context->lanes[context->lane]); }
+
+// Faults of a kernel (a wild pointer, a stack that overflows, an integer division by zero, which MSL does not define) end its
+// threadgroup with an error, not the process: the handler goes on where the executor called the first lane. Signals from
+// elsewhere go to whoever had them before.
+struct Fault {
+  int number;
+  struct sigaction before;
+};
+Fault faults[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}};
+thread_local volatile sig_atomic_t fault_number = 0;  // volatile: no call that the compiler sees leads to the handler
+thread_local const void* volatile fault_address = nullptr;
+
+bool leave_for_host(void* context, const abi::Lane& host) {
+#if defined(__linux__) && defined(__x86_64__)
+  auto* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  registers[REG_RSP] = reinterpret_cast<greg_t>(host.sp);
+  registers[REG_RBP] = reinterpret_cast<greg_t>(host.fp);
+  registers[REG_RIP] = reinterpret_cast<greg_t>(host.ip);
+  return true;
+#elif defined(__linux__) && defined(__aarch64__)
+  auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+  machine.sp = reinterpret_cast<uint64_t>(host.sp);
+  machine.regs[29] = reinterpret_cast<uint64_t>(host.fp);
+  machine.pc = reinterpret_cast<uint64_t>(host.ip);
+  return true;
+#else
+  (void)context, (void)host;
+  return false;
+#endif
+}
+
+void on_fault(int number, siginfo_t* info, void* context) {
+  if (running && leave_for_host(context, running->host)) {
+    fault_number = number;
+    fault_address = info->si_addr;
+    return;
+  }
+  for (const Fault& f : faults) {
+    if (f.number != number) continue;
+    if (f.before.sa_flags & SA_SIGINFO) {
+      f.before.sa_sigaction(number, info, context);
+    } else if (f.before.sa_handler != SIG_DFL && f.before.sa_handler != SIG_IGN) {
+      f.before.sa_handler(number);
+    } else {
+      signal(number, SIG_DFL);  // the instruction runs again and ends the process
+    }
+  }
+}
+
+void catch_faults() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (Fault& f : faults) {
+      struct sigaction action = {};
+      action.sa_sigaction = &on_fault;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigaction(f.number, &action, &f.before);
+    }
+  });
+  // A stack that has overflowed cannot hold the handler's frame.
+  struct AlternateStack {
+    std::unique_ptr<uint8_t[]> memory;
+    AlternateStack() {
+      stack_t old = {};
+      if (sigaltstack(nullptr, &old) == 0 && !(old.ss_flags & SS_DISABLE)) return;
+      constexpr size_t kSize = 64 * 1024;
+      memory.reset(new uint8_t[kSize]);
+      stack_t stack = {};
+      stack.ss_sp = memory.get();
+      stack.ss_size = kSize;
+      sigaltstack(&stack, nullptr);
+    }
+    ~AlternateStack() {
+      stack_t off = {};
+      off.ss_flags = SS_DISABLE;
+      if (memory) sigaltstack(&off, nullptr);
+    }
+  };
+  thread_local AlternateStack stack;
+  (void)stack;
+}
+
+std::string fault_text() {
+  if (fault_number == SIGFPE) return "an integer division by zero, or of the least integer by -1";
+  char address[32];
+  std::snprintf(address, sizeof(address), "%p", fault_address);
+  return std::string("a memory access at ") + address + ", outside what is bound (or a stack deeper than 256 KB)";
+}
 
 }  // namespace
 
@@ -110,11 +202,14 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
 }
 
 std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
+  catch_faults();
   start(call, position);
   abi::Context* outer = running;
+  fault_number = 0;
   running = &state_;
   enter(&state_);
   running = outer;
+  if (fault_number) error_ = fault_text();
   if (error_.empty()) return {};
   return "threadgroup " + text(position) + ": " + error_;
 }

@@ -57,8 +57,10 @@ _UNSUPPORTED = re.compile(
     r"(?:texture(?:1d|2d|3d|cube|_buffer)\w*|depth(?:2d|cube)\w*|sampler|imageblock\w*|visible_function_table|"
     r"intersection_function_table|intersector|acceleration_structure|instance_acceleration_structure|command_buffer|"
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
-    r"threadgroup_imageblock|ray_data|object_data)"
+    r"threadgroup_imageblock|ray_data|object_data|double)"
 )
+_SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
+_MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 _SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
 
 
@@ -125,6 +127,8 @@ class Source:
             text = self.tokens[i].text
             if text in _OPEN:
                 i = self.matching(i)
+            elif text == "<" and self.tokens[i + 1].text == "<" and not self.tokens[i + 1].space:
+                i += 1  # a shift
             elif text == "<":
                 depth += 1
             elif text == ">":
@@ -194,7 +198,10 @@ class Program:
 
     def __init__(self, text: str, name: str = "<source>") -> None:
         self.source = Source(text, name)
-        self.declarations = list(self._scope(0, len(self.source.tokens), ()))
+        try:
+            self.declarations = list(self._scope(0, len(self.source.tokens), ()))
+        except IndexError:
+            raise self.source.fail(len(self.source.tokens) - 1, "the file ends in the middle of a declaration") from None
         self.instantiations: dict[str, tuple[Declaration, str, tuple[int, int]]] = {}
         self.definitions: dict[str, Declaration] = {}
         self._find_kernels()
@@ -409,7 +416,7 @@ class Program:
         self._threadgroup_variables()
         self._address_spaces()
         self._range_designators()
-        self._chained_swizzles()
+        self._swizzles()
         self._literals()
         self._pragmas(compiler)
         # From the global namespace: a kernel may have the name of something in metal.
@@ -498,7 +505,7 @@ class Program:
         return " ".join(t.text for t in self.source.tokens[slice(*span)])
 
     def _integer(self, span: tuple[int, int]) -> int:
-        text = re.sub(r"(?<=\d)[uUlL]+\b", "", self._join(span))
+        text = re.sub(r"(?<=\d)[uUlL]+\b", "", " ".join(self._constant(i) for i in range(*span)))
         try:
             tree = ast.parse(text, mode="eval")
             allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
@@ -507,6 +514,21 @@ class Program:
         except (SyntaxError, ValueError, TypeError):
             pass
         raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
+
+    def _constant(self, i: int) -> str:
+        """The token at i, or the value of the constant or enumerator of that name, if the file gives it as a number."""
+        tokens = self.source.tokens
+        if tokens[i].kind != "name":
+            return tokens[i].text
+        for j in range(len(tokens) - 3):
+            if (
+                tokens[j].text == tokens[i].text
+                and tokens[j + 1].text == "="
+                and tokens[j + 2].kind == "number"
+                and tokens[j + 3].text in ",;}"
+            ):
+                return tokens[j + 2].text
+        return tokens[i].text
 
     def _thread_limit(self, *declarations: Declaration) -> str:
         for d in reversed(declarations):
@@ -558,6 +580,9 @@ class Program:
     def _drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
         definitions = {d.start for d in self.definitions.values()}
+        for d in self.declarations:
+            if d.body < 0 and tokens[d.start].text == "kernel":  # a forward declaration
+                self.source.blank(d.start, d.end)
         for d, _, _ in self.instantiations.values():
             if not d.is_function:
                 self.source.blank(d.start, d.end)
@@ -647,14 +672,16 @@ class Program:
                 if word == ":" and depth == 0 and i > 0:
                     header = i
                     break
-        key = scope + tuple(w for w in words[:header] if w and w not in ("inline", "static"))
+        names = self._parameter_names(d, words[:header]) if d.is_function else {}
+        words = [names.get(w, w) for w in words]
+        key = scope + _const_first([w for w in words[:header] if w and w not in ("inline", "static")])
         body = " ".join(w for w in words[header:] if w)
         if key not in seen:
             seen[key] = (d.start, body)
             return
         first, other = seen[key]
         if other != body:
-            if not d.is_function:
+            if not d.is_function and d.name + "<" not in "".join(words[:header]):
                 return
             raise self.source.fail(
                 d.start,
@@ -663,6 +690,18 @@ class Program:
         self.source.blank(d.start, d.end)
         if tokens[d.end - 1].text == "":
             tokens[d.end - 1].text = ";" if d.is_function or scope else ""
+
+    def _parameter_names(self, d: Declaration, words: list[str]) -> dict[str, str]:
+        """Parameter name -> its number, for functions that differ in these names too."""
+        opening = next((i for i, w in enumerate(words) if w == "(" and i and words[i - 1] == d.name), None)
+        if opening is None:
+            return {}
+        first, names = d.start + opening + 1, dict[str, str]()
+        for number, (start, end) in enumerate(self.source.split(first, self.source.matching(first - 1))):
+            named = [i for i in range(start, end) if self.source.tokens[i].kind == "name"]
+            if len(named) > 1 and self.source.tokens[named[-1] - 1].text != "::":
+                names[self.source.tokens[named[-1]].text] = f"${number}"
+        return names
 
     def _erased(self, i: int) -> str:
         text = self.source.tokens[i].text
@@ -679,12 +718,26 @@ class Program:
                 continue
             before = self._previous(i)
             # A declaration lowered just before ends in ';' too.
-            at_start = before is None or tokens[before].text[-1] in ";{}" or tokens[before].text in ("const", "static", "volatile")
+            at_start = before is None or tokens[before].text[-1] in ";{}" or self._opens_declaration(before)
             if not at_start:
                 self._check_threadgroup_use(i)
                 continue
             if self._declare_threadgroup(i, count):
                 count += 1
+
+    def _opens_declaration(self, i: int) -> bool:
+        """Whether the specifier at i begins a declaration: `const threadgroup T x`, but not `f() const threadgroup {`."""
+        tokens = self.source.tokens
+        if tokens[i].text not in ("const", "static", "volatile"):
+            return False
+        before = self._previous(i)
+        return before is None or tokens[before].text[-1] in ";{}" or self._opens_declaration(before)
+
+    def _text_before(self, i: int, steps: int) -> str:
+        at: int | None = i
+        for _ in range(steps):
+            at = self._previous(at) if at is not None else None
+        return self.source.tokens[at].text if at is not None else ""
 
     def _previous(self, i: int) -> int | None:
         i -= 1
@@ -698,11 +751,13 @@ class Program:
         before, last = tokens[self._previous(i) or 0], tokens[i]
         if before.text in (")", "*", "&") or tokens[j].text in ("*", "&", "&&"):
             return
+        if before.text == "const" and self._text_before(i, 2) == ")":
+            return  # f() const threadgroup
         while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
             last, j = tokens[j], j + 1
             if tokens[j].text == "<":
                 j = self.source.angle_end(j) + 1
-        is_parameter = before.text in ("(", ",") and tokens[j].text in ("[", "(")
+        is_parameter = (before.text in ("(", ",") and tokens[j].text in ("[", "(")) or (before.text == "<" and tokens[j].text == "(")
         if tokens[j].text in ("*", "&", "&&") or is_parameter or (before.text == "const" and last.text == "const"):
             return
         raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
@@ -826,27 +881,36 @@ class Program:
             self.source.blank(i, end + 1)
             tokens[end + 1].text = f"; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = {value};"
 
-    def _chained_swizzles(self) -> None:
-        """v.rgba.xy: the runtime's swizzles have no members of their own."""
+    def _swizzles(self) -> None:
+        """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""
         tokens = self.source.tokens
-        swizzle = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
-        for i in range(1, len(tokens) - 3):
-            if (
-                tokens[i].text == "."
-                and swizzle.fullmatch(tokens[i + 1].text)
-                and tokens[i + 2].text == "."
-                and re.fullmatch(r"[xyzw]{1,4}|[rgba]{1,4}", tokens[i + 3].text)
-            ):
-                tokens[i + 1].text += ".metalmm_value()"
+        for i in range(1, len(tokens) - 2):
+            if tokens[i - 1].text not in (".", "->") or not _SWIZZLE.fullmatch(tokens[i].text):
+                continue
+            after, beyond = tokens[i + 1].text, tokens[i + 2].text
+            if after == "." and _MEMBERS.fullmatch(beyond):
+                tokens[i].text += ".metalmm_value()"  # v.rgba.xy
+            elif after in ("(", "[", ".", "->", "::") or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="):
+                continue
+            elif after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space:  # <<=, >>=
+                continue
+            else:
+                tokens[i].text += "->*metalmm_read"
 
     def _literals(self) -> None:
+        """MSL has half literals and no double: 1.0h, and 0.1 is a float."""
         for token in self.source.tokens:
-            if token.kind != "number" or token.text.lower().startswith("0x"):
+            if token.kind != "number":
                 continue
-            if token.text.lower().endswith("bf"):
-                token.text = f"bfloat({token.text[:-2]})"
-            elif token.text.lower().endswith("h"):
-                token.text = f"half({token.text[:-1]})"
+            text = token.text.lower()
+            is_hex, is_half = text.startswith("0x"), text.endswith("h") and (not text.startswith("0x") or "p" in text)
+            is_float = "." in text or ("p" in text if is_hex else "e" in text)
+            if text.endswith("bf") and not is_hex:
+                token.text = f"bfloat({text[:-2]})"
+            elif is_half:
+                token.text = f"half({text[:-1]})"
+            elif is_float and text[-1] not in "fl":
+                token.text += "f"
 
     def _pragmas(self, compiler: str) -> None:
         full = "#pragma GCC unroll 32" if compiler == "gcc" else "#pragma clang loop unroll(full)"
@@ -882,7 +946,20 @@ class Program:
         )
 
 
+def _const_first(words: list[str]) -> tuple[str, ...]:
+    """`T const*` as `const T*`, for comparing signatures."""
+    result: list[str] = []
+    for word in words:
+        if word == "const" and result and result[-1].isidentifier():
+            result.insert(len(result) - 1, word)
+        else:
+            result.append(word)
+    return tuple(result)
+
+
 def _literal(value: bool | int | float) -> str:
+    if not isinstance(value, (bool, int, float)) and not hasattr(value, "__index__") and not hasattr(value, "__float__"):
+        raise CompileError(f"a function constant is {value!r}; it takes a bool, an int or a float")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

@@ -107,3 +107,58 @@ kernel void atomics(device atomic_uint* counts, device atomic_float* sum, device
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (i % 32 == 0) atomic_fetch_and_explicit(&counts[4], atomic_load_explicit(&local, memory_order_relaxed), memory_order_relaxed);
 }
+
+// Names that the runtime uses for itself belong to kernels too.
+constant uint width = 3;
+constant float value = 0.1;  // a float: MSL has no double
+struct Add {
+  float arg;
+};
+struct Pair {
+  union {
+    float4 whole;
+    float parts[4];
+  };
+};
+enum Index { kOut = 1 };
+METAL_FUNC float pick(device float* a, uint i) { return a[i]; }
+METAL_FUNC float pick(thread float* b, uint i) { return b[i]; }
+METAL_FUNC float last(threadgroup float const* a) { return a[1]; }
+METAL_FUNC float last(device const float* a) { return a[1]; }
+template <typename T>
+METAL_FUNC T twice(T x) {
+  return x + x;
+}
+template <int N = 1 << 2>
+METAL_FUNC int shifted() {
+  return N;
+}
+struct Cell {
+  float v;
+  float get() const threadgroup { return v; }
+};
+kernel void spellings(device float* x [[buffer(0)]], device float* y [[buffer(kOut)]]);
+kernel void spellings(device float* x [[buffer(0)]], device float* y [[buffer(kOut)]]) {
+  threadgroup float a[2];
+  threadgroup Cell cell;
+  a[0] = x[0], a[1] = x[1];
+  cell.v = 4.0f;
+  Add add = {5.0f};
+  float4 v = metal::float4(x[0], x[1], x[2], x[3]);
+  auto zy = v.zy;
+  float2 chosen = x[0] < 0 ? v.xy : v.wz;
+  thread float local[2] = {7.0f, 8.0f};
+  Pair pair, copy;
+  pair.whole = v;
+  copy = pair;
+  v.xy = v.zw;
+  v.zw *= 2.0f;
+  uint4 u = uint4(1, 2, 3, 4);
+  u.xy <<= 1u;
+  u++;
+  threadgroup float(*rows)[2] = reinterpret_cast<threadgroup float(*)[2]>(a);
+  float results[] = {float(value * 3.0f == 0.1f * 3.0f), zy.x, chosen.y, twice(v.xy).x, (-v.xy).y, v.z, float(u.x), add.arg,
+                     pick(x, 1), pick(local, 1), last(a), float(shifted<>()), cell.get(), copy.parts[2], float(width), rows[0][1],
+                     sinpi(1.0f), float(float(nextafter(1.0h, 2.0h)) == 1.0009765625f), quad_prefix_inclusive_sum(1.0f), quad_broadcast_first(v.xyz).z};
+  for (uint i = 0; i < 20; i++) y[i] = results[i];
+}

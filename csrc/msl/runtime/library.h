@@ -32,7 +32,7 @@ template <class T> using remove_reference_t = typename remove_reference<T>::type
 template <class T> using remove_pointer_t = typename remove_pointer<T>::type;
 template <class T> struct remove_addrspace { using type = T; };
 template <class T> using remove_addrspace_t = T;
-template <class T> struct make_unsigned { using type = unsigned_t<T>; };
+template <class T> struct make_unsigned { using type = metalmm::msl::unsigned_t<T>; };
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
 template <class T> struct decay { using type = remove_cv_t<remove_reference_t<T>>; };
 template <class T> using decay_t = typename decay<T>::type;
@@ -45,11 +45,11 @@ template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c;
 #define METALMM_PREDICATE(name, ...)                              \
   template <class T> struct name : bool_constant<__VA_ARGS__> {}; \
   template <class T> constexpr bool name##_v = name<T>::value;
-METALMM_PREDICATE(is_floating_point, is_float<remove_cv_t<T>>::value)
-METALMM_PREDICATE(is_integral, is_int<remove_cv_t<T>>::value || metalmm::msl::is_same<remove_cv_t<T>, bool>::value)
-METALMM_PREDICATE(is_arithmetic, is_scalar<remove_cv_t<T>>::value)
-METALMM_PREDICATE(is_signed, is_float<remove_cv_t<T>>::value || is_signed_int<remove_cv_t<T>>)
-METALMM_PREDICATE(is_unsigned, is_int<remove_cv_t<T>>::value && !is_signed_int<remove_cv_t<T>>)
+METALMM_PREDICATE(is_floating_point, metalmm::msl::is_float<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_integral, metalmm::msl::is_int<remove_cv_t<T>>::value || metalmm::msl::is_same<remove_cv_t<T>, bool>::value)
+METALMM_PREDICATE(is_arithmetic, metalmm::msl::is_scalar<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_signed, metalmm::msl::is_float<remove_cv_t<T>>::value || metalmm::msl::is_signed_int<remove_cv_t<T>>)
+METALMM_PREDICATE(is_unsigned, metalmm::msl::is_int<remove_cv_t<T>>::value && !metalmm::msl::is_signed_int<remove_cv_t<T>>)
 METALMM_PREDICATE(is_void, metalmm::msl::is_same<remove_cv_t<T>, void>::value)
 METALMM_PREDICATE(is_class, __is_class(T))
 METALMM_PREDICATE(is_enum, __is_enum(T))
@@ -77,11 +77,11 @@ template <class B, class... R> struct disjunction<B, R...> : conditional_t<bool(
 template <class B> struct negation : bool_constant<!bool(B::value)> {};
 
 template <class T> struct numeric_limits {
-  static constexpr bool is_specialized = is_int<T>::value, is_signed = is_signed_int<T>, is_integer = true;
-  static constexpr int digits = 8 * sizeof(T) - is_signed_int<T>;
-  static constexpr T min() { return int_min<T>; }
-  static constexpr T max() { return int_max<T>; }
-  static constexpr T lowest() { return int_min<T>; }
+  static constexpr bool is_specialized = metalmm::msl::is_int<T>::value, is_signed = metalmm::msl::is_signed_int<T>, is_integer = true;
+  static constexpr int digits = 8 * sizeof(T) - metalmm::msl::is_signed_int<T>;
+  static constexpr T min() { return metalmm::msl::int_min<T>; }
+  static constexpr T max() { return metalmm::msl::int_max<T>; }
+  static constexpr T lowest() { return metalmm::msl::int_min<T>; }
 };
 #define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM)                                   \
   template <> struct numeric_limits<T> {                                                       \
@@ -109,6 +109,8 @@ template <class T, size_t N> struct array {
   T* data() { return elements; }
   T* begin() { return elements; }
   T* end() { return elements + N; }
+  constexpr const T* begin() const { return elements; }
+  constexpr const T* end() const { return elements + N; }
 };
 
 enum memory_order { memory_order_relaxed, memory_order_acquire, memory_order_release, memory_order_acq_rel, memory_order_seq_cst };

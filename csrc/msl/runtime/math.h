@@ -50,9 +50,29 @@ template <class R, class F, class... V> METALMM_INLINE R elementwise(F f, const 
 
 }  // namespace metalmm::msl
 
-namespace metal {
+// What of this MSL has, metal exports by name below: `using namespace metal` must not bring our own helpers into a kernel's scope.
+namespace metalmm::msl {
+template <class T> struct unsigned_of { using type = T; };
+template <> struct unsigned_of<signed char> { using type = unsigned char; };
+template <> struct unsigned_of<char> { using type = unsigned char; };
+template <> struct unsigned_of<short> { using type = unsigned short; };
+template <> struct unsigned_of<int> { using type = unsigned int; };
+template <> struct unsigned_of<long> { using type = unsigned long; };
+template <class T> using unsigned_t = typename unsigned_of<T>::type;
+template <class T> constexpr bool is_signed_int = !is_same<unsigned_t<T>, T>::value;
+template <class T> constexpr T int_max = is_signed_int<T> ? static_cast<T>(static_cast<unsigned_t<T>>(-1) >> 1) : static_cast<T>(-1);
+template <class T> constexpr T int_min = is_signed_int<T> ? static_cast<T>(-int_max<T> - 1) : T(0);
 
-using namespace metalmm::msl;
+// sin(pi x), exact at multiples of a half: the argument is reduced before pi comes in.
+METALMM_INLINE double sin_of_pi(double x) {
+  double r = x - 2 * __builtin_rint(x / 2);
+  if (r > 0.5) r = 1 - r;
+  if (r < -0.5) r = -1 - r;
+  return __builtin_sin(3.14159265358979323846 * r);
+}
+}  // namespace metalmm::msl
+
+namespace metalmm::msl::library {
 
 #define METALMM_MATH1(name, ...)                                                        \
   template <class A, class V = not_void<value_t<A>>, class R = float_like<V>>            \
@@ -78,26 +98,22 @@ METALMM_MATH1(floor, __builtin_floorf(x)) METALMM_MATH1(log, __builtin_logf(x)) 
 METALMM_MATH1(log10, __builtin_log10f(x)) METALMM_MATH1(rint, __builtin_rintf(x)) METALMM_MATH1(round, __builtin_roundf(x))
 METALMM_MATH1(sin, __builtin_sinf(x)) METALMM_MATH1(sinh, __builtin_sinhf(x)) METALMM_MATH1(sqrt, __builtin_sqrtf(x))
 METALMM_MATH1(rsqrt, 1.0f / __builtin_sqrtf(x)) METALMM_MATH1(tan, __builtin_tanf(x)) METALMM_MATH1(tanh, __builtin_tanhf(x))
-METALMM_MATH1(trunc, __builtin_truncf(x)) METALMM_MATH1(sinpi, __builtin_sinf(3.14159265358979323846f * x))
-METALMM_MATH1(cospi, __builtin_cosf(3.14159265358979323846f * x))
-METALMM_MATH1(tanpi, __builtin_tanf(3.14159265358979323846f * x))
+METALMM_MATH1(trunc, __builtin_truncf(x)) METALMM_MATH1(sinpi, sin_of_pi(x)) METALMM_MATH1(cospi, sin_of_pi(__builtin_fabs(x) + 0.5))
+METALMM_MATH1(tanpi, sin_of_pi(x) / sin_of_pi(__builtin_fabs(x) + 0.5))
 METALMM_MATH1(saturate, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)  // NaN gives 0, as in MSL
 METALMM_MATH1(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x == 0.0f ? x : 0.0f)
-// The largest value below 1 in the element's own type bounds fract; float's is right for float, 1 - 2^-11 for half.
-METALMM_MATH1(fract_, __builtin_fminf(x - __builtin_floorf(x), 0x1.fffffep-1f))
 METALMM_MATH2(atan2, __builtin_atan2f(x, y)) METALMM_MATH2(copysign, __builtin_copysignf(x, y))
 METALMM_MATH2(fdim, __builtin_fdimf(x, y)) METALMM_MATH2(fmod, __builtin_fmodf(x, y)) METALMM_MATH2(pow, __builtin_powf(x, y))
 METALMM_MATH2(powr, __builtin_powf(x, y)) METALMM_MATH2(divide, x / y)
 METALMM_MATH2(fmin, x < y || y != y ? x : y) METALMM_MATH2(fmax, x > y || y != y ? x : y)
 METALMM_MATH2(step, y < x ? 0.0f : 1.0f)
 METALMM_MATH3(mix, x + (y - x) * z)
-METALMM_MATH3(smoothstep_, [](float t) { return t * t * (3.0f - 2.0f * t); }(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
+METALMM_MATH3(smoothstep, [](float t) { return t * t * (3.0f - 2.0f * t); }(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
 #undef METALMM_MATH1
 #undef METALMM_MATH2
 #undef METALMM_MATH3
 
-template <class A, class B, class C> METALMM_INLINE auto smoothstep(const A& a, const B& b, const C& c) { return smoothstep_(a, b, c); }
-
+// The largest value below 1 in the element's own type bounds it.
 template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V fract(const A& a) {
   return elementwise<V>([](auto x) {
     float f = static_cast<float>(x) - __builtin_floorf(static_cast<float>(x));
@@ -145,6 +161,11 @@ template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V abs(const A&
 template <class A, class B, class C> METALMM_INLINE auto clamp(const A& x, const B& lo, const C& hi) { return min(max(x, lo), hi); }
 template <class A, class B, class C> METALMM_INLINE auto min3(const A& a, const B& b, const C& c) { return min(a, min(b, c)); }
 template <class A, class B, class C> METALMM_INLINE auto max3(const A& a, const B& b, const C& c) { return max(a, max(b, c)); }
+template <class A, class B, class C> METALMM_INLINE auto fmin3(const A& a, const B& b, const C& c) { return min3(a, b, c); }
+template <class A, class B, class C> METALMM_INLINE auto fmax3(const A& a, const B& b, const C& c) { return max3(a, b, c); }
+template <class A, class B, class C> METALMM_INLINE auto fmedian3(const A& a, const B& b, const C& c) {
+  return max(min(a, b), min(max(a, b), c));
+}
 template <class A, class B, class C> METALMM_INLINE auto median3(const A& a, const B& b, const C& c) {
   return max(min(a, b), min(max(a, b), c));
 }
@@ -169,7 +190,23 @@ template <class A, class E, class V = not_void<value_t<A>>> METALMM_INLINE V lde
 template <class A, class V = not_void<value_t<A>>> METALMM_INLINE with_element_t<V, int> ilogb(const A& a) {
   return elementwise<with_element_t<V, int>>([](float x) { return __builtin_ilogbf(x); }, V(a));
 }
-METALMM_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
+// Steps through the bit patterns of the element's own type: sign and magnitude.
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V nextafter(const A& a, const B& b) {
+  return elementwise<V>([](auto x, auto y) {
+    if constexpr (is_same<decltype(x), half>::value) {
+      if (x != x || y != y) return static_cast<half>(x + y);
+      if (x == y) return y;
+      ushort bits;
+      __builtin_memcpy(&bits, &x, 2);
+      if (x == 0) bits = y > 0 ? 1 : 0x8001;
+      else bits = static_cast<ushort>((x < y) == (x > 0) ? bits + 1 : bits - 1);
+      __builtin_memcpy(&x, &bits, 2);
+      return x;
+    } else {
+      return __builtin_nextafterf(x, y);
+    }
+  }, V(a), V(b));
+}
 
 // Relational.
 #define METALMM_CLASSIFY(name, ...)                                                                      \
@@ -205,17 +242,6 @@ METALMM_INLINE V select(const A& a, const B& b, const C& c) {
 }
 
 // Integer.
-template <class T> struct unsigned_of { using type = T; };
-template <> struct unsigned_of<signed char> { using type = unsigned char; };
-template <> struct unsigned_of<char> { using type = unsigned char; };
-template <> struct unsigned_of<short> { using type = unsigned short; };
-template <> struct unsigned_of<int> { using type = unsigned int; };
-template <> struct unsigned_of<long> { using type = unsigned long; };
-template <class T> using unsigned_t = typename unsigned_of<T>::type;
-template <class T> constexpr bool is_signed_int = !is_same<unsigned_t<T>, T>::value;
-template <class T> constexpr T int_max = is_signed_int<T> ? static_cast<T>(static_cast<unsigned_t<T>>(-1) >> 1) : static_cast<T>(-1);
-template <class T> constexpr T int_min = is_signed_int<T> ? static_cast<T>(-int_max<T> - 1) : T(0);
-
 #define METALMM_BITS(name, ...)                                                                 \
   template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V name(const A& a) {        \
     return elementwise<V>([](auto s) {                                                          \
@@ -320,9 +346,23 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
   return r;
 }
 
-namespace fast { using namespace metal; }
-namespace precise { using namespace metal; }
+}  // namespace metalmm::msl::library
 
+#define METALMM_MATH_NAMES(X) X(abs) X(absdiff) X(acos) X(acosh) X(addsat) X(all) X(any) X(asin) X(asinh) X(atan) X(atan2) X(atanh) \
+  X(ceil) X(clamp) X(clz) X(copysign) X(cos) X(cosh) X(cospi) X(cross) X(ctz) X(distance) X(distance_squared) X(divide) X(dot) X(exp) \
+  X(exp10) X(exp2) X(extract_bits) X(fabs) X(faceforward) X(fdim) X(floor) X(fma) X(fmax) X(fmax3) X(fmedian3) X(fmin) X(fmin3) X(fmod) \
+  X(fract) X(frexp) X(hadd) X(ilogb) X(insert_bits) X(isfinite) X(isinf) X(isnan) X(isnormal) X(isordered) X(isunordered) X(ldexp) \
+  X(length) X(length_squared) X(log) X(log10) X(log2) X(mad24) X(madhi) X(madsat) X(max) X(max3) X(median3) X(min) X(min3) X(mix) \
+  X(modf) X(mul24) X(mulhi) X(nextafter) X(normalize) X(popcount) X(pow) X(powr) X(reflect) X(refract) X(reverse_bits) X(rhadd) X(rint) \
+  X(rotate) X(round) X(rsqrt) X(saturate) X(select) X(sign) X(signbit) X(sin) X(sincos) X(sinh) X(sinpi) X(smoothstep) X(sqrt) X(step) \
+  X(subsat) X(tan) X(tanh) X(tanpi) X(transpose) X(trunc)
+#define METALMM_EXPORT(name) using ::metalmm::msl::library::name;
+namespace metal {
+METALMM_MATH_NAMES(METALMM_EXPORT)
+using ::metalmm::msl::vec, ::metalmm::msl::matrix, ::metalmm::msl::enable_if, ::metalmm::msl::enable_if_t, ::metalmm::msl::conditional;
+using ::metalmm::msl::is_same;
+namespace fast { METALMM_MATH_NAMES(METALMM_EXPORT) }
+namespace precise { METALMM_MATH_NAMES(METALMM_EXPORT) }
 }  // namespace metal
 
 template <class To, class From> METALMM_INLINE To as_type(const From& from) {

@@ -119,7 +119,9 @@ template <int Direction> struct Fill {
 
 }  // namespace metalmm::msl
 
-namespace metal {
+namespace metalmm::msl::library {
+using metal::mem_flags;
+using metal::thread_scope;
 
 // Public kernels (MLX's gemv) let threads return before a barrier with mem_none; Apple's GPUs count simdgroups, not threads.
 METALMM_INLINE void threadgroup_barrier(mem_flags flags, METALMM_SITE) {
@@ -195,6 +197,25 @@ METALMM_LANE_OP(METALMM_BARE(Scan<Multiply, false>), simd_prefix_exclusive_produ
 METALMM_FILL(simd_shuffle_and_fill_down, 1)
 METALMM_FILL(simd_shuffle_and_fill_up, -1)
 #undef METALMM_FILL
+
+#define METALMM_QUAD(name, ...)                                                              \
+  template <class A, class V = not_void<value_t<A>>>                                           \
+  METALMM_INLINE V name(const A& data, METALMM_SITE) {                                         \
+    V v = data, result = v;                                                                    \
+    uint lane = simd_lane() & 3;                                                               \
+    (void)lane;                                                                                \
+    for (ushort other = 0; other < 4; other++) {                                               \
+      V theirs = quad_broadcast(v, other, site);                                               \
+      __VA_ARGS__;                                                                             \
+    }                                                                                          \
+    return result;                                                                             \
+  }
+METALMM_QUAD(quad_broadcast_first, if (other == 0) result = theirs)
+METALMM_QUAD(quad_prefix_inclusive_sum, result = other == 0 ? theirs : other <= lane ? static_cast<V>(result + theirs) : result)
+METALMM_QUAD(quad_prefix_exclusive_sum, result = other == 0 ? V(0) : result; if (other < lane) result = static_cast<V>(result + theirs))
+METALMM_QUAD(quad_prefix_inclusive_product, result = other == 0 ? theirs : other <= lane ? static_cast<V>(result * theirs) : result)
+METALMM_QUAD(quad_prefix_exclusive_product, result = other == 0 ? V(1) : result; if (other < lane) result = static_cast<V>(result * theirs))
+#undef METALMM_QUAD
 
 METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return quad_or(static_cast<uint>(b), site) != 0; }
 METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast<uint>(b), site) != 0; }
@@ -289,6 +310,20 @@ METALMM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 
   simdgroup_multiply(d, a, b);
   return d;
 }
+}  // namespace metalmm::msl::library
+
+#define METALMM_SIMD_NAMES(X) X(make_filled_simdgroup_matrix) X(quad_all) X(quad_and) X(quad_any) X(quad_broadcast) \
+  X(quad_broadcast_first) X(quad_max) X(quad_min) X(quad_or) X(quad_prefix_exclusive_product) X(quad_prefix_exclusive_sum) \
+  X(quad_prefix_inclusive_product) X(quad_prefix_inclusive_sum) X(quad_product) X(quad_shuffle) X(quad_shuffle_down) \
+  X(quad_shuffle_rotate_down) X(quad_shuffle_rotate_up) X(quad_shuffle_up) X(quad_shuffle_xor) X(quad_sum) X(quad_xor) \
+  X(simd_active_threads_mask) X(simd_all) X(simd_and) X(simd_any) X(simd_ballot) X(simd_broadcast) X(simd_broadcast_first) \
+  X(simd_is_first) X(simd_is_helper_thread) X(simd_max) X(simd_min) X(simd_or) X(simd_prefix_exclusive_product) \
+  X(simd_prefix_exclusive_sum) X(simd_prefix_inclusive_product) X(simd_prefix_inclusive_sum) X(simd_product) X(simd_shuffle) \
+  X(simd_shuffle_and_fill_down) X(simd_shuffle_and_fill_up) X(simd_shuffle_down) X(simd_shuffle_rotate_down) X(simd_shuffle_rotate_up) \
+  X(simd_shuffle_up) X(simd_shuffle_xor) X(simd_sum) X(simd_vote) X(simd_xor) X(simdgroup_barrier) X(simdgroup_load) X(simdgroup_matrix) \
+  X(simdgroup_multiply) X(simdgroup_multiply_accumulate) X(simdgroup_store) X(threadgroup_barrier)
+namespace metal {
+METALMM_SIMD_NAMES(METALMM_EXPORT)
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;

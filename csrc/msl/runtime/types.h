@@ -102,9 +102,11 @@ template <class T, int N> struct native { using type = void; };
 #define METALMM_NATIVE(T)                                                                    \
   template <> struct native<T, 2> { typedef T type __attribute__((vector_size(2 * sizeof(T)))); }; \
   template <> struct native<T, 4> { typedef T type __attribute__((vector_size(4 * sizeof(T)))); };
-METALMM_NATIVE(float) METALMM_NATIVE(int) METALMM_NATIVE(unsigned int) METALMM_NATIVE(short)
+METALMM_NATIVE(float) METALMM_NATIVE(int) METALMM_NATIVE(unsigned int) METALMM_NATIVE(short) METALMM_NATIVE(char)
 METALMM_NATIVE(unsigned short) METALMM_NATIVE(signed char) METALMM_NATIVE(unsigned char)
-METALMM_NATIVE(long) METALMM_NATIVE(unsigned long)
+// Not four longs: a vector of 32 bytes would ask for that alignment.
+template <> struct native<long, 2> { typedef long type __attribute__((vector_size(16))); };
+template <> struct native<unsigned long, 2> { typedef unsigned long type __attribute__((vector_size(16))); };
 #undef METALMM_NATIVE
 
 template <class T, int N> struct vec;
@@ -112,22 +114,31 @@ template <class T, int N> struct vec;
 // A member such as v.xz: reads as a vector, writes through to the components.
 template <class V, class T, int N, int... I> struct swizzle {
   T data[N];
-  swizzle() = default;
-  swizzle(const swizzle&) = default;
   METALMM_INLINE operator V() const { return V(data[I]...); }
-  METALMM_INLINE swizzle& operator=(const V& v) {
+  // Lowering turns every swizzle that is read into its vector first, so that this takes vectors alone; the assignment that the
+  // language gives a class stays trivial, and with it those of vectors and of unions that hold them.
+  METALMM_INLINE V operator=(const V& v) {
     int i = 0;
-    V copy = v;  // v may be a swizzle of the same vector
+    V copy = v;
     ((data[I] = copy[i++]), ...);
-    return *this;
+    return copy;
   }
-  METALMM_INLINE swizzle& operator=(const swizzle& other) { return *this = static_cast<V>(other); }
-  template <class U> METALMM_INLINE swizzle& operator+=(const U& u) { return *this = V(*this) + u; }
-  template <class U> METALMM_INLINE swizzle& operator-=(const U& u) { return *this = V(*this) - u; }
-  template <class U> METALMM_INLINE swizzle& operator*=(const U& u) { return *this = V(*this) * u; }
-  template <class U> METALMM_INLINE swizzle& operator/=(const U& u) { return *this = V(*this) / u; }
-  METALMM_INLINE T operator[](int i) const { return V(*this)[i]; }
+#define METALMM_UPDATE(op) \
+  template <class U> METALMM_INLINE V operator op##=(const U& u) { return *this = V(*this) op u; }
+  METALMM_UPDATE(+) METALMM_UPDATE(-) METALMM_UPDATE(*) METALMM_UPDATE(/) METALMM_UPDATE(%)
+  METALMM_UPDATE(&) METALMM_UPDATE(|) METALMM_UPDATE(^) METALMM_UPDATE(<<) METALMM_UPDATE(>>)
+#undef METALMM_UPDATE
+  METALMM_INLINE V operator-() const { return -V(*this); }
+  METALMM_INLINE V operator+() const { return *this; }
+  METALMM_INLINE V operator~() const { return ~V(*this); }
+  METALMM_INLINE auto operator!() const { return !V(*this); }
+  METALMM_INLINE const T& operator[](int i) const { return data[index(i)]; }
+  METALMM_INLINE T& operator[](int i) { return data[index(i)]; }
   METALMM_INLINE const V metalmm_value() const { return *this; }  // for a swizzle of a swizzle
+  static constexpr int index(int i) {
+    constexpr int at[] = {I...};
+    return at[i];
+  }
 };
 
 #define METALMM_S2(N, a, b, i, j) swizzle<vec<T, 2>, T, N, i, j> a##b;
@@ -166,7 +177,8 @@ template <class T, int N> struct pick_native {
   using type = typename conditional<has, raw, none>::type;
 };
 
-// Components, swizzles and the native vector share storage. Aligned storage is a vector's, the other a packed vector's.
+// Components, swizzles and the native vector share storage. No alignment over 16 bytes: that is what NumPy gives.
+// Aligned storage is a vector's, the other a packed vector's.
 template <class T, int N, bool Aligned> struct storage;
 #define METALMM_STORAGE(N, ALIGNED, ALIGN, NATIVE, XYZW, RGBA, ...)    \
   template <class T> struct ALIGN storage<T, N, ALIGNED> {              \
@@ -176,18 +188,11 @@ template <class T, int N, bool Aligned> struct storage;
       struct { T XYZW; };                                              \
       struct { T RGBA; };                                              \
       __VA_ARGS__                                                      \
-    };                                                                 \
-    storage() = default;                                               \
-    storage(const storage&) = default;                                 \
-    /* deleted by default: a swizzle's assignment is not trivial */    \
-    METALMM_INLINE storage& operator=(const storage& other) {          \
-      __builtin_memcpy(this, &other, sizeof(storage));                 \
-      return *this;                                                    \
-    }                                                                  \
+    }; \
   };
 #define METALMM_BARE(...) __VA_ARGS__
 #define METALMM_BOTH(N, SIZE, XYZW, RGBA, ...)                                                        \
-  METALMM_STORAGE(N, true, alignas(SIZE * sizeof(T)), METALMM_BARE(typename pick_native<T, N>::type v), \
+  METALMM_STORAGE(N, true, alignas(SIZE * sizeof(T) < 16 ? SIZE * sizeof(T) : 16), METALMM_BARE(typename pick_native<T, N>::type v), \
                   METALMM_BARE XYZW, METALMM_BARE RGBA, __VA_ARGS__)                                  \
   METALMM_STORAGE(N, false, , none unused, METALMM_BARE XYZW, METALMM_BARE RGBA, __VA_ARGS__)
 METALMM_BOTH(2, 2, (x, y), (r, g), METALMM_SWIZZLES2(2, x, y) METALMM_SWIZZLES2(2, r, g))
@@ -240,6 +245,16 @@ template <class T, int N> struct vec : storage<T, N, true> {
   METALMM_INLINE vec<bool, N> operator!() const { return vec<bool, N>::map(*this, [](T a) { return !a; }); }
   METALMM_INLINE vec& operator++() { return *this = *this + T(1); }
   METALMM_INLINE vec& operator--() { return *this = *this - T(1); }
+  METALMM_INLINE vec operator++(int) {
+    vec before = *this;
+    ++*this;
+    return before;
+  }
+  METALMM_INLINE vec operator--(int) {
+    vec before = *this;
+    --*this;
+    return before;
+  }
 
   // f over the components of vectors of this width.
   template <class A, class F> static METALMM_INLINE vec map(const A& a, F f) {
@@ -355,6 +370,7 @@ template <class V, class T, int N> struct packed : storage<T, N, false> {
     for (int i = 0; i < N; i++) v.e[i] = this->e[i];
     return v;
   }
+  METALMM_INLINE V operator-() const { return -V(*this); }
   METALMM_INLINE T& operator[](int i) { return this->e[i]; }
   METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
   template <class U> METALMM_INLINE packed& operator+=(const U& u) { return *this = V(*this) + u; }
@@ -406,7 +422,19 @@ matrix<T, C, R> operator*(const matrix<T, K, R>& a, const matrix<T, C, K>& b) {
   return matrix<T, C, R>::each([&](int c) { return a * b[c]; });
 }
 
+// What lowering writes after a member that is named like a swizzle and read: `v.xy->*metalmm_read`. A member of another type
+// that happens to have such a name passes through.
+struct Read {};
+template <class A> struct read_as { using type = A&&; };
+template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>&> { using type = V; };
+template <class V, class T, int N, int... I> struct read_as<const swizzle<V, T, N, I...>&> { using type = V; };
+template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>> { using type = V; };
+template <class A> METALMM_INLINE constexpr typename read_as<A>::type operator->*(A&& a, Read) {
+  return static_cast<typename read_as<A>::type>(a);
+}
+
 }  // namespace metalmm::msl
+constexpr metalmm::msl::Read metalmm_read{};
 
 #define METALMM_VECTOR_TYPES(T, name)                                      \
   using name##2 = metalmm::msl::vec<T, 2>;                                 \
@@ -414,9 +442,13 @@ matrix<T, C, R> operator*(const matrix<T, K, R>& a, const matrix<T, C, K>& b) {
   using name##4 = metalmm::msl::vec<T, 4>;                                 \
   using packed_##name##2 = metalmm::msl::packed<name##2, T, 2>;            \
   using packed_##name##3 = metalmm::msl::packed<name##3, T, 3>;            \
-  using packed_##name##4 = metalmm::msl::packed<name##4, T, 4>;
+  using packed_##name##4 = metalmm::msl::packed<name##4, T, 4>;            \
+  namespace metal {                                                        \
+  using ::name##2, ::name##3, ::name##4;                                   \
+  using ::packed_##name##2, ::packed_##name##3, ::packed_##name##4;        \
+  }
 METALMM_VECTOR_TYPES(bool, bool)
-METALMM_VECTOR_TYPES(signed char, char)
+METALMM_VECTOR_TYPES(char, char)
 METALMM_VECTOR_TYPES(unsigned char, uchar)
 METALMM_VECTOR_TYPES(short, short)
 METALMM_VECTOR_TYPES(unsigned short, ushort)
@@ -432,7 +464,8 @@ METALMM_VECTOR_TYPES(float, float)
 #define METALMM_MATRIX_TYPES(T, name, C)               \
   using name##C##x2 = metalmm::msl::matrix<T, C, 2>;   \
   using name##C##x3 = metalmm::msl::matrix<T, C, 3>;   \
-  using name##C##x4 = metalmm::msl::matrix<T, C, 4>;
+  using name##C##x4 = metalmm::msl::matrix<T, C, 4>;   \
+  namespace metal { using ::name##C##x2, ::name##C##x3, ::name##C##x4; }
 METALMM_MATRIX_TYPES(float, float, 2) METALMM_MATRIX_TYPES(float, float, 3) METALMM_MATRIX_TYPES(float, float, 4)
 METALMM_MATRIX_TYPES(half, half, 2) METALMM_MATRIX_TYPES(half, half, 3) METALMM_MATRIX_TYPES(half, half, 4)
 #undef METALMM_MATRIX_TYPES
