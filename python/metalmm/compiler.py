@@ -129,7 +129,12 @@ def _machine() -> str:
 @functools.cache
 def _runtime_digest() -> str:
     digest = hashlib.sha256()
-    for path in [*sorted((MSL / "runtime").glob("*.h")), *sorted((MSL / "include").rglob("*")), Path(lowering.__file__)]:
+    for path in [
+        *sorted((MSL / "runtime").glob("*.h")),
+        *sorted((MSL / "include").rglob("*")),
+        *sorted(_PACKAGE.glob("msl_*.py")),
+        Path(lowering.__file__),
+    ]:
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()

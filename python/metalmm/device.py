@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _core, compiler, lowering, manifest
+from . import _core, compiler, manifest
 from .errors import DeviceError
+from .msl_program import Program
 
 
 class Device(_core.Device):
@@ -59,7 +60,7 @@ class Library:
         else:
             text = str(source)
         self._text = compiler.preprocess(text, self._name, include_dirs, defines)
-        self._kernels = lowering.Program(self._text, self._name).kernel_names()
+        self._kernels = Program(self._text, self._name).kernel_names()
 
     @property
     def kernel_names(self) -> list[str]:

@@ -9,25 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from .errors import CompileError, LoweringError
-
-_TOKEN = re.compile(
-    r"""
-      (?P<space>(?:\s|^[ \t]*\#[^\n]*)+)
-    | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
-    | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
-    | (?P<number>\.?\d(?:[eEpP][+-]|[\w.]|'\w)*)
-    | (?P<name>[A-Za-z_]\w*)
-    | (?P<punct>::|->|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=|\.\.\.|.)
-    """,
-    re.VERBOSE | re.MULTILINE | re.DOTALL,
-)
-_LINE_MARKER = re.compile(r'^#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
-_PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
-_OPEN = {"(": ")", "[": "]", "{": "}"}
+from .msl_program import SPECIFIERS, Declaration, Program
+from .msl_source import OPEN, PRAGMA
 
 _POSITIONS = {
     "thread_position_in_grid",
@@ -61,337 +47,13 @@ _UNSUPPORTED = re.compile(
 )
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
-_SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
 
 
-@dataclass
-class Token:
-    """A token and the white space, line markers and pragmas before it."""
-
-    space: str
-    kind: str
-    text: str
-
-
-class Source:
-    """The tokens of a preprocessed file and where each came from."""
-
-    def __init__(self, text: str, name: str = "<source>") -> None:
-        self.tokens: list[Token] = []
-        self._starts: list[int] = []
-        self._places: list[tuple[str, int]] = []
-        file, line, space = name, 1, ""
-        for match in _TOKEN.finditer(text):
-            kind, piece = str(match.lastgroup), match.group()
-            if kind == "space":
-                space += piece
-                for row in piece.split("\n")[:-1]:
-                    if marker := _LINE_MARKER.match(row.strip()):
-                        file, line = (marker[2] or file), int(marker[1])
-                    else:
-                        line += 1
-                continue
-            self._starts.append(len(self.tokens))
-            self._places.append((file, line))
-            self.tokens.append(Token(space, kind, piece))
-            space = ""
-        self.tail = space
-
-    def place(self, index: int) -> str:
-        file, line = self._places[min(index, len(self._places) - 1)]
-        return f"{file}:{line}"
-
-    def text(self) -> str:
-        return "".join(t.space + t.text for t in self.tokens) + self.tail
-
-    def fail(self, index: int, what: str) -> LoweringError:
-        return LoweringError(f"{self.place(index)}: {what}")
-
-    def matching(self, index: int) -> int:
-        """The index of the bracket that closes the one at `index`."""
-        stack: list[str] = []
-        for i in range(index, len(self.tokens)):
-            text = self.tokens[i].text
-            if text in _OPEN:
-                stack.append(_OPEN[text])
-            elif stack and text == stack[-1]:
-                stack.pop()
-                if not stack:
-                    return i
-        raise self.fail(index, f"'{self.tokens[index].text}' is never closed")
-
-    def angle_end(self, index: int) -> int:
-        """The index of the '>' that closes the '<' at `index`."""
-        depth, i = 0, index
-        while i < len(self.tokens):
-            text = self.tokens[i].text
-            if text in _OPEN:
-                i = self.matching(i)
-            elif text == "<" and self.tokens[i + 1].text == "<" and not self.tokens[i + 1].space:
-                i += 1  # a shift
-            elif text == "<":
-                depth += 1
-            elif text == ">":
-                depth -= 1
-                if depth == 0:
-                    return i
-            elif text == ";":
-                break
-            i += 1
-        raise self.fail(index, "'<' is never closed")
-
-    def blank(self, start: int, end: int) -> None:
-        for token in self.tokens[start:end]:
-            token.text = ""
-            if "#pragma" in token.space:
-                token.space = _PRAGMA.sub("", token.space)
-
-    def split(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The pieces between top-level commas."""
-        pieces, first, i = [], start, start
-        while i < end:
-            text = self.tokens[i].text
-            if text in _OPEN:
-                i = self.matching(i)
-            elif text == "<" and i > start and self.tokens[i - 1].kind == "name":
-                i = self.angle_end(i)
-            elif text == ",":
-                pieces.append((first, i))
-                first = i + 1
-            i += 1
-        if first < end:
-            pieces.append((first, end))
-        return pieces
-
-
-@dataclass
-class Attribute:
-    start: int
-    end: int  # past the last ']'
-    names: dict[str, tuple[int, int]]  # name -> range of the argument's tokens; empty for none
-
-
-@dataclass
-class Declaration:
-    """One declaration at namespace scope, tokens start to end."""
-
-    start: int
-    end: int
-    namespace: tuple[str, ...]
-    body: int = -1  # of a function or class: its '{'
-    is_function: bool = False
-    name: str = ""
-    attributes: list[Attribute] = field(default_factory=list)
-
-
-@dataclass
-class KernelSource:
-    """Where a kernel's text stands and how it is named in C++."""
-
-    declaration: Declaration
-    expression: str
-    arguments: tuple[int, int] | None = None  # tokens of the template arguments
-
-
-class Program:
-    """A preprocessed MSL file, parsed as far as lowering needs."""
-
-    def __init__(self, text: str, name: str = "<source>") -> None:
-        self.source = Source(text, name)
-        try:
-            self.declarations = list(self._scope(0, len(self.source.tokens), ()))
-        except IndexError:
-            raise self.source.fail(len(self.source.tokens) - 1, "the file ends in the middle of a declaration") from None
-        self.instantiations: dict[str, tuple[Declaration, str, tuple[int, int]]] = {}
-        self.definitions: dict[str, Declaration] = {}
-        self._find_kernels()
-
-    # -- parsing ------------------------------------------------------------------------------------------------
-
-    def _scope(self, start: int, end: int, namespace: tuple[str, ...]) -> Iterator[Declaration]:
-        tokens, i = self.source.tokens, start
-        while i < end:
-            text = tokens[i].text
-            if text == ";":
-                i += 1
-            elif text == "namespace" or (text == "inline" and tokens[i + 1].text == "namespace"):
-                brace = i
-                while tokens[brace].text not in "{;=":
-                    brace += 1
-                if tokens[brace].text != "{":  # an alias
-                    while tokens[brace].text != ";":
-                        brace += 1
-                    i = brace + 1
-                    continue
-                close = self.source.matching(brace)
-                names = tuple(t.text for t in tokens[i:brace] if t.kind == "name" and t.text not in ("namespace", "inline"))
-                yield from self._scope(brace + 1, close, namespace + names)
-                i = close + 1
-            elif text == "extern" and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":
-                close = self.source.matching(i + 2)
-                yield from self._scope(i + 3, close, namespace)
-                i = close + 1
-            else:
-                declaration = self._declaration(i, end, namespace)
-                yield declaration
-                i = declaration.end
-
-    def _declaration(self, start: int, end: int, namespace: tuple[str, ...]) -> Declaration:
-        tokens, d, i = self.source.tokens, Declaration(start, end, namespace), start
-        assigned, parens = False, -1
-        while i < end:
-            text = tokens[i].text
-            if text == "[" and i + 1 < end and tokens[i + 1].text == "[":
-                d.attributes.append(self._attribute(i))
-                i = d.attributes[-1].end
-                continue
-            if text == "template" and tokens[i + 1].text == "<":
-                i = self.source.angle_end(i + 1)
-            elif text == "=":
-                assigned = True
-            elif text == "(" and not assigned:
-                before = tokens[i - 1]
-                if (
-                    parens < 0
-                    and (before.kind == "name" or before.text == ">")
-                    and before.text not in ("__attribute__", "alignas", "decltype")
-                ):
-                    parens = i
-                i = self.source.matching(i)
-            elif text in "([":
-                i = self.source.matching(i)
-            elif text == "{":
-                close = self.source.matching(i)
-                if not assigned and d.body < 0:
-                    d.body = i
-                    d.is_function = self._opens_function(start, i)
-                    if d.is_function:
-                        d.end = close + 1
-                        break
-                i = close
-            elif text == ";":
-                d.end = i + 1
-                break
-            i += 1
-        d.name = self._name(d, parens)
-        return d
-
-    def _opens_function(self, start: int, brace: int) -> bool:
-        tokens, i = self.source.tokens, brace - 1
-        while i > start and tokens[i].text in _SPECIFIERS | {"noexcept", "override", "final"}:
-            i -= 1
-        if tokens[i].text == "]" and tokens[i - 1].text == "]":
-            return True
-        if tokens[i].text == ")":
-            return True
-        # A constructor's initializers may end in a brace or a name; classes have a keyword at their head.
-        heads = {"struct", "class", "union", "enum"}
-        j = start
-        while tokens[j].text == "template":
-            j = self.source.angle_end(j + 1) + 1
-        return not any(t.text in heads for t in tokens[j:brace]) and any(t.text == "(" for t in tokens[j:brace])
-
-    def _name(self, d: Declaration, parens: int) -> str:
-        tokens = self.source.tokens
-        words = [t.text for t in tokens[d.start : min(d.end, d.start + 400)]]
-        for head in ("struct", "class", "union", "enum"):
-            if head in words and not d.is_function and (d.body >= 0 or words[-1] == ";"):
-                i = d.start + words.index(head) + 1
-                while i < d.end and (tokens[i].kind != "name" or tokens[i].text in ("class", "alignas", "__attribute__")):
-                    i = self.source.matching(i) + 1 if tokens[i].text in _OPEN else i + 1
-                if d.body >= 0:
-                    return tokens[i].text if i < d.end else ""
-        if words and words[0] == "using" and len(words) > 1:
-            return words[1]
-        if d.is_function or parens >= 0:
-            i = parens - 1
-            if i >= 0 and tokens[i].text == ">":
-                depth = 0
-                while i > d.start:
-                    depth += (tokens[i].text == ">") - (tokens[i].text == "<")
-                    i -= 1
-                    if depth == 0:
-                        break
-            return tokens[i].text if i >= 0 and tokens[i].kind == "name" else ""
-        i = d.start
-        name = ""
-        while i < d.end and tokens[i].text not in "={;":
-            if tokens[i].text in _OPEN:
-                i = self.source.matching(i)
-            elif tokens[i].text == "<":
-                i = self.source.angle_end(i)
-            elif tokens[i].kind == "name":
-                name = tokens[i].text
-            i += 1
-        return name
-
-    def _attribute(self, start: int) -> Attribute:
-        tokens = self.source.tokens
-        end = self.source.matching(start) + 1
-        names: dict[str, tuple[int, int]] = {}
-        for first, last in self.source.split(start + 2, end - 2):
-            i = first
-            while i + 1 < last and tokens[i + 1].text == "::":
-                i += 2
-            has_argument = i + 1 < last and tokens[i + 1].text == "("
-            names[tokens[i].text] = (i + 2, self.source.matching(i + 1)) if has_argument else (0, 0)
-        return Attribute(start, end, names)
-
-    def _find_kernels(self) -> None:
-        tokens = self.source.tokens
-        for d in self.declarations:
-            head = d.body if d.body >= 0 else d.end
-            marked = any("kernel" in a.names for a in d.attributes)
-            marked = marked or any(t.text == "kernel" and t.kind == "name" for t in tokens[d.start : min(head, d.start + 200)])
-            for a in d.attributes:
-                if bad := {"visible", "vertex", "fragment", "mesh", "object", "intersection"} & set(a.names):
-                    d.name = d.name or next(iter(bad))
-            if not marked:
-                continue
-            host_name = ""
-            for a in d.attributes:
-                if "host_name" in a.names:
-                    host_name = "".join(str(ast.literal_eval(t.text)) for t in tokens[slice(*a.names["host_name"])] if t.kind == "string")
-            if d.is_function:
-                self.definitions[d.name] = d
-                if tokens[d.start].text != "template":
-                    self.instantiations[host_name or d.name] = (d, d.name, (0, 0))
-            elif tokens[d.start].text == "template":
-                name, arguments = self._template_id(d)
-                self.instantiations[host_name or name] = (d, name, arguments)
-
-    def _template_id(self, d: Declaration) -> tuple[str, tuple[int, int]]:
-        """Name and template arguments of an explicit instantiation, in either spelling."""
-        tokens, last = self.source.tokens, d.end - 2
-        while tokens[last].text == "]":  # a trailing attribute
-            last = next(a.start for a in d.attributes if a.end == last + 1) - 1
-        if tokens[last].text == ")":  # the full signature
-            depth = 0
-            while True:
-                depth += (tokens[last].text == ")") - (tokens[last].text == "(")
-                last -= 1
-                if depth == 0:
-                    break
-        if tokens[last].text != ">":
-            raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments")
-        close, depth = last, 0
-        while True:
-            depth += (tokens[last].text == ">") - (tokens[last].text == "<")
-            if tokens[last].text == ")":
-                while tokens[last].text != "(":
-                    last -= 1
-            if depth == 0:
-                break
-            last -= 1
-        return tokens[last - 1].text, (last + 1, close)
-
-    def kernel_names(self) -> list[str]:
-        return sorted(self.instantiations)
-
-    # -- lowering -----------------------------------------------------------------------------------------------
+class Lowering(Program):
+    """A program on its way to C++. Its tokens are edited in place, so it serves for one kernel."""
 
     def lower(self, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, compiler: str = "gcc") -> str:
-        """C++ for one kernel. Uses this program up: its tokens are edited in place."""
+        """C++ for one kernel."""
         if kernel not in self.instantiations:
             raise CompileError(f"no kernel '{kernel}'; there are: {', '.join(self.kernel_names()[:20]) or 'none'}")
         instance, name, arguments = self.instantiations[kernel]
@@ -771,7 +433,7 @@ class Program:
                 if self._opens_function(i, end):
                     return False  # what a function returns
                 raise self.source.fail(i, "a threadgroup variable takes no initializer")
-            end = self.source.matching(end) + 1 if tokens[end].text in _OPEN else end + 1
+            end = self.source.matching(end) + 1 if tokens[end].text in OPEN else end + 1
         j = i + 1
         while tokens[j].text in ("const", "volatile", "") or tokens[j].text in ("__attribute__", "alignas"):
             j = self.source.matching(j + 1) + 1 if tokens[j].text in ("__attribute__", "alignas") else j + 1
@@ -821,7 +483,7 @@ class Program:
     def _constant_text(self, i: int) -> str:
         """`const`, or nothing where the declaration says const or constexpr already."""
         tokens, j = self.source.tokens, i - 1
-        while j >= 0 and (tokens[j].text in _SPECIFIERS or tokens[j].text == ""):
+        while j >= 0 and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
             if tokens[j].text in ("const", "constexpr"):
                 return ""
             j -= 1
@@ -833,7 +495,7 @@ class Program:
             if j >= 0 and tokens[j].text == "const":
                 return ""
         j = i + 1
-        while j < len(tokens) and (tokens[j].text in _SPECIFIERS or tokens[j].text == ""):
+        while j < len(tokens) and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
             if tokens[j].text in ("const", "constexpr"):
                 return ""
             j += 1
@@ -890,9 +552,11 @@ class Program:
             after, beyond = tokens[i + 1].text, tokens[i + 2].text
             if after == "." and _MEMBERS.fullmatch(beyond):
                 tokens[i].text += ".metalmm_value()"  # v.rgba.xy
-            elif after in ("(", "[", ".", "->", "::") or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="):
-                continue
-            elif after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space:  # <<=, >>=
+            elif (
+                after in ("(", "[", ".", "->", "::")
+                or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=")
+                or (after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space)
+            ):
                 continue
             else:
                 tokens[i].text += "->*metalmm_read"
@@ -925,7 +589,7 @@ class Program:
 
         for token in self.source.tokens:
             if "#pragma" in token.space:
-                token.space = _PRAGMA.sub(replace, token.space)
+                token.space = PRAGMA.sub(replace, token.space)
 
     def _entry(self, function: str, specs: list[str], limit: str, template: str, arguments: str, is_template: bool) -> str:
         table = ", ".join(specs) or "{}"
@@ -984,4 +648,4 @@ def lower(
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return Program(text, name).lower(kernel, constants, compiler)
+    return Lowering(text, name).lower(kernel, constants, compiler)

@@ -1,0 +1,225 @@
+"""A preprocessed MSL file as declarations: which are kernels, what instantiates them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .msl_source import OPEN, Source
+
+SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
+
+
+@dataclass
+class Attribute:
+    start: int
+    end: int  # past the last ']'
+    names: dict[str, tuple[int, int]]  # name -> range of the argument's tokens; empty for none
+
+
+@dataclass
+class Declaration:
+    """One declaration at namespace scope, tokens start to end."""
+
+    start: int
+    end: int
+    namespace: tuple[str, ...]
+    body: int = -1  # of a function or class: its '{'
+    is_function: bool = False
+    name: str = ""
+    attributes: list[Attribute] = field(default_factory=list)
+
+
+class Program:
+    """A preprocessed MSL file, parsed as far as lowering needs."""
+
+    def __init__(self, text: str, name: str = "<source>") -> None:
+        self.source = Source(text, name)
+        try:
+            self.declarations = list(self._scope(0, len(self.source.tokens), ()))
+        except IndexError:
+            raise self.source.fail(len(self.source.tokens) - 1, "the file ends in the middle of a declaration") from None
+        self.instantiations: dict[str, tuple[Declaration, str, tuple[int, int]]] = {}
+        self.definitions: dict[str, Declaration] = {}
+        self._find_kernels()
+
+    def _scope(self, start: int, end: int, namespace: tuple[str, ...]) -> Iterator[Declaration]:
+        tokens, i = self.source.tokens, start
+        while i < end:
+            text = tokens[i].text
+            if text == ";":
+                i += 1
+            elif text == "namespace" or (text == "inline" and tokens[i + 1].text == "namespace"):
+                brace = i
+                while tokens[brace].text not in "{;=":
+                    brace += 1
+                if tokens[brace].text != "{":  # an alias
+                    while tokens[brace].text != ";":
+                        brace += 1
+                    i = brace + 1
+                    continue
+                close = self.source.matching(brace)
+                names = tuple(t.text for t in tokens[i:brace] if t.kind == "name" and t.text not in ("namespace", "inline"))
+                yield from self._scope(brace + 1, close, namespace + names)
+                i = close + 1
+            elif text == "extern" and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":
+                close = self.source.matching(i + 2)
+                yield from self._scope(i + 3, close, namespace)
+                i = close + 1
+            else:
+                declaration = self._declaration(i, end, namespace)
+                yield declaration
+                i = declaration.end
+
+    def _declaration(self, start: int, end: int, namespace: tuple[str, ...]) -> Declaration:
+        tokens, d, i = self.source.tokens, Declaration(start, end, namespace), start
+        assigned, parens = False, -1
+        while i < end:
+            text = tokens[i].text
+            if text == "[" and i + 1 < end and tokens[i + 1].text == "[":
+                d.attributes.append(self._attribute(i))
+                i = d.attributes[-1].end
+                continue
+            if text == "template" and tokens[i + 1].text == "<":
+                i = self.source.angle_end(i + 1)
+            elif text == "=":
+                assigned = True
+            elif text == "(" and not assigned:
+                before = tokens[i - 1]
+                if (
+                    parens < 0
+                    and (before.kind == "name" or before.text == ">")
+                    and before.text not in ("__attribute__", "alignas", "decltype")
+                ):
+                    parens = i
+                i = self.source.matching(i)
+            elif text in "([":
+                i = self.source.matching(i)
+            elif text == "{":
+                close = self.source.matching(i)
+                if not assigned and d.body < 0:
+                    d.body = i
+                    d.is_function = self._opens_function(start, i)
+                    if d.is_function:
+                        d.end = close + 1
+                        break
+                i = close
+            elif text == ";":
+                d.end = i + 1
+                break
+            i += 1
+        d.name = self._name(d, parens)
+        return d
+
+    def _opens_function(self, start: int, brace: int) -> bool:
+        tokens, i = self.source.tokens, brace - 1
+        while i > start and tokens[i].text in SPECIFIERS | {"noexcept", "override", "final"}:
+            i -= 1
+        if tokens[i].text == "]" and tokens[i - 1].text == "]":
+            return True
+        if tokens[i].text == ")":
+            return True
+        # A constructor's initializers may end in a brace or a name; classes have a keyword at their head.
+        heads = {"struct", "class", "union", "enum"}
+        j = start
+        while tokens[j].text == "template":
+            j = self.source.angle_end(j + 1) + 1
+        return not any(t.text in heads for t in tokens[j:brace]) and any(t.text == "(" for t in tokens[j:brace])
+
+    def _name(self, d: Declaration, parens: int) -> str:
+        tokens = self.source.tokens
+        words = [t.text for t in tokens[d.start : min(d.end, d.start + 400)]]
+        for head in ("struct", "class", "union", "enum"):
+            if head in words and not d.is_function and (d.body >= 0 or words[-1] == ";"):
+                i = d.start + words.index(head) + 1
+                while i < d.end and (tokens[i].kind != "name" or tokens[i].text in ("class", "alignas", "__attribute__")):
+                    i = self.source.matching(i) + 1 if tokens[i].text in OPEN else i + 1
+                if d.body >= 0:
+                    return tokens[i].text if i < d.end else ""
+        if words and words[0] == "using" and len(words) > 1:
+            return words[1]
+        if d.is_function or parens >= 0:
+            i = parens - 1
+            if i >= 0 and tokens[i].text == ">":
+                depth = 0
+                while i > d.start:
+                    depth += (tokens[i].text == ">") - (tokens[i].text == "<")
+                    i -= 1
+                    if depth == 0:
+                        break
+            return tokens[i].text if i >= 0 and tokens[i].kind == "name" else ""
+        i = d.start
+        name = ""
+        while i < d.end and tokens[i].text not in "={;":
+            if tokens[i].text in OPEN:
+                i = self.source.matching(i)
+            elif tokens[i].text == "<":
+                i = self.source.angle_end(i)
+            elif tokens[i].kind == "name":
+                name = tokens[i].text
+            i += 1
+        return name
+
+    def _attribute(self, start: int) -> Attribute:
+        tokens = self.source.tokens
+        end = self.source.matching(start) + 1
+        names: dict[str, tuple[int, int]] = {}
+        for first, last in self.source.split(start + 2, end - 2):
+            i = first
+            while i + 1 < last and tokens[i + 1].text == "::":
+                i += 2
+            has_argument = i + 1 < last and tokens[i + 1].text == "("
+            names[tokens[i].text] = (i + 2, self.source.matching(i + 1)) if has_argument else (0, 0)
+        return Attribute(start, end, names)
+
+    def _find_kernels(self) -> None:
+        tokens = self.source.tokens
+        for d in self.declarations:
+            head = d.body if d.body >= 0 else d.end
+            marked = any("kernel" in a.names for a in d.attributes)
+            marked = marked or any(t.text == "kernel" and t.kind == "name" for t in tokens[d.start : min(head, d.start + 200)])
+            for a in d.attributes:
+                if bad := {"visible", "vertex", "fragment", "mesh", "object", "intersection"} & set(a.names):
+                    d.name = d.name or next(iter(bad))
+            if not marked:
+                continue
+            host_name = ""
+            for a in d.attributes:
+                if "host_name" in a.names:
+                    host_name = "".join(str(ast.literal_eval(t.text)) for t in tokens[slice(*a.names["host_name"])] if t.kind == "string")
+            if d.is_function:
+                self.definitions[d.name] = d
+                if tokens[d.start].text != "template":
+                    self.instantiations[host_name or d.name] = (d, d.name, (0, 0))
+            elif tokens[d.start].text == "template":
+                name, arguments = self._template_id(d)
+                self.instantiations[host_name or name] = (d, name, arguments)
+
+    def _template_id(self, d: Declaration) -> tuple[str, tuple[int, int]]:
+        """Name and template arguments of an explicit instantiation, in either spelling."""
+        tokens, last = self.source.tokens, d.end - 2
+        while tokens[last].text == "]":  # a trailing attribute
+            last = next(a.start for a in d.attributes if a.end == last + 1) - 1
+        if tokens[last].text == ")":  # the full signature
+            depth = 0
+            while True:
+                depth += (tokens[last].text == ")") - (tokens[last].text == "(")
+                last -= 1
+                if depth == 0:
+                    break
+        if tokens[last].text != ">":
+            raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments")
+        close, depth = last, 0
+        while True:
+            depth += (tokens[last].text == ">") - (tokens[last].text == "<")
+            if tokens[last].text == ")":
+                while tokens[last].text != "(":
+                    last -= 1
+            if depth == 0:
+                break
+            last -= 1
+        return tokens[last - 1].text, (last + 1, close)
+
+    def kernel_names(self) -> list[str]:
+        return sorted(self.instantiations)

@@ -1,0 +1,123 @@
+"""The tokens of a preprocessed MSL file: where each came from, which bracket closes which."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import LoweringError
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>(?:\s|^[ \t]*\#[^\n]*)+)
+    | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
+    | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
+    | (?P<number>\.?\d(?:[eEpP][+-]|[\w.]|'\w)*)
+    | (?P<name>[A-Za-z_]\w*)
+    | (?P<punct>::|->|<=|>=|==|!=|&&|\|\||[-+*/%^&|]=|\.\.\.|.)
+    """,
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+_LINE_MARKER = re.compile(r'^#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
+PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
+OPEN = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass
+class Token:
+    """A token and the white space, line markers and pragmas before it."""
+
+    space: str
+    kind: str
+    text: str
+
+
+class Source:
+    """The tokens of a preprocessed file and where each came from."""
+
+    def __init__(self, text: str, name: str = "<source>") -> None:
+        self.tokens: list[Token] = []
+        self._starts: list[int] = []
+        self._places: list[tuple[str, int]] = []
+        file, line, space = name, 1, ""
+        for match in _TOKEN.finditer(text):
+            kind, piece = str(match.lastgroup), match.group()
+            if kind == "space":
+                space += piece
+                for row in piece.split("\n")[:-1]:
+                    if marker := _LINE_MARKER.match(row.strip()):
+                        file, line = (marker[2] or file), int(marker[1])
+                    else:
+                        line += 1
+                continue
+            self._starts.append(len(self.tokens))
+            self._places.append((file, line))
+            self.tokens.append(Token(space, kind, piece))
+            space = ""
+        self.tail = space
+
+    def place(self, index: int) -> str:
+        file, line = self._places[min(index, len(self._places) - 1)]
+        return f"{file}:{line}"
+
+    def text(self) -> str:
+        return "".join(t.space + t.text for t in self.tokens) + self.tail
+
+    def fail(self, index: int, what: str) -> LoweringError:
+        return LoweringError(f"{self.place(index)}: {what}")
+
+    def matching(self, index: int) -> int:
+        """The index of the bracket that closes the one at `index`."""
+        stack: list[str] = []
+        for i in range(index, len(self.tokens)):
+            text = self.tokens[i].text
+            if text in OPEN:
+                stack.append(OPEN[text])
+            elif stack and text == stack[-1]:
+                stack.pop()
+                if not stack:
+                    return i
+        raise self.fail(index, f"'{self.tokens[index].text}' is never closed")
+
+    def angle_end(self, index: int) -> int:
+        """The index of the '>' that closes the '<' at `index`."""
+        depth, i = 0, index
+        while i < len(self.tokens):
+            text = self.tokens[i].text
+            if text in OPEN:
+                i = self.matching(i)
+            elif text == "<" and self.tokens[i + 1].text == "<" and not self.tokens[i + 1].space:
+                i += 1  # a shift
+            elif text == "<":
+                depth += 1
+            elif text == ">":
+                depth -= 1
+                if depth == 0:
+                    return i
+            elif text == ";":
+                break
+            i += 1
+        raise self.fail(index, "'<' is never closed")
+
+    def blank(self, start: int, end: int) -> None:
+        for token in self.tokens[start:end]:
+            token.text = ""
+            if "#pragma" in token.space:
+                token.space = PRAGMA.sub("", token.space)
+
+    def split(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The pieces between top-level commas."""
+        pieces, first, i = [], start, start
+        while i < end:
+            text = self.tokens[i].text
+            if text in OPEN:
+                i = self.matching(i)
+            elif text == "<" and i > start and self.tokens[i - 1].kind == "name":
+                i = self.angle_end(i)
+            elif text == ",":
+                pieces.append((first, i))
+                first = i + 1
+            i += 1
+        if first < end:
+            pieces.append((first, end))
+        return pieces
