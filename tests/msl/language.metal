@@ -156,9 +156,26 @@ kernel void spellings(device float* x [[buffer(0)]], device float* y [[buffer(kO
   uint4 u = uint4(1, 2, 3, 4);
   u.xy <<= 1u;
   u++;
-  threadgroup float(*rows)[2] = reinterpret_cast<threadgroup float(*)[2]>(a);
-  float results[] = {float(value * 3.0f == 0.1f * 3.0f), zy.x, chosen.y, twice(v.xy).x, (-v.xy).y, v.z, float(u.x), add.arg,
-                     pick(x, 1), pick(local, 1), last(a), float(shifted<>()), cell.get(), copy.parts[2], float(width), rows[0][1],
-                     sinpi(1.0f), float(float(nextafter(1.0h, 2.0h)) == 1.0009765625f), quad_prefix_inclusive_sum(1.0f), quad_broadcast_first(v.xyz).z};
+  threadgroup float (*rows)[2] = reinterpret_cast<threadgroup float (*)[2]>(a);
+  float results[] = {float(value * 3.0f == 0.1f * 3.0f),
+                     zy.x,
+                     chosen.y,
+                     twice(v.xy).x,
+                     (-v.xy).y,
+                     v.z,
+                     float(u.x),
+                     add.arg,
+                     pick(x, 1),
+                     pick(local, 1),
+                     last(a),
+                     float(shifted<>()),
+                     cell.get(),
+                     copy.parts[2],
+                     float(width),
+                     rows[0][1],
+                     sinpi(1.0f),
+                     float(float(nextafter(1.0h, 2.0h)) == 1.0009765625f),
+                     quad_prefix_inclusive_sum(1.0f),
+                     quad_broadcast_first(v.xyz).z};
   for (uint i = 0; i < 20; i++) y[i] = results[i];
 }
