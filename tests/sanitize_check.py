@@ -7,8 +7,13 @@ import sys
 import threading
 import time
 
-import metalmm
-import numpy as np
+# An editable install finds its own build first, whatever PYTHONPATH says.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
+
+import metalmm  # noqa: E402
+import numpy as np  # noqa: E402
+
+assert "sanitize" in metalmm._core.__file__, metalmm._core.__file__
 
 SOURCE = """#include <metal_stdlib>
 using namespace metal;
