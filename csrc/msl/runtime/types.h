@@ -25,6 +25,8 @@ using intptr_t = long;
 // so for _Float16 in C++, clang for __fp16 under -fnative-half-type (clang 14 has no _Float16 without AVX512-FP16).
 #if defined(__clang__)
 using half = __fp16;
+#elif defined(__aarch64__) && __GNUC__ < 13
+#error "metalmm: on aarch64 g++ has _Float16 in C++ from version 13 on; install clang, or name another compiler in METALMM_CXX"
 #else
 using half = _Float16;
 #endif
