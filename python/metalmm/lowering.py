@@ -231,7 +231,8 @@ class Lowering(Program):
             text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value)})"
             self.source.blank(d.start, d.end)
             tokens[d.start].text = f"static constexpr {kind} {d.name} {text};"
-        if unknown := [k for k in values if k not in known]:
+        # As in Metal, values may come for indices that this file does not have; a name that it does not have is a mistake.
+        if unknown := [k for k in values if isinstance(k, str) and k not in known]:
             raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
         for i in range(len(tokens) - 3):
             if tokens[i].text == "is_function_constant_defined" and tokens[i + 2].text in defined:
