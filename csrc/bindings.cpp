@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -90,8 +91,8 @@ const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle dev
   if (!state.pipelines[v.index][s]) {
     std::string path = nb::cast<std::string>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
     auto pipeline = state.open()->load_pipeline(path, v.id);
-    if (v.threads > pipeline->max_threads) {
-      throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.threads) + " threads; the kernel allows " +
+    if (v.tiling.threads > pipeline->max_threads) {
+      throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.tiling.threads) + " threads; the kernel allows " +
                                          std::to_string(pipeline->max_threads));
     }
     if (state.pipelines.size() <= v.index) state.pipelines.resize(v.index + 1);
@@ -105,6 +106,7 @@ const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle dev
 // Everything that a matmul call resolves, with the objects that keep its memory alive.
 struct Matmul {
   const Variant* variant = nullptr;
+  Tiling tiling;  // a copy: a manifest that is loaded again must not change a prepared call
   Operand a, b, bias, c, out;
   MatmulArgs args;
   MatmulPlan plan;
@@ -113,13 +115,13 @@ struct Matmul {
 
   template <class Use>
   auto dispatch(Use&& use) const {
-    return with_dispatch(*variant, *pipeline, plan, args, *out.get(), std::forward<Use>(use));
+    return with_dispatch(tiling, *pipeline, plan, args, *out.get(), std::forward<Use>(use));
   }
 };
 
-nb::object device_of(nb::handle device, nb::handle a, nb::handle b) {
+nb::object device_of(nb::handle device, std::initializer_list<nb::handle> arrays) {
   if (!device.is_none()) return nb::borrow(device);
-  for (nb::handle h : {a, b})
+  for (nb::handle h : arrays)
     if (nb::inst_check(h) && nb::isinstance<Array>(h)) return nb::inst_ptr<Array>(h)->owner;
   return hooks().default_device();
 }
@@ -132,8 +134,6 @@ struct PyDevice {
     options.threadgroup_memory_limit = threadgroup_memory_limit;
     options.lenient_barriers = lenient_barriers;
     state->device = std::make_shared<cpu::CpuDevice>(options);
-    state->zeros = state->device->new_buffer(4096);
-    std::memset(state->zeros->data(), 0, 4096);
   }
   ~PyDevice() { delete state; }
   PyDevice(const PyDevice&) = delete;
@@ -149,6 +149,7 @@ DeviceState& state_of(nb::handle device) {
 void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle variant, nb::handle a, nb::handle b, nb::handle bias,
              nb::handle c, double alpha, double beta, bool transpose_a, bool transpose_b, nb::handle out) {
   call.variant = &registry().find(variant);
+  call.tiling = call.variant->tiling;
   call.a = Operand(a, "a", &state);
   call.b = Operand(b, "b", &state);
   if (!call.a.get() || !call.b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
@@ -174,7 +175,7 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
 
 nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
                   bool transpose_a, bool transpose_b, nb::handle out, nb::handle device) {
-  nb::object owner = device_of(device, a, b);
+  nb::object owner = device_of(device, {a, b, out, c, bias});
   DeviceState& state = state_of(owner);
   Matmul call;
   resolve(call, state, owner, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
@@ -268,8 +269,11 @@ class Batch {
     batch_->wait();
   }
   void exit(nb::handle type, nb::handle, nb::handle) {
-    if (!type.is_none()) return;
-    submit();
+    if (!type.is_none()) {
+      batch_ = running_->new_batch();  // dropped: nothing of it will run
+      return;
+    }
+    if (!batch_->submitted()) submit();
     wait();
   }
   BatchTiming timing() const { return batch_->timing(); }
@@ -285,15 +289,29 @@ class Batch {
 
 // -- kernels compiled at run time -------------------------------------------------------------------------------------
 
+// A Python number as T, or an error that names the argument.
+template <class T>
+T number(nb::handle value, const char* name, ErrorKind kind) {
+  try {
+    return nb::cast<T>(value);
+  } catch (const nb::cast_error&) {
+    throw Error(kind, std::string(name) + ": " + nb::cast<std::string>(nb::repr(value)) + " is not a whole number in range");
+  }
+}
+
 Size3 size3(nb::handle value, const char* name) {
   Size3 size{1, 1, 1};
   size_t count = 0;
-  for (nb::handle item : nb::iter(value)) {
-    int64_t v = nb::cast<int64_t>(item);
-    if (count >= 3 || v < 1 || v > UINT32_MAX)
-      throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
+  auto add = [&](nb::handle item) {
+    auto v = number<int64_t>(item, name, ErrorKind::kernel);
+    if (count >= 3 || v < 1 || v > UINT32_MAX) throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
     size[count++] = static_cast<uint32_t>(v);
+  };
+  if (PyLong_Check(value.ptr())) {
+    add(value);
+    return size;
   }
+  for (nb::handle item : nb::iter(value)) add(item);
   return size;
 }
 
@@ -307,13 +325,15 @@ class Kernel {
     bind_all(bound, args);
     std::vector<ThreadgroupMemory> memory;
     if (!threadgroup_memory.is_none())
-      for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory)) memory.push_back({nb::cast<uint32_t>(key), nb::cast<size_t>(value)});
+      for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory)) memory.push_back({number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel), number<size_t>(value, "threadgroup_memory", ErrorKind::kernel)});
     Dispatch d{&pipeline_,         bound.buffers.data(), bound.buffers.size(),
                bound.bytes.data(), bound.bytes.size(),   memory.data(),
                memory.size(),      size3(grid, "grid"),  size3(threadgroup, "threadgroup")};
     std::shared_ptr<Device> device = state_.open();
     if (!batch.is_none()) {
-      nb::cast<Batch&>(batch).encode(d);
+      auto& target = nb::cast<Batch&>(batch);
+      if (!target.device().is(device_)) throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
+      target.encode(d);
       return 0;
     }
     nb::gil_scoped_release unlocked;
@@ -323,14 +343,16 @@ class Kernel {
 
  private:
   struct Bound {
+    std::vector<nb::object> owners;  // a caller's dict may change while the kernel runs
     std::deque<Operand> operands;
+    std::deque<std::shared_ptr<Buffer>> zeros;
     std::vector<BufferBinding> buffers;
     std::vector<BytesBinding> bytes;
   };
 
   void bind_all(Bound& bound, const nb::args& args) {
     if (args.size() == 1 && nb::isinstance<nb::dict>(args[0])) {
-      for (auto [key, value] : nb::cast<nb::dict>(args[0])) bind(bound, nb::cast<uint32_t>(key), value);
+      for (auto [key, value] : nb::cast<nb::dict>(args[0])) bind(bound, number<uint32_t>(key, "buffer index", ErrorKind::kernel), value);
       return;
     }
     std::vector<uint32_t> indices;
@@ -348,6 +370,7 @@ class Kernel {
   void bind(Bound& bound, uint32_t index, nb::handle value) {
     if (index >= kMaxBuffers)
       throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
+    bound.owners.push_back(nb::borrow(value));
     if (PyBytes_Check(value.ptr())) {
       bound.bytes.push_back({index, PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))});
       return;
@@ -356,7 +379,9 @@ class Kernel {
     bound.operands.emplace_back(value, name.c_str(), &state_);
     const Tensor* t = bound.operands.back().get();
     if (!t) {
-      bound.buffers.push_back({index, &state_.zeros, 0});
+      bound.zeros.push_back(state_.open()->new_buffer(4096));  // its own: the kernel may write there after all
+      std::memset(bound.zeros.back()->data(), 0, 4096);
+      bound.buffers.push_back({index, &bound.zeros.back(), 0});
       return;
     }
     int64_t stride = 1;
@@ -376,7 +401,8 @@ class Kernel {
 
 // -- device -----------------------------------------------------------------------------------------------------------
 
-nb::object device_array(nb::handle self, nb::handle source) {
+nb::object device_array(nb::handle self, nb::object source) {
+  if (nb::inst_check(source) && nb::isinstance<Array>(source)) source = to_numpy(*nb::inst_ptr<Array>(source));
   DeviceState& state = state_of(self);
   Tensor from = tensor_of(source, "array");
   Array to = empty_array(nb::borrow(self), &state, from.ndim, from.shape, from.dtype);
@@ -407,7 +433,7 @@ Range range_of(nb::handle pair) {
 void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
                       nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha) {
   Variant v;
-  v.id = id, v.enabled = enabled, v.bm = bm, v.bn = bn, v.threads = threads;
+  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
   v.n_values = std::move(n_values), v.layouts = layouts, v.bias = bias, v.c = c, v.alpha = alpha;
   registry().add(std::move(v));
@@ -431,6 +457,10 @@ MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transp
   s.transpose_a = transpose_a, s.transpose_b = transpose_b, s.bias = bias, s.c = beta != 0.0f, s.alpha = alpha, s.beta = beta;
   check_sizes(s);
   return s;
+}
+
+auto key_of(const MatmulSpec& s) {
+  return std::tuple(s.m, s.n, s.k, s.batch, s.specialization(), s.bias, s.c, s.alpha, s.beta);
 }
 
 constexpr const char* kMatmulDoc =
@@ -463,7 +493,7 @@ NB_MODULE(_core, m) {
     pipeline_for(state_of(device), device, registry().find(id), spec);
   });
   m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {
-    DeviceState& state = state_of(device);
+    DeviceState& state = *nb::inst_ptr<PyDevice>(device)->state;  // a closed device has none left
     const Variant& v = registry().find(id);
     if (v.index < state.pipelines.size()) state.pipelines[v.index] = {};
   });
@@ -488,6 +518,8 @@ NB_MODULE(_core, m) {
       .def_ro("beta", &MatmulSpec::beta)
       .def_prop_ro(
           "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
+      .def("__eq__", [](const MatmulSpec& a, nb::handle b) { return nb::isinstance<MatmulSpec>(b) && key_of(a) == key_of(nb::cast<const MatmulSpec&>(b)); })
+      .def("__hash__", [](const MatmulSpec& s) { return nb::hash(nb::cast(key_of(s))); })
       .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
 
   nb::class_<BatchTiming>(m, "BatchTiming", "Seconds that a batch took, apart; see docs/method.md.")
@@ -579,7 +611,10 @@ NB_MODULE(_core, m) {
       .def(
           "empty",
           [](nb::handle self, nb::handle shape, const std::string& dtype) {
-            auto sizes = nb::cast<std::vector<int64_t>>(nb::tuple(shape));
+            std::vector<int64_t> sizes;
+            if (PyLong_Check(shape.ptr())) sizes.push_back(number<int64_t>(shape, "empty", ErrorKind::shape));
+            else
+              for (nb::handle item : nb::iter(shape)) sizes.push_back(number<int64_t>(item, "empty", ErrorKind::shape));
             if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
             for (int64_t s : sizes)
               if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));

@@ -76,7 +76,8 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
   for (int i = ndim - 1; i >= 0; i--) {
     a.tensor.shape[i] = shape[i];
     a.tensor.strides[i] = static_cast<int64_t>(count);
-    count *= static_cast<size_t>(shape[i]);
+    if (__builtin_mul_overflow(count, static_cast<size_t>(shape[i]), &count) || count > SIZE_MAX / 64)
+      throw Error(ErrorKind::shape, "an array of more bytes than memory can have");
   }
   a.tensor.buffer = state->open()->new_buffer(count * dtype.bits / 8);
   a.owner = std::move(owner);

@@ -14,7 +14,6 @@ using PipelineRow = std::array<std::shared_ptr<Pipeline>, kSpecializations>;
 // A device with its pipelines; what the Python class Device is made of.
 struct DeviceState {
   std::shared_ptr<Device> device;      // shared with running calls: close() may come from another thread
-  std::shared_ptr<Buffer> zeros;       // stands in for buffers that a caller leaves out on purpose
   std::vector<PipelineRow> pipelines;  // [variant index][specialization]
 
   const std::shared_ptr<Device>& open() const {

@@ -279,3 +279,59 @@ def test_sources_from_text_files_includes_and_defines(tmp_path: Path, device: me
     assert y[0] == 3.5
     device.compile(str(path), include_dirs=[str(tmp_path / "inc")], defines={"SCALE": "4.5f"}).kernel("k")(y, grid=(1,), threadgroup=(1,))
     assert y[0] == 5.5
+
+
+def test_leaving_a_batch_early_or_late(arrays: Any, device: metalmm.Device) -> None:
+    a, b = arrays
+    with device.batch() as batch:
+        y = batch.matmul(V, a, b)
+        batch.submit()
+        batch.wait()
+    np.testing.assert_array_equal(y, metalmm.matmul(V, a, b))
+    z = np.zeros((1, 30), np.float16)
+    with pytest.raises(ZeroDivisionError), device.batch() as dropped:
+        dropped.matmul(V, a, b, out=z)
+        raise ZeroDivisionError
+    dropped.submit()
+    dropped.wait()
+    np.testing.assert_array_equal(z, 0)
+
+
+def test_a_batch_that_failed_fails_again(device: metalmm.Device) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device int* y, constant int& n) { y[0] = 1 / n; }\n"
+    batch = device.batch()
+    device.compile(source).kernel("k")(np.zeros(1, np.int32), bytes(4), grid=1, threadgroup=1, batch=batch)
+    batch.submit()
+    for _ in range(2):
+        with pytest.raises(metalmm.KernelError, match="kernel 'k'"):
+            batch.wait()
+    other = metalmm.Device("cpu", threads=1)
+    with pytest.raises(metalmm.DeviceError, match="belongs to another device"):
+        device.compile(source).kernel("k")(np.zeros(1, np.int32), bytes(4), grid=1, threadgroup=1, batch=other.batch())
+
+
+def test_a_prepared_call_outlives_a_reload(tmp_path: Path, device: metalmm.Device) -> None:
+    (tmp_path / "mine.metal").write_text(MINE.replace("SIGN", "1.0f"))
+    (tmp_path / "my.toml").write_text(MANIFEST.replace("threads = 64", "threads = 32").replace("[1, 64]", "[1, 32]"))
+    metalmm.load_variants(tmp_path / "my.toml")
+    y = np.zeros((1, 256), np.float16)
+    call = device.prepare("my_gemm/plain", np.ones((1, 8), np.float16), np.ones((8, 256), np.float16), out=y)
+    (tmp_path / "my.toml").write_text(MANIFEST.replace("threads = 64", "threads = 128").replace("[1, 64]", "[1, 128]"))
+    gone = metalmm.Device("cpu", threads=1)
+    gone.close()  # a closed device does not stand in the way
+    metalmm.load_variants(tmp_path / "my.toml")
+    call()
+    np.testing.assert_array_equal(y, 8)
+
+
+def test_specs_compare_and_devices_are_found_in_every_argument(arrays: Any) -> None:
+    assert metalmm.MatmulSpec(m=1, n=2, k=3) == metalmm.MatmulSpec(m=1, n=2, k=3)
+    assert metalmm.MatmulSpec(m=1, n=2, k=3) != metalmm.MatmulSpec(m=1, n=2, k=3, bias=True)
+    assert len({metalmm.MatmulSpec(m=1, n=2, k=3), metalmm.MatmulSpec(m=1, n=2, k=3)}) == 1
+    a, b = arrays
+    other = metalmm.Device("cpu", threads=1)
+    out = other.empty((1, 30))
+    assert metalmm.matmul(V, a, b, out=out) is out
+    np.testing.assert_array_equal(np.asarray(other.array(out)), metalmm.matmul(V, a, b))
+    with pytest.raises(metalmm.DeviceError, match="not a metalmm.Device"):
+        metalmm.variants(device="cpu")  # type: ignore[arg-type]

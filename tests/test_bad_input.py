@@ -116,3 +116,22 @@ def test_devices() -> None:
         metalmm.Device("cpu", threads=-1)
     with pytest.raises(metalmm.ShapeError, match="1 to 8 dimensions"):
         metalmm.Device("cpu").empty(())
+
+
+def test_c_that_shares_out_in_another_order(device: metalmm.Device) -> None:
+    out = half(4, 3, 16)
+    c = out.reshape(3, 4, 16).transpose(1, 0, 2)  # the same memory, other elements
+    with pytest.raises(metalmm.LayoutError, match="overlaps c"):
+        metalmm.matmul(V, half(4, 3, 8), half(8, 16), c=c, beta=1.0, out=out, device=device)
+
+
+def test_sizes_that_would_wrap() -> None:
+    with pytest.raises(metalmm.ShapeError, match=r"k=4294967295; the limit is 2\^32 - 4097"):
+        metalmm.MatmulSpec(m=1, n=1, k=2**32 - 1)
+    for shape in ((2**60,), (2**32, 2**32)):
+        with pytest.raises(metalmm.ShapeError, match="more bytes than memory can have"):
+            metalmm.Device("cpu", threads=1).empty(shape)
+    with pytest.raises(metalmm.ShapeError, match=r"empty: 2.5 is not a whole number"):
+        metalmm.Device("cpu", threads=1).empty((2.5, 2))  # type: ignore[arg-type]
+    with pytest.raises(metalmm.CompileError, match=r"missing\.metal"):
+        metalmm.Device("cpu", threads=1).compile("missing.metal")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from typing import Any
 
 import metalmm
@@ -121,7 +123,7 @@ def test_threadgroup_memory_limit_is_configurable() -> None:
     library = device.compile(LIMITS)
     library.kernel("big")(y, grid=(1,), threadgroup=(8,))
     np.testing.assert_array_equal(y, np.ones(8))
-    with pytest.raises(metalmm.KernelError, match="65552 bytes of threadgroup memory"):
+    with pytest.raises(metalmm.KernelError, match="65540 bytes of threadgroup memory"):
         library.kernel("dynamic")(y, grid=(1,), threadgroup=(8,), threadgroup_memory={1: 65540})
 
 
@@ -210,3 +212,41 @@ def test_two_python_threads_issue_at_once(device: metalmm.Device) -> None:
     for t in threads:
         t.join()
     assert not problems
+
+
+def test_threadgroup_memory_indices_and_sizes_are_checked(limits: metalmm.Library, device: metalmm.Device) -> None:
+    kernel, y = limits.kernel("dynamic"), np.zeros(4, np.float32)
+    for memory, message in [
+        ({1: 128, 60: 16}, "threadgroup memory index 60 is not in 0 to 30"),
+        ({1: 2**64 - 1}, "18446744073709551615 bytes of threadgroup memory; the limit is 32768"),
+        ({1: -1}, "threadgroup_memory: -1 is not a whole number in range"),
+        ({"a": 16}, "threadgroup_memory: 'a' is not a whole number"),
+    ]:
+        for batch in (None, device.batch()):
+            with pytest.raises(metalmm.KernelError, match=message):
+                kernel(y, grid=1, threadgroup=4, threadgroup_memory=memory, batch=batch)
+    with pytest.raises(metalmm.KernelError, match=r"grid: 1.0 is not a whole number"):
+        kernel(y, grid=(1.0,), threadgroup=4, threadgroup_memory={1: 16})
+    kernel(y, grid=1, threadgroup=4, threadgroup_memory={1: 16})
+    np.testing.assert_array_equal(y, np.ones(4))
+
+
+def test_what_a_kernel_writes_to_none_stays_there(device: metalmm.Device) -> None:
+    kernel = device.compile(HEAD + "kernel void k(device float* x, device float* y) { y[0] = x[0]; x[0] = 7.0f; }").kernel("k")
+    y = np.ones(1, np.float32)
+    for _ in range(2):
+        kernel(None, y, grid=1, threadgroup=1)
+        assert y[0] == 0
+
+
+def test_a_child_of_fork_can_work(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 64), np.float16), np.ones((500, 64), np.float16)
+    metalmm.matmul("m1_optimized_v2/nt_bn64_col", a, b, transpose_b=True, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads
+        child = os.fork()
+    if child == 0:
+        out = metalmm.matmul("m1_optimized_v2/nt_bn64_col", a, b, transpose_b=True, device=device)
+        device.close()
+        os._exit(0 if (out == 64).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -55,7 +55,13 @@ void check_dispatch(const Dispatch& d, size_t limit) {
   check_threads(d);
   const Pipeline& p = **d.pipeline;
   size_t total = p.static_threadgroup_bytes;
-  for (size_t i = 0; i < d.threadgroup_memory_count; i++) total += (d.threadgroup_memory[i].size + 15) & ~size_t{15};
+  for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
+    const ThreadgroupMemory& m = d.threadgroup_memory[i];
+    if (m.index >= kMaxBuffers) fail(p, "threadgroup memory index " + std::to_string(m.index) + " is not in 0 to 30");
+    // Before it is rounded up: a size near the largest would wrap to nothing.
+    if (m.size > limit) fail(p, std::to_string(m.size) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
+    total += (m.size + 15) & ~size_t{15};
+  }
   if (total > limit) fail(p, std::to_string(total) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
   for (const KernelArgument& arg : p.arguments) {
     if (arg.kind == KernelArgument::Kind::buffer) {

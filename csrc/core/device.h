@@ -95,6 +95,7 @@ class CommandBatch {
   virtual void encode(const Dispatch& dispatch) = 0;
   virtual void submit() = 0;
   virtual void wait() = 0;  // throws what went wrong; the batch is over either way
+  virtual bool submitted() const = 0;
   virtual BatchTiming timing() const = 0;
   virtual size_t size() const = 0;
 };

@@ -147,6 +147,8 @@ const char* MatmulSpec::layout() const {
 
 void check_sizes(const MatmulSpec& s) {
   if (!s.m || !s.n || !s.k || !s.batch) bad_shape("a size of zero in " + s.text() + "; every size must be at least 1");
+  // Kernels step along k in tiles; the end of the last one must still be a 32-bit number.
+  if (s.k > UINT32_MAX - 4096) bad_shape("k=" + std::to_string(s.k) + "; the limit is 2^32 - 4097");
   auto check = [&](const char* name, uint64_t x, uint64_t y, uint64_t z) {  // x * y cannot overflow 64 bits
     if (x * y > UINT32_MAX || x * y * z > UINT32_MAX)
       bad_shape(std::string(name) + " of " + s.text() + " has more than 2^32 - 1 elements; kernels count in 32 bits");
@@ -251,7 +253,8 @@ void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out
     if (!t) continue;
     auto [first, last] = extent(*t);
     // D = alpha AB + beta D: each element of C is read by the thread that writes it, so the very same array is fine.
-    bool in_place = t == args.c && first == begin && last == end;
+    bool same_rows = t == args.c && plan.params.ldc == plan.params.ldd && plan.params.stride_c == plan.params.stride_d;
+    bool in_place = (same_rows || (t == args.c && !plan.spec.c)) && first == begin && last == end;
     if (begin < last && first < end && !in_place)
       bad(ErrorKind::layout, "out", out, std::string("overlaps ") + name + "; pass memory of its own");
   }

@@ -26,12 +26,17 @@ struct Range {
   uint32_t least = 1, most = UINT32_MAX;
 };
 
+// The output tile of a threadgroup and its threads; bn 0: all columns.
+struct Tiling {
+  uint32_t bm = 1, bn = 1, threads = 1;
+};
+
 // One entry of the manifest.
 struct Variant {
   std::string id;
   uint32_t index = 0;  // in the registry, and in every device's pipeline table
   bool enabled = true;
-  uint32_t bm = 1, bn = 1, threads = 1;  // output tile of a threadgroup and its threads; bn 0: all columns
+  Tiling tiling;
   Range m, n, k, batch;
   std::vector<uint32_t> n_values;  // empty: any
   unsigned layouts = 0;            // bit per specialization()
@@ -81,7 +86,7 @@ enum MatmulIndex : uint32_t { kIndexA, kIndexB, kIndexD, kIndexC, kIndexBias, kI
 
 // Builds the dispatch and hands it to `use`; what it points to lives until `use` returns.
 template <class Use>
-auto with_dispatch(const Variant& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulPlan& plan, const MatmulArgs& args,
+auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulPlan& plan, const MatmulArgs& args,
                    const Tensor& out, Use&& use) {
   // Metal wants every index bound; A stands in for what the kernel will not touch.
   const Tensor& c = args.c ? *args.c : *args.a;

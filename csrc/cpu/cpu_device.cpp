@@ -93,18 +93,23 @@ class CpuBatch : public CommandBatch {
 
   // There is no device beside the host's own cores: the thread that waits does the work.
   void wait() override {
+    std::lock_guard one(wait_mutex_);
     if (!submitted_) throw Error(ErrorKind::closed, "batch: wait() before submit()");
-    if (done_) return;
-    done_ = true;
-    auto start = Clock::now();
-    struct Release {
-      CpuBatch* batch;
-      ~Release() { batch->release(); }
-    } release{this};
-    for (const Record& record : records_) device_->execute(*record.pipeline, call_of(record));
-    timing_.device = timing_.wait = seconds(Clock::now() - start);
+    if (!done_) {
+      auto start = Clock::now();
+      try {
+        for (const Record& record : records_) device_->execute(*record.pipeline, call_of(record));
+        timing_.device = timing_.wait = seconds(Clock::now() - start);
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+      done_ = true;
+      release();
+    }
+    if (failure_) std::rethrow_exception(failure_);
   }
 
+  bool submitted() const override { return submitted_; }
   BatchTiming timing() const override { return timing_; }
   size_t size() const override { return count_; }
 
@@ -178,6 +183,8 @@ class CpuBatch : public CommandBatch {
   BatchTiming timing_;
   size_t count_ = 0;
   bool submitted_ = false, done_ = false;
+  std::mutex wait_mutex_;  // two threads may wait for one batch
+  std::exception_ptr failure_;
 };
 
 }  // namespace
@@ -256,7 +263,12 @@ void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
   std::atomic<uint64_t> next{0};
   std::mutex error_mutex;
   std::string error;
-  auto work = [&] {
+  auto fail = [&](const std::string& failure) {
+    next = total;
+    std::lock_guard lock(error_mutex);
+    if (error.empty()) error = failure;
+  };
+  auto run_some = [&] {
     if (next.load(std::memory_order_relaxed) >= total) return;
     std::unique_ptr<Executor> executor = take_executor();
     for (;;) {
@@ -267,13 +279,19 @@ void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
                                static_cast<uint32_t>(i / call.grid.x / call.grid.y)};
         std::string failure = executor->run(call, position);
         if (failure.empty()) continue;
-        next = total;
-        std::lock_guard lock(error_mutex);
-        if (error.empty()) error = failure;
+        fail(failure);
         break;
       }
     }
     give_executor(std::move(executor));
+  };
+  // Nothing may leave a worker thread: there is nobody to catch it.
+  auto work = [&] {
+    try {
+      run_some();
+    } catch (const std::exception& e) {
+      fail(std::string("no memory for its threads (") + e.what() + ")");
+    }
   };
   if (total == 1 || pool_.threads() == 1)
     work();

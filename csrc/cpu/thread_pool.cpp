@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <unistd.h>
+
 #include <chrono>
 
 namespace metalmm::cpu {
@@ -18,11 +20,18 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 
 }  // namespace
 
-ThreadPool::ThreadPool(unsigned threads) {
+ThreadPool::ThreadPool(unsigned threads) : owner_(getpid()) {
   for (unsigned i = 1; i < threads; i++) workers_.emplace_back([this] { loop(); });
 }
 
+// A child of fork() has the pool and not its threads; what its mutexes hold nobody will release.
+bool ThreadPool::forked() const { return getpid() != owner_; }
+
 ThreadPool::~ThreadPool() {
+  if (forked()) {
+    for (std::thread& worker : workers_) worker.detach();
+    return;
+  }
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -33,6 +42,7 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const std::function<void()>& work) {
+  if (forked()) return work();
   std::lock_guard one(run_mutex_);
   bool notify;
   {

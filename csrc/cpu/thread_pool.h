@@ -21,6 +21,7 @@ class ThreadPool {
 
  private:
   void loop();
+  bool forked() const;
   std::mutex run_mutex_;  // one loop at a time
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
@@ -28,6 +29,7 @@ class ThreadPool {
   const std::function<void()>* work_ = nullptr;
   unsigned active_ = 0, asleep_ = 0;
   bool stop_ = false;
+  const int owner_;  // the process that has the threads
   std::vector<std::thread> workers_;
 };
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core, compiler, manifest
-from .errors import DeviceError
+from .errors import CompileError, DeviceError
 from .msl_program import Program
 
 
@@ -55,7 +55,10 @@ class Library:
         self._name = str(source) if is_path else "<source>"
         if is_path:
             path = Path(source)
-            text = path.read_text()
+            try:
+                text = path.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise CompileError(f"{path}: {error}") from error
             include_dirs = [path.resolve().parent, *include_dirs]
         else:
             text = str(source)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core, compiler
-from .errors import ManifestError
+from .errors import DeviceError, ManifestError
 
 if TYPE_CHECKING:
     from .device import Device
@@ -70,7 +70,8 @@ def variants(
     `device` is the one they would run on; every variant runs on every device there is so far. Raises UnknownVariantError
     for a family that does not exist.
     """
-    del device
+    if device is not None and not isinstance(device, _core.Device):
+        raise DeviceError("device is not a metalmm.Device")
     families = {v.family for v in _registry.values()}
     if family is not None and family not in families:
         from .errors import UnknownVariantError
@@ -105,11 +106,14 @@ def load_variants(path: str | Path) -> list[Variant]:
     path = Path(path).resolve()
     try:
         data = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ManifestError(f"{path}: {error}") from error
     if data.get("format") != 1:
         raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 1")
-    loaded = [_variant(path, family, entry) for family in data.get("family", []) for entry in family.get("variant", [])]
+    families = data.get("family", [])
+    if not isinstance(families, list) or not all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families):
+        raise ManifestError(f"{path}: families are [[family]] tables, each with [[family.variant]] tables")
+    loaded = [_variant(path, family, entry) for family in families for entry in family.get("variant", [])]
     with _lock:
         for v in loaded:
             if v in _registry and _registry[v].source.parent != v.source.parent:
@@ -162,7 +166,12 @@ def _variant(path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) ->
     if unknown := set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}:
         raise ManifestError(f"{path}: {v}: supports knows nothing of '{sorted(unknown)[0]}'")
     for size in _SIZES:
-        _range(path, v, size)
+        least, most = _range(path, v, size)
+        if not 1 <= least <= most <= _UNLIMITED:
+            raise ManifestError(f"{path}: {v}: supports.{size} goes from {least} to {most}; sizes are 1 to 2^32 - 1, the least first")
+    for flag in ("bias", "c", "alpha"):
+        if not isinstance(v.supports.get(flag, True), bool):
+            raise ManifestError(f"{path}: {v}: supports.{flag} is {v.supports[flag]!r}; it takes true or false")
     return v
 
 
@@ -171,9 +180,9 @@ def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
     value = v.supports.get(size, {})
     if isinstance(value, int):
         return value, value
-    if isinstance(value, dict) and set(value) <= {"min", "max"}:
+    if isinstance(value, dict) and set(value) <= {"min", "max"} and all(isinstance(x, int) for x in value.values()):
         return value.get("min", 1), value.get("max", _UNLIMITED)
-    if size == "n" and isinstance(value, list):
+    if size == "n" and isinstance(value, list) and all(isinstance(x, int) and x > 0 for x in value):
         return 1, _UNLIMITED
     raise ManifestError(
         f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}"

@@ -16,20 +16,18 @@ from .sizes import Shape
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    env = os.environ
+    env = {key: value for key, value in os.environ.items() if value.strip()}
     parser = argparse.ArgumentParser(prog="hot_shapes", description=__doc__)
     parser.add_argument("--sizes", type=Path, default=sizes.DEFAULT, help="profile summary with the shapes (default: Qwen2.5-0.5B decode)")
     parser.add_argument("--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md)")
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
     parser.add_argument("--backends", default=env.get("MATMUL_BACKENDS"), help="families, comma-separated [MATMUL_BACKENDS]")
-    parser.add_argument("--iters", type=int, default=int(env.get("MATMUL_BENCH_ITERS", "5")), help="measured runs [MATMUL_BENCH_ITERS]")
-    parser.add_argument(
-        "--warmup", type=int, default=int(env.get("MATMUL_BENCH_WARMUP", "1")), help="runs before them [MATMUL_BENCH_WARMUP]"
-    )
+    parser.add_argument("--iters", type=int, default=env.get("MATMUL_BENCH_ITERS", "5"), help="measured runs [MATMUL_BENCH_ITERS]")
+    parser.add_argument("--warmup", type=int, default=env.get("MATMUL_BENCH_WARMUP", "1"), help="runs before them [MATMUL_BENCH_WARMUP]")
     parser.add_argument(
         "--bad-rel",
         type=float,
-        default=float(env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3")),
+        default=env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3"),
         help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]",
     )
     parser.add_argument("--sort", choices=["gpu", "cpu"], help="order of the lines; default: the manifest's")
@@ -67,12 +65,15 @@ class _Progress:
 
 
 def _choose(shapes: list[Shape], args: argparse.Namespace) -> tuple[list[tuple[Shape, list[Variant]]], dict[tuple[str, str], int]]:
-    families = args.backends.split(",") if args.backends else None
+    families = [f.strip() for f in args.backends.split(",")] if args.backends else None
     known = {v.family for v in variants()}
-    if families and (unknown := [f for f in families if f not in known]):
+    elsewhere = {"mlx", "mps", "m1_optimized_v3", "m1_optimized_v5"}  # named by older reports, not here yet
+    if families and (unknown := [f for f in families if f not in known | elsewhere]):
         raise ValueError(f"--backends {unknown[0]}: no such family; there are {', '.join(sorted(known))}")
     candidates = [v for v in variants() if not families or v.family in families]
     work, skipped = [], dict[tuple[str, str], int]()
+    for family in sorted(elsewhere & set(families or ()) - known):
+        skipped[family, "this version has no such family"] = len(shapes)
     for shape in shapes:
         chosen = []
         for v in candidates:
@@ -113,6 +114,8 @@ def main(argv: list[str] | None = None) -> int:
             load_variants(manifest)
         shapes = sizes.select(sizes.load(args.sizes), args.shapes)
         work, skipped = _choose(shapes, args)
+        if args.json:
+            args.json.touch()  # a path that cannot be written shows before the run, not after
     except (OSError, ValueError) as error:
         print(f"hot_shapes: {error}", file=sys.stderr)
         return 2
