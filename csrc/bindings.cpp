@@ -304,7 +304,8 @@ Size3 size3(nb::handle value, const char* name) {
   size_t count = 0;
   auto add = [&](nb::handle item) {
     auto v = number<int64_t>(item, name, ErrorKind::kernel);
-    if (count >= 3 || v < 1 || v > UINT32_MAX) throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
+    if (count >= 3 || v < 1 || v > UINT32_MAX)
+      throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
     size[count++] = static_cast<uint32_t>(v);
   };
   if (PyLong_Check(value.ptr())) {
@@ -325,14 +326,17 @@ class Kernel {
     bind_all(bound, args);
     std::vector<ThreadgroupMemory> memory;
     if (!threadgroup_memory.is_none())
-      for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory)) memory.push_back({number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel), number<size_t>(value, "threadgroup_memory", ErrorKind::kernel)});
+      for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory))
+        memory.push_back({number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel),
+                          number<size_t>(value, "threadgroup_memory", ErrorKind::kernel)});
     Dispatch d{&pipeline_,         bound.buffers.data(), bound.buffers.size(),
                bound.bytes.data(), bound.bytes.size(),   memory.data(),
                memory.size(),      size3(grid, "grid"),  size3(threadgroup, "threadgroup")};
     std::shared_ptr<Device> device = state_.open();
     if (!batch.is_none()) {
       auto& target = nb::cast<Batch&>(batch);
-      if (!target.device().is(device_)) throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
+      if (!target.device().is(device_))
+        throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
       target.encode(d);
       return 0;
     }
@@ -459,9 +463,7 @@ MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transp
   return s;
 }
 
-auto key_of(const MatmulSpec& s) {
-  return std::tuple(s.m, s.n, s.k, s.batch, s.specialization(), s.bias, s.c, s.alpha, s.beta);
-}
+auto key_of(const MatmulSpec& s) { return std::tuple(s.m, s.n, s.k, s.batch, s.specialization(), s.bias, s.c, s.alpha, s.beta); }
 
 constexpr const char* kMatmulDoc =
     "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n\n"
@@ -518,7 +520,8 @@ NB_MODULE(_core, m) {
       .def_ro("beta", &MatmulSpec::beta)
       .def_prop_ro(
           "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
-      .def("__eq__", [](const MatmulSpec& a, nb::handle b) { return nb::isinstance<MatmulSpec>(b) && key_of(a) == key_of(nb::cast<const MatmulSpec&>(b)); })
+      .def("__eq__", [](const MatmulSpec& a,
+                        nb::handle b) { return nb::isinstance<MatmulSpec>(b) && key_of(a) == key_of(nb::cast<const MatmulSpec&>(b)); })
       .def("__hash__", [](const MatmulSpec& s) { return nb::hash(nb::cast(key_of(s))); })
       .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
 
@@ -612,7 +615,8 @@ NB_MODULE(_core, m) {
           "empty",
           [](nb::handle self, nb::handle shape, const std::string& dtype) {
             std::vector<int64_t> sizes;
-            if (PyLong_Check(shape.ptr())) sizes.push_back(number<int64_t>(shape, "empty", ErrorKind::shape));
+            if (PyLong_Check(shape.ptr()))
+              sizes.push_back(number<int64_t>(shape, "empty", ErrorKind::shape));
             else
               for (nb::handle item : nb::iter(shape)) sizes.push_back(number<int64_t>(item, "empty", ErrorKind::shape));
             if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");

@@ -333,5 +333,5 @@ def test_specs_compare_and_devices_are_found_in_every_argument(arrays: Any) -> N
     out = other.empty((1, 30))
     assert metalmm.matmul(V, a, b, out=out) is out
     np.testing.assert_array_equal(np.asarray(other.array(out)), metalmm.matmul(V, a, b))
-    with pytest.raises(metalmm.DeviceError, match="not a metalmm.Device"):
+    with pytest.raises(metalmm.DeviceError, match=r"not a metalmm\.Device"):
         metalmm.variants(device="cpu")  # type: ignore[arg-type]

@@ -189,7 +189,12 @@ class CpuBatch : public CommandBatch {
 
 }  // namespace
 
-CpuDevice::CpuDevice(const CpuOptions& options) : options_(options), pool_(options.threads ? options.threads : available_cpus()) {}
+CpuDevice::CpuDevice(const CpuOptions& options)
+    : options_(options), pool_(std::make_unique<ThreadPool>(options.threads ? options.threads : available_cpus())) {}
+
+CpuDevice::~CpuDevice() {
+  if (pool_->forked()) (void)pool_.release();  // its condition variables wait for threads that are not here
+}
 
 // Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages: a
 // kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
@@ -259,7 +264,7 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
 // Threadgroups in x, then y, then z order, a few at a time to each thread.
 void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
-  uint64_t chunk = std::max<uint64_t>(1, total / (pool_.threads() * 8));
+  uint64_t chunk = std::max<uint64_t>(1, total / (pool_->threads() * 8));
   std::atomic<uint64_t> next{0};
   std::mutex error_mutex;
   std::string error;
@@ -293,10 +298,10 @@ void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
       fail(std::string("no memory for its threads (") + e.what() + ")");
     }
   };
-  if (total == 1 || pool_.threads() == 1)
+  if (total == 1 || pool_->threads() == 1)
     work();
   else
-    pool_.run(work);
+    pool_->run(work);
   if (!error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + error);
 }
 

@@ -17,8 +17,9 @@ struct CpuOptions {
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options);
+  ~CpuDevice() override;
   std::string name() const override { return "cpu"; }
-  unsigned threads() const { return pool_.threads(); }
+  unsigned threads() const { return pool_->threads(); }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const std::string& path, const std::string& kernel) override;
   std::unique_ptr<CommandBatch> new_batch() override;
@@ -35,7 +36,7 @@ class CpuDevice : public Device {
   CpuOptions options_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Executor>> idle_;
-  ThreadPool pool_;
+  std::unique_ptr<ThreadPool> pool_;
 };
 
 }  // namespace metalmm::cpu

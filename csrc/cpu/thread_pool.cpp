@@ -28,10 +28,6 @@ ThreadPool::ThreadPool(unsigned threads) : owner_(getpid()) {
 bool ThreadPool::forked() const { return getpid() != owner_; }
 
 ThreadPool::~ThreadPool() {
-  if (forked()) {
-    for (std::thread& worker : workers_) worker.detach();
-    return;
-  }
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

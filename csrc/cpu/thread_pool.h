@@ -13,6 +13,7 @@ class ThreadPool {
  public:
   explicit ThreadPool(unsigned threads);  // the caller of run() is one of them
   ~ThreadPool();
+  bool forked() const;  // in a child of fork(): it works alone, and must not destroy this
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
   // work() on this thread and, as they wake up, on the others; returns when all that began have ended. It takes its
@@ -21,7 +22,6 @@ class ThreadPool {
 
  private:
   void loop();
-  bool forked() const;
   std::mutex run_mutex_;  // one loop at a time
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
