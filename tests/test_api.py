@@ -298,7 +298,7 @@ def test_leaving_a_batch_early_or_late(arrays: Any, device: metalmm.Device) -> N
 
 
 def test_a_batch_that_failed_fails_again(device: metalmm.Device) -> None:
-    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device int* y, constant int& n) { y[0] = 1 / n; }\n"
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device int* y, constant int& n) { y[0] = 10 / n; }\n"
     batch = device.batch()
     device.compile(source).kernel("k")(np.zeros(1, np.int32), bytes(4), grid=1, threadgroup=1, batch=batch)
     batch.submit()

@@ -205,9 +205,8 @@ def _register(v: Variant) -> None:
         alpha=v.supports.get("alpha", True),
         **ranges,
     )
-    if v in _registry:
-        for device in list(_devices):
-            _core._forget_pipelines(device, str(v))
+    for device in list(_devices):
+        _core._forget_pipelines(device, str(v))
     _registry[str(v)] = v
 
 
