@@ -60,7 +60,7 @@ void check_dispatch(const Dispatch& d, size_t limit) {
     if (m.index >= kMaxBuffers) fail(p, "threadgroup memory index " + std::to_string(m.index) + " is not in 0 to 30");
     // Before it is rounded up: a size near the largest would wrap to nothing.
     if (m.size > limit) fail(p, std::to_string(m.size) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
-    total += (m.size + 15) & ~size_t{15};
+    total += threadgroup_space(m.size);
   }
   if (total > limit) fail(p, std::to_string(total) + " bytes of threadgroup memory; the limit is " + std::to_string(limit));
   for (const KernelArgument& arg : p.arguments) {

@@ -71,6 +71,9 @@ struct ThreadgroupMemory {
   size_t size;
 };
 
+// Each piece of threadgroup memory starts at a multiple of 16 bytes.
+inline size_t threadgroup_space(size_t size) { return (size + 15) & ~size_t{15}; }
+
 struct Dispatch {
   const std::shared_ptr<Pipeline>* pipeline;
   const BufferBinding* buffers;

@@ -140,7 +140,7 @@ class CpuBatch : public CommandBatch {
     for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
       const ThreadgroupMemory& m = d.threadgroup_memory[i];
       slot(m.index).threadgroup_offset = static_cast<uint32_t>(offset);
-      offset += (m.size + 15) & ~size_t{15};
+      offset += threadgroup_space(m.size);
     }
     r.threadgroup_bytes = offset;
     count_++;
@@ -231,7 +231,7 @@ double CpuDevice::run(const Dispatch& d) {
   size_t threadgroup_bytes = pipeline.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
     offsets[d.threadgroup_memory[i].index] = static_cast<uint32_t>(threadgroup_bytes);
-    threadgroup_bytes += (d.threadgroup_memory[i].size + 15) & ~size_t{15};
+    threadgroup_bytes += threadgroup_space(d.threadgroup_memory[i].size);
   }
   auto start = Clock::now();
   execute(pipeline, {pipeline.info,

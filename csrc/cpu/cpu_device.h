@@ -29,7 +29,6 @@ class CpuDevice : public Device {
   void execute(const Pipeline& pipeline, const KernelCall& call);
 
  private:
-  class Lease;
   std::unique_ptr<Executor> take_executor();
   void give_executor(std::unique_ptr<Executor> executor);
 

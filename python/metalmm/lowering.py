@@ -66,12 +66,9 @@ class Lowering(Program):
         limit = self._thread_limit(definition, instance)
         self._function_constants(constants or {}, reachable)
         template = self._template_header(definition)
-        argument_text = "".join(t.space + t.text for t in self.source.tokens[slice(*arguments)]) if instance is not definition else ""
-        if any(t.text in ("constant", "device", "thread", "threadgroup") for t in self.source.tokens[slice(*arguments)]):
-            for i in range(*arguments):
-                self._erase_space(i)
-            argument_text = "".join(t.space + t.text for t in self.source.tokens[slice(*arguments)])
-        argument_text = " ".join(argument_text.split())
+        for i in range(*arguments):
+            self._erase_space(i)
+        argument_text = " ".join(self._join(arguments).split())
         self._drop_other_kernels(definition)
         self._attributes()
         self._members_and_duplicates()
@@ -115,12 +112,7 @@ class Lowering(Program):
         close = brace - 1
         while tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
             close -= 1
-        depth, opening = 0, close
-        while True:
-            depth += (tokens[opening].text == ")") - (tokens[opening].text == "(")
-            if depth == 0:
-                break
-            opening -= 1
+        opening = self.source.opening(close)
         parameters = self.source.split(opening + 1, close)
         found = [self._parameter(first, last) for first, last in parameters if not (last - first == 1 and tokens[first].text == "void")]
         used = {kind: {index for k, index, _ in found if k == kind and index is not None} for kind in ("buffer", "threadgroup")}
@@ -526,12 +518,7 @@ class Lowering(Program):
                 continue
             array = i - 1
             while array > 0 and tokens[array].text in ("]", ""):
-                depth = 0
-                while True:
-                    depth += (tokens[array].text == "]") - (tokens[array].text == "[")
-                    array -= 1
-                    if depth == 0:
-                        break
+                array = (self.source.opening(array) if tokens[array].text else array) - 1
             whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
             if (
                 not whole

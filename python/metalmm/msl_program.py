@@ -141,13 +141,9 @@ class Program:
             return words[1]
         if d.is_function or parens >= 0:
             i = parens - 1
-            if i >= 0 and tokens[i].text == ">":
-                depth = 0
-                while i > d.start:
-                    depth += (tokens[i].text == ">") - (tokens[i].text == "<")
-                    i -= 1
-                    if depth == 0:
-                        break
+            # f<int>(…), but not operator>(…) or operator>>(…)
+            if i >= 0 and tokens[i].text == ">" and "operator" not in (tokens[i - 1].text, tokens[i - 2].text):
+                i = self.source.opening(i) - 1
             return tokens[i].text if i >= 0 and tokens[i].kind == "name" else ""
         i = d.start
         name = ""
@@ -179,9 +175,6 @@ class Program:
             head = d.body if d.body >= 0 else d.end
             marked = any("kernel" in a.names for a in d.attributes)
             marked = marked or any(t.text == "kernel" and t.kind == "name" for t in tokens[d.start : min(head, d.start + 200)])
-            for a in d.attributes:
-                if bad := {"visible", "vertex", "fragment", "mesh", "object", "intersection"} & set(a.names):
-                    d.name = d.name or next(iter(bad))
             if not marked:
                 continue
             host_name = ""
@@ -202,24 +195,11 @@ class Program:
         while tokens[last].text == "]":  # a trailing attribute
             last = next(a.start for a in d.attributes if a.end == last + 1) - 1
         if tokens[last].text == ")":  # the full signature
-            depth = 0
-            while True:
-                depth += (tokens[last].text == ")") - (tokens[last].text == "(")
-                last -= 1
-                if depth == 0:
-                    break
+            last = self.source.opening(last) - 1
         if tokens[last].text != ">":
             raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments")
-        close, depth = last, 0
-        while True:
-            depth += (tokens[last].text == ">") - (tokens[last].text == "<")
-            if tokens[last].text == ")":
-                while tokens[last].text != "(":
-                    last -= 1
-            if depth == 0:
-                break
-            last -= 1
-        return tokens[last - 1].text, (last + 1, close)
+        opening = self.source.opening(last)
+        return tokens[opening - 1].text, (opening + 1, last)
 
     def kernel_names(self) -> list[str]:
         return sorted(self.instantiations)

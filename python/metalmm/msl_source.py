@@ -79,6 +79,23 @@ class Source:
                     return i
         raise self.fail(index, f"'{self.tokens[index].text}' is never closed")
 
+    def opening(self, index: int) -> int:
+        """The index of the bracket, round, square or angle, that the one at `index` closes."""
+        closing = self.tokens[index].text
+        opener, depth, i = {")": "(", "]": "[", ">": "<"}[closing], 0, index
+        while i >= 0:
+            text = self.tokens[i].text
+            if closing == ">" and text == ")":
+                i = self.opening(i)
+            elif text == closing:
+                depth += 1
+            elif text == opener:
+                depth -= 1
+                if depth == 0:
+                    return i
+            i -= 1
+        raise self.fail(index, f"'{closing}' was never opened")
+
     def angle_end(self, index: int) -> int:
         """The index of the '>' that closes the '<' at `index`."""
         depth, i = 0, index

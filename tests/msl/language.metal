@@ -120,6 +120,8 @@ struct Pair {
     float parts[4];
   };
 };
+METAL_FUNC bool operator>(Add a, Add b) { return a.arg > b.arg; }
+METAL_FUNC Add operator>>(Add a, int n) { return {a.arg / float(1 << n)}; }
 enum Index { kOut = 1 };
 METAL_FUNC float pick(device float* a, uint i) { return a[i]; }
 METAL_FUNC float pick(thread float* b, uint i) { return b[i]; }

@@ -2,6 +2,8 @@
 // a kernel's text may use any global name that MSL leaves free.
 #pragma once
 
+#define METALMM_INLINE inline __attribute__((always_inline))
+
 namespace metalmm::abi {
 
 using u8 = unsigned char;

@@ -2,8 +2,6 @@
 #pragma once
 #include "abi.h"
 
-#define METALMM_INLINE inline __attribute__((always_inline))
-
 // A defaulted parameter that holds the caller's file, line and column.
 #if defined(__clang__)
 #define METALMM_SITE \

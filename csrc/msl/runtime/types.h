@@ -2,8 +2,6 @@
 #pragma once
 #include "abi.h"
 
-#define METALMM_INLINE inline __attribute__((always_inline))
-
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
