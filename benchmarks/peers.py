@@ -60,7 +60,7 @@ def main() -> int:
     shapes = [s for s in sizes.load() if s.batch == 1]
     device = metalmm.default_device()
     info = runner.environment(device)
-    print(f"threads={ARGS.threads} iters={ARGS.iters} cpu={info['cpu']} compiler={info['compiler']}")
+    print(f"{runner.describe(device, info)} iters={ARGS.iters}")
     worst = float("inf")
     for shape in shapes:
         rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def main() -> int:
         da, db = device.array(a), device.array(b)
         calls: dict[str, Callable[[], object]] = dict(peers(a, b, shape.transpose_b))
         names = list(calls)
-        mine = [v for v in metalmm.variants(spec, enabled=True) if v.family != "gemm_tiled"]
+        mine = [v for v in metalmm.variants(spec, device=device, enabled=True) if v.family not in ("gemm_tiled", "blas", "mps")]
         for v in mine:
             calls[v] = device.prepare(v, da, db, transpose_b=shape.transpose_b)
         samples: dict[str, list[float]] = {name: [] for name in calls}

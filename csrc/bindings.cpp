@@ -10,8 +10,13 @@
 #include <deque>
 #include <unordered_map>
 
+#include "blas.h"
+#include "core/batch.h"
 #include "cpu/cpu_device.h"
 #include "python_array.h"
+#if METALMM_METAL
+#include "metal/metal.h"
+#endif
 
 namespace metalmm {
 namespace {
@@ -21,7 +26,7 @@ using namespace nb::literals;
 // -- what Python supplies ---------------------------------------------------------------------------------------------
 
 struct Hooks {
-  nb::object build_pipeline;   // (device, variant id, transpose_a, transpose_b) -> path of a module
+  nb::object build_pipeline;   // (device, variant id, transpose_a, transpose_b) -> (code, archive) of a PipelineSource
   nb::object unknown_variant;  // (id) -> message
   nb::object default_device;   // () -> Device
   std::vector<nb::object> exceptions;
@@ -61,11 +66,11 @@ class Registry {
     return *it->second;
   }
 
-  std::string alternatives(const MatmulSpec& spec) const {
+  std::string alternatives(const MatmulSpec& spec, DeviceKind device) const {
     std::string list;
     int count = 0;
     for (const Variant& v : variants_)
-      if (v.enabled && v.supports(spec) && count++ < 5) list += (list.empty() ? "" : ", ") + v.id;
+      if (v.enabled && (v.devices & device) && v.supports(spec) && count++ < 5) list += (list.empty() ? "" : ", ") + v.id;
     if (list.empty()) return "; no variant supports " + spec.text();
     return "; supported by " + list + (count > 5 ? " and " + std::to_string(count - 5) + " more" : "");
   }
@@ -85,12 +90,33 @@ Registry& registry() {
   return *r;
 }
 
+void give_warnings(Device& device) {
+  for (const std::string& text : device.take_warnings())
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2) != 0) throw nb::python_error();
+}
+
+std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, const MatmulSpec& spec) {
+  if (v.builtin == "blas") return blas_pipeline(v.id, spec.transpose_a, spec.transpose_b);
+  PipelineSource source;
+  source.kernel = v.id, source.builtin = v.builtin;
+  source.transpose_a = spec.transpose_a, source.transpose_b = spec.transpose_b;
+  auto built = nb::cast<nb::tuple>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
+  source.code = nb::cast<std::string>(built[0]), source.archive = nb::cast<std::string>(built[1]);
+  std::shared_ptr<Device> running = state.open();
+  std::shared_ptr<Pipeline> pipeline;
+  {
+    nb::gil_scoped_release unlocked;  // Metal compiles here
+    pipeline = running->load_pipeline(source);
+  }
+  give_warnings(*running);
+  return pipeline;
+}
+
 const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle device, const Variant& v, const MatmulSpec& spec) {
   if (state.pipelines.size() <= v.index) state.pipelines.resize(v.index + 1);
   unsigned s = spec.specialization();
   if (!state.pipelines[v.index][s]) {
-    std::string path = nb::cast<std::string>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
-    auto pipeline = state.open()->load_pipeline(path, v.id);
+    auto pipeline = build_pipeline(state, device, v, spec);
     if (v.tiling.threads > pipeline->max_threads) {
       throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.tiling.threads) + " threads; the kernel allows " +
                                          std::to_string(pipeline->max_threads));
@@ -128,16 +154,14 @@ nb::object device_of(nb::handle device, std::initializer_list<nb::handle> arrays
 
 struct PyDevice {
   DeviceState* state = nullptr;  // never freed while arrays may point to it: they hold the Device
-  PyDevice(unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers) : state(new DeviceState) {
-    cpu::CpuOptions options;
-    options.threads = threads;
-    options.threadgroup_memory_limit = threadgroup_memory_limit;
-    options.lenient_barriers = lenient_barriers;
-    state->device = std::make_shared<cpu::CpuDevice>(options);
-  }
+  explicit PyDevice(std::shared_ptr<Device> device) : state(new DeviceState{std::move(device), {}}) {}
   ~PyDevice() { delete state; }
   PyDevice(const PyDevice&) = delete;
 };
+
+std::shared_ptr<Device> cpu_device(unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers) {
+  return std::make_shared<cpu::CpuDevice>(cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers});
+}
 
 DeviceState& state_of(nb::handle device) {
   if (!nb::isinstance<PyDevice>(device)) throw Error(ErrorKind::device, "device is not a metalmm.Device");
@@ -159,8 +183,13 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
                transpose_a,  transpose_b};
   call.plan = plan_matmul(call.args);
   const Variant& v = *call.variant;
-  if (!v.supports(call.plan.spec))
-    throw Error(ErrorKind::unsupported, v.id + ": " + v.lacks(call.plan.spec) + registry().alternatives(call.plan.spec));
+  DeviceKind kind = state.open()->kind();
+  if (!(v.devices & kind) || !v.supports(call.plan.spec)) {
+    std::string lack = v.devices & kind ? v.lacks(call.plan.spec)
+                                        : std::string("unavailable on device ") + state.open()->name() + ", it needs device " +
+                                              (v.devices & kMetal ? "metal" : "cpu");
+    throw Error(ErrorKind::unsupported, v.id + ": " + lack + registry().alternatives(call.plan.spec, kind));
+  }
   if (!out.is_none()) {
     call.result = nb::borrow(out);
   } else if (call.a.is_array() || call.b.is_array()) {
@@ -170,6 +199,7 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
   }
   call.out = Operand(call.result, "out", &state);
   if (!out.is_none()) check_out(call.plan, call.args, *call.out.get());
+  call.out.get()->buffer->mutable_since = true;
   call.pipeline = &pipeline_for(state, device, v, call.plan.spec);
 }
 
@@ -217,7 +247,10 @@ class Prepared {
   }
   const nb::object& out() const { return call_.result; }
   const nb::object& device() const { return device_; }
-  double device_seconds() const { return seconds_.load(std::memory_order_relaxed); }
+  std::optional<double> device_seconds() const {
+    double s = seconds_.load(std::memory_order_relaxed);
+    return s < 0 ? std::nullopt : std::optional<double>(s);
+  }
   std::string variant() const { return call_.variant->id; }
 
  private:
@@ -226,15 +259,62 @@ class Prepared {
   nb::object keep_[4];
   Matmul call_;
   std::shared_ptr<Pipeline> pipeline_;
-  std::atomic<double> seconds_{0};
+  std::atomic<double> seconds_{-1};
 };
 
 // -- batches ----------------------------------------------------------------------------------------------------------
 
+class PyRecording {
+ public:
+  PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size)
+      : device_(std::move(device)), state_(state_of(device_)), recording_(std::move(recording)), size_(size) {}
+
+  void replay() {
+    state_.open();
+    if (pending_.size() >= kMostPending) wait_for_first();
+    auto start = Clock::now();
+    pending_.push_back(recording_->replay());
+    taken_ = seconds(Clock::now() - start);
+  }
+  void wait() {
+    state_.open();
+    while (!pending_.empty()) wait_for_first();
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+  BatchTiming timing() const {
+    BatchTiming t = pending_.empty() ? last_ : pending_.back()->timing();
+    t.encode = taken_ - t.commit;
+    return t;
+  }
+  size_t size() const { return size_; }
+
+ private:
+  static constexpr size_t kMostPending = 32;  // a Metal queue has 64 command buffers
+  void wait_for_first() {
+    std::shared_ptr<Submission> first = std::move(pending_.front());
+    pending_.pop_front();
+    try {
+      nb::gil_scoped_release unlocked;
+      first->wait();
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+    last_ = first->timing();
+  }
+  nb::object device_;
+  DeviceState& state_;
+  std::shared_ptr<Recording> recording_;
+  std::deque<std::shared_ptr<Submission>> pending_;
+  std::exception_ptr failure_;
+  BatchTiming last_;
+  double taken_ = 0;
+  size_t size_;
+};
+
 class Batch {
  public:
-  explicit Batch(nb::object device)
-      : device_(std::move(device)), state_(state_of(device_)), running_(state_.open()), batch_(running_->new_batch()) {}
+  Batch(nb::object device, bool per_dispatch)
+      : device_(std::move(device)), state_(state_of(device_)), per_dispatch_(per_dispatch), batch_(fresh()) {}
 
   nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
                     bool transpose_a, bool transpose_b, nb::handle out) {
@@ -250,9 +330,8 @@ class Batch {
 
   nb::object add(const Prepared& call) {
     if (!call.device().is(device_)) throw Error(ErrorKind::device, "the call was prepared for another device");
-    state_.open();
     call.encode([&](const Dispatch& d) {
-      batch_->encode(d);
+      encode(d);
       return 0;
     });
     return call.out();
@@ -262,17 +341,29 @@ class Batch {
     state_.open();
     batch_->encode(d);
   }
-  void submit() { batch_->submit(); }
+  void submit() {
+    state_.open();
+    std::shared_ptr<CommandBatch> batch = batch_;
+    nb::gil_scoped_release unlocked;
+    batch->submit();
+  }
   void wait() {
     state_.open();
+    std::shared_ptr<CommandBatch> batch = batch_;
     nb::gil_scoped_release unlocked;
-    batch_->wait();
+    batch->wait();
+  }
+  std::unique_ptr<PyRecording> record() {
+    state_.open();
+    size_t size = batch_->size();
+    return std::make_unique<PyRecording>(device_, batch_->record(), size);
   }
   void exit(nb::handle type, nb::handle, nb::handle) {
     if (!type.is_none()) {
-      batch_ = running_->new_batch();  // dropped: nothing of it will run
+      batch_ = fresh();  // dropped: nothing of it will run
       return;
     }
+    if (batch_->recorded()) return;
     if (!batch_->submitted()) submit();
     wait();
   }
@@ -281,10 +372,11 @@ class Batch {
   const nb::object& device() const { return device_; }
 
  private:
+  std::shared_ptr<CommandBatch> fresh() const { return std::make_shared<CommandBatch>(state_.open(), per_dispatch_); }
   nb::object device_;
   DeviceState& state_;
-  std::shared_ptr<Device> running_;
-  std::unique_ptr<CommandBatch> batch_;
+  bool per_dispatch_;
+  std::shared_ptr<CommandBatch> batch_;
 };
 
 // -- kernels compiled at run time -------------------------------------------------------------------------------------
@@ -316,12 +408,33 @@ Size3 size3(nb::handle value, const char* name) {
   return size;
 }
 
+FunctionConstant constant_of(nb::handle key, nb::handle value) {
+  FunctionConstant c;
+  if (nb::isinstance<nb::str>(key))
+    c.name = nb::cast<std::string>(key);
+  else
+    c.index = number<uint32_t>(key, "constants", ErrorKind::compile);
+  if (PyBool_Check(value.ptr()))
+    c.value = value.is(nb::handle(Py_True));
+  else if (PyFloat_Check(value.ptr()))
+    c.value = nb::cast<double>(value);
+  else
+    c.value = number<int64_t>(value, "constants", ErrorKind::compile);
+  return c;
+}
+
 class Kernel {
  public:
-  Kernel(nb::object device, const std::string& path, const std::string& name)
-      : device_(std::move(device)), state_(state_of(device_)), pipeline_(state_.device->load_pipeline(path, name)) {}
+  Kernel(nb::object device, const std::string& code, const std::string& archive, const std::string& name, nb::dict constants)
+      : device_(std::move(device)), state_(state_of(device_)) {
+    PipelineSource source;
+    source.kernel = name, source.code = code, source.archive = archive;
+    for (auto [key, value] : constants) source.constants.push_back(constant_of(key, value));
+    pipeline_ = state_.device->load_pipeline(source);
+    give_warnings(*state_.device);
+  }
 
-  double call(nb::args args, nb::handle grid, nb::handle threadgroup, nb::handle threadgroup_memory, nb::handle batch) {
+  std::optional<double> call(nb::args args, nb::handle grid, nb::handle threadgroup, nb::handle threadgroup_memory, nb::handle batch) {
     Bound bound;
     bind_all(bound, args);
     std::vector<ThreadgroupMemory> memory;
@@ -338,10 +451,14 @@ class Kernel {
       if (!target.device().is(device_))
         throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
       target.encode(d);
-      return 0;
+      return 0.0;
     }
-    nb::gil_scoped_release unlocked;
-    return device->run(d);
+    double took;
+    {
+      nb::gil_scoped_release unlocked;
+      took = device->run(d);
+    }
+    return took < 0 ? std::nullopt : std::optional<double>(took);
   }
   const Pipeline& pipeline() const { return *pipeline_; }
 
@@ -395,6 +512,7 @@ class Kernel {
                     "kernel '" + pipeline_->name + "': " + name + " is not C-contiguous; pass numpy.ascontiguousarray of it");
       stride *= t->shape[i];
     }
+    t->buffer->mutable_since = true;
     bound.buffers.push_back({index, &t->buffer, t->offset});
   }
 
@@ -418,6 +536,12 @@ nb::object device_array(nb::handle self, nb::object source) {
   return nb::cast(std::move(to));
 }
 
+nb::dict dict_of(const Info& info) {
+  nb::dict dict;
+  for (auto& [key, value] : info) std::visit([&, name = key.c_str()](auto& v) { dict[name] = nb::cast(v); }, value);
+  return dict;
+}
+
 std::string dtype_name(DTypeCode d) {
   const char* kinds[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
   return d.code == 6 ? "bool" : kinds[d.code] + std::to_string(d.bits);
@@ -435,11 +559,13 @@ Range range_of(nb::handle pair) {
 }
 
 void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
-                      nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha) {
+                      nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha,
+                      unsigned devices, const std::string& builtin) {
   Variant v;
   v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
   v.n_values = std::move(n_values), v.layouts = layouts, v.bias = bias, v.c = c, v.alpha = alpha;
+  v.devices = devices, v.builtin = builtin;
   registry().add(std::move(v));
 }
 
@@ -487,7 +613,21 @@ NB_MODULE(_core, m) {
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
   });
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
-        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a);
+        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "builtin"_a);
+  m.def("_metal_devices", [] {
+#if METALMM_METAL
+    return metal::device_names();
+#else
+    return std::vector<std::string>{};
+#endif
+  });
+  m.def("_kernel_names", [](nb::handle device, const std::string& code) { return state_of(device).device->kernel_names(code); });
+  m.def("_start_capture", [](nb::handle device, const std::string& path) { state_of(device).device->start_capture(path); });
+  m.def("_stop_capture", [] {
+#if METALMM_METAL
+    metal::stop_capture();
+#endif
+  });
   m.def(
       "_lacks", [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).lacks(spec); },
       "Empty, or why the variant does not support the spec.");
@@ -526,15 +666,19 @@ NB_MODULE(_core, m) {
       .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
 
   nb::class_<BatchTiming>(m, "BatchTiming", "Seconds that a batch took, apart; see docs/method.md.")
-      .def_ro("encode", &BatchTiming::encode, "From opening the batch to submit(), the caller's own Python included.")
-      .def_ro("submit", &BatchTiming::submit, "Handing the batch to the device.")
+      .def_ro("encode", &BatchTiming::encode,
+              "From opening the batch until all is encoded, the caller's own Python up to submit() included.")
+      .def_ro("commit", &BatchTiming::commit, "Handing what was encoded to the device.")
       .def_ro("wait", &BatchTiming::wait, "From wait() to the host seeing completion. On the CPU device the waiting thread does the work.")
       .def_prop_ro(
           "device", [](const BatchTiming& t) { return t.device < 0 ? std::nullopt : std::optional<double>(t.device); },
           "The device's own work; None where it cannot tell.")
+      .def_ro("dispatches", &BatchTiming::dispatches,
+              "The device's own work on each dispatch, of a batch with per_dispatch=True; empty where it cannot tell.")
+      .def_ro("calls", &BatchTiming::calls, "Calls of the device's encoder that the batch made; 0 on the CPU device.")
       .def("__repr__", [](const BatchTiming& t) {
         auto us = [](double s) { return std::to_string(s * 1e6) + "us"; };
-        return "BatchTiming(encode=" + us(t.encode) + ", submit=" + us(t.submit) + ", wait=" + us(t.wait) +
+        return "BatchTiming(encode=" + us(t.encode) + ", commit=" + us(t.commit) + ", wait=" + us(t.wait) +
                ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
       });
 
@@ -567,7 +711,8 @@ NB_MODULE(_core, m) {
       .def("__call__", &Prepared::run, "Runs it and returns out. Raises KernelError, ClosedError.")
       .def_prop_ro("out", [](const Prepared& p) { return p.out(); })
       .def_prop_ro("variant", &Prepared::variant)
-      .def_prop_ro("device_seconds", &Prepared::device_seconds, "What the device worked in the last call, in seconds.");
+      .def_prop_ro("device_seconds", &Prepared::device_seconds,
+                   "What the device worked in the last call, in seconds; None where it cannot tell.");
 
   nb::class_<Batch>(
       m, "Batch",
@@ -580,12 +725,22 @@ NB_MODULE(_core, m) {
            "Adds a matmul; arguments and errors as metalmm.matmul. Returns out, not yet filled.")
       .def("add", &Batch::add, "call"_a, "Adds a prepared call. Returns its out.")
       .def("submit", &Batch::submit, "Hands the batch to the device.")
+      .def("record", &Batch::record,
+           "Ends the batch without running it: a Recording, which runs it any number of times at a cost that hardly depends on its size.")
       .def("wait", &Batch::wait, "Waits until it is done. Raises what went wrong, naming the kernel.")
       .def_prop_ro("timing", &Batch::timing)
       .def("__len__", &Batch::size);
 
+  nb::class_<PyRecording>(m, "Recording",
+                          "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
+                          "as are shapes and epilogues.")
+      .def("replay", &PyRecording::replay, "Hands it to the device once more, after all that was submitted before.")
+      .def("wait", &PyRecording::wait, "Waits until every replay is done. Raises what went wrong first.")
+      .def_prop_ro("timing", &PyRecording::timing, "Of the last replay.")
+      .def("__len__", &PyRecording::size);
+
   nb::class_<Kernel>(m, "Kernel", "A kernel of a compiled library with its function constants.")
-      .def(nb::init<nb::object, const std::string&, const std::string&>())
+      .def(nb::init<nb::object, const std::string&, const std::string&, const std::string&, nb::dict>())
       .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(),
            "batch"_a = nb::none(),
            "Runs the kernel over `grid` threadgroups of `threadgroup` threads. Arguments are its buffers in index order, or one dict\n"
@@ -605,11 +760,34 @@ NB_MODULE(_core, m) {
       });
 
   nb::class_<PyDevice>(m, "Device")
-      .def(nb::init<unsigned, size_t, bool>(), "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a)
-      .def_prop_ro("name", [](const PyDevice& d) { return d.state->open()->name(); })
+      .def(
+          "__init__",
+          [](PyDevice* self, unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers) {
+            new (self) PyDevice(cpu_device(threads, threadgroup_memory_limit, lenient_barriers));
+          },
+          "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a)
+#if METALMM_METAL
+      .def(
+          "__init__",
+          [](PyDevice* self, int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
+            new (self) PyDevice(metal::make_device({index, spin, most_operations, most_bytes}));
+          },
+          "index"_a, "spin"_a, "most_operations"_a, "most_bytes"_a)
+#endif
       .def_prop_ro(
-          "threads", [](const PyDevice& d) { return static_cast<cpu::CpuDevice&>(*d.state->open()).threads(); },
-          "OS threads that work for it.")
+          "name", [](const PyDevice& d) { return d.state->open()->name(); }, "cpu or metal.")
+      .def_prop_ro(
+          "info", [](const PyDevice& d) { return dict_of(d.state->open()->info()); }, "Limits and properties, by name; sizes in bytes.")
+      .def_prop_ro(
+          "counters", [](const PyDevice& d) { return dict_of(d.state->open()->counters()); },
+          "What the device counted since it was made, such as pipelines found in its archives.")
+      .def_prop_ro(
+          "threads",
+          [](const PyDevice& d) -> std::optional<unsigned> {
+            auto* cpu = dynamic_cast<cpu::CpuDevice*>(d.state->open().get());
+            return cpu ? std::optional<unsigned>(cpu->threads()) : std::nullopt;
+          },
+          "OS threads that work for it; None on a GPU.")
       .def("array", &device_array, "array"_a, "A copy of a NumPy array in the device's memory.")
       .def(
           "empty",
@@ -627,7 +805,9 @@ NB_MODULE(_core, m) {
           },
           "shape"_a, "dtype"_a = "float16", "An array of the device with undefined contents.")
       .def(
-          "batch", [](nb::object self) { return std::make_unique<Batch>(std::move(self)); }, "A new Batch.")
+          "batch", [](nb::object self, bool per_dispatch) { return std::make_unique<Batch>(std::move(self), per_dispatch); }, nb::kw_only(),
+          "per_dispatch"_a = false,
+          "A new Batch. per_dispatch: its timing tells each dispatch's own time, which keeps a GPU from overlapping them.")
       .def(
           "prepare",
           [](nb::object self, nb::handle variant, nb::object a, nb::object b, nb::object bias, nb::object c, double alpha, double beta,
@@ -639,8 +819,13 @@ NB_MODULE(_core, m) {
       .def(
           "close",
           [](PyDevice& d) {
+            // Let go without the GIL: a GPU may have work to finish, which ends in releasing NumPy memory.
+            auto pipelines = std::move(d.state->pipelines);
+            auto device = std::move(d.state->device);
             d.state->pipelines.clear();
-            d.state->device.reset();
+            nb::gil_scoped_release unlocked;
+            pipelines.clear();
+            device.reset();
           },
           "Ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
+DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs on, where a test does not choose
+FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
 
 import metalmm  # noqa: E402
 from metalmm import manifest  # noqa: E402
@@ -21,7 +25,7 @@ COMPILERS = [c for c in FOUND if c] or ["c++"]
 
 @pytest.fixture(scope="session")
 def device() -> metalmm.Device:
-    return metalmm.Device("cpu")
+    return metalmm.Device(DEVICE)
 
 
 @pytest.fixture(params=COMPILERS)
@@ -32,7 +36,7 @@ def each_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def pytest_report_header() -> str:
-    return f"metalmm {metalmm.__version__}: kernels compiled by {', '.join(COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
+    return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ''}: kernels compiled by {', '.join(COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +45,10 @@ def _own_variants_stay_in_their_test() -> Iterator[None]:
     yield
     manifest._registry.clear()
     manifest._registry.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_rule_of_metal_is_broken() -> Iterator[None]:
+    yield
+    if FAKE:
+        assert FAKE.take_violations() == []

@@ -16,6 +16,12 @@ HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 GOOD = HEAD + "kernel void k(device float* y) { y[0] = 7.0f; }\n"
 
 
+@pytest.fixture
+def device() -> metalmm.Device:
+    """Lowering and the cache of modules are the CPU device's."""
+    return metalmm.Device("cpu")
+
+
 def result(device: metalmm.Device, source: str = GOOD) -> float:
     y = np.zeros(1, np.float32)
     device.compile(source).kernel("k")(y, grid=(1,), threadgroup=(1,))

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics
 
-ALL = metalmm.variants()
+ALL = metalmm.variants(device=metalmm.default_device())
 # (m, n, k): aligned, one off, primes, tiny, K below and above every tile, the user's small shapes.
 M1 = [
     (1, 1, 1),

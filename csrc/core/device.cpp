@@ -51,6 +51,14 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
 
 }  // namespace
 
+std::vector<std::string> Device::kernel_names(const std::string&) {
+  throw Error(ErrorKind::device, std::string(name()) + ": it compiles no source text");
+}
+
+void Device::start_capture(const std::string&) {
+  throw Error(ErrorKind::device, std::string("capture: device ") + name() + " has no GPU capture; it needs device metal");
+}
+
 void check_dispatch(const Dispatch& d, size_t limit) {
   check_threads(d);
   const Pipeline& p = **d.pipeline;

@@ -7,17 +7,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "error.h"
 
 namespace metalmm {
 
-// Memory that kernels can be given. Either the device's own or somebody's, released with them by `release`.
+// Memory that kernels can be given. Either a device's own (then `native` is the device's object for it) or the host's;
+// `release` lets go of it.
 class Buffer {
  public:
-  Buffer(void* data, size_t size, bool read_only, std::function<void()> release)
-      : data_(static_cast<uint8_t*>(data)), size_(size), read_only_(read_only), release_(std::move(release)) {}
+  Buffer(void* data, size_t size, bool read_only, std::function<void()> release, void* native = nullptr)
+      : data_(static_cast<uint8_t*>(data)), size_(size), read_only_(read_only), native_(native), release_(std::move(release)) {}
   ~Buffer() {
     if (release_) release_();
   }
@@ -27,11 +29,16 @@ class Buffer {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
   bool read_only() const { return read_only_; }
+  void* native() const { return native_; }
+
+  // Somebody may have written since the device's copy of it (or a converted one) was made: it is a result, or Python has a view.
+  mutable std::atomic<bool> mutable_since{false};
 
  private:
   uint8_t* data_;
   size_t size_;
   bool read_only_;
+  void* native_;
   std::function<void()> release_;
 };
 
@@ -54,6 +61,7 @@ class Pipeline {
   std::vector<KernelArgument> arguments;  // by increasing index; those that function constants switch off are left out
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
+  std::function<void(const struct Dispatch&)> host;  // not a kernel: the host computes it, on the CPU device
 };
 
 struct BufferBinding {
@@ -86,32 +94,70 @@ struct Dispatch {
   Size3 threadgroup;
 };
 
+// Seconds. A device that cannot tell its own time leaves `device` negative and `dispatches` empty.
 struct BatchTiming {
-  double encode = 0, submit = 0, wait = 0;
-  double device = -1;  // negative: the device cannot tell
+  double encode = 0, commit = 0, wait = 0;
+  double device = -1;
+  std::vector<double> dispatches;
+  uint64_t calls = 0;  // of the encoder's methods
 };
 
-// Any number of dispatches, submitted once, run in order. Holds every buffer until they are done.
-class CommandBatch {
+class DispatchList;
+
+// What a device was handed. Holds everything that the device may still touch, also when it is dropped before wait().
+class Submission {
  public:
-  virtual ~CommandBatch() = default;
-  virtual void encode(const Dispatch& dispatch) = 0;
-  virtual void submit() = 0;
-  virtual void wait() = 0;  // throws what went wrong; the batch is over either way
-  virtual bool submitted() const = 0;
+  virtual ~Submission() = default;
+  virtual void wait() = 0;  // throws what went wrong, the same each time
   virtual BatchTiming timing() const = 0;
-  virtual size_t size() const = 0;
 };
 
-class Device {
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual std::unique_ptr<Submission> replay() = 0;
+};
+
+struct FunctionConstant {
+  std::string name;  // empty: by index
+  uint32_t index = 0;
+  std::variant<bool, int64_t, double> value;
+};
+
+// What a pipeline is made of.
+struct PipelineSource {
+  std::string kernel;   // host name
+  std::string code;     // for the CPU device the path of a compiled module, for Metal MSL
+  std::string archive;  // Metal: where the machine code is kept
+  std::vector<FunctionConstant> constants;
+  std::string builtin;  // a library's matmul in place of a kernel: mps_matmul, mps_matvec; `code` is then its epilogue
+  bool transpose_a = false, transpose_b = false;
+};
+
+using Info = std::vector<std::pair<std::string, std::variant<bool, int64_t, std::string>>>;
+
+enum DeviceKind : unsigned { kCpu = 1, kMetal = 2 };
+
+class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
-  virtual std::string name() const = 0;
+  virtual DeviceKind kind() const = 0;
+  const char* name() const { return kind() == kMetal ? "metal" : "cpu"; }
+  virtual Info info() const = 0;
+  virtual Info counters() const { return {}; }
+  virtual size_t threadgroup_memory_limit() const = 0;
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
-  virtual std::shared_ptr<Pipeline> load_pipeline(const std::string& path, const std::string& kernel) = 0;
-  virtual std::unique_ptr<CommandBatch> new_batch() = 0;
-  // One dispatch, run before this returns; the seconds that the device worked.
+  virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
+  // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
+  virtual std::unique_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
+  virtual std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work);
+  // One dispatch, run before this returns; the seconds that the device worked, negative where it cannot tell.
   virtual double run(const Dispatch& dispatch) = 0;
+  // Host names of the kernels in MSL source, sorted.
+  virtual std::vector<std::string> kernel_names(const std::string& code);
+  virtual void start_capture(const std::string& path);
+  // What went wrong and was mended, in words, once.
+  virtual std::vector<std::string> take_warnings() { return {}; }
 };
 
 // What Metal's validation layer would say of a dispatch; throws before anything runs.

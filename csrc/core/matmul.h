@@ -41,6 +41,8 @@ struct Variant {
   std::vector<uint32_t> n_values;  // empty: any
   unsigned layouts = 0;            // bit per specialization()
   bool bias = true, c = true, alpha = true;
+  unsigned devices = 0;  // bits of DeviceKind
+  std::string builtin;   // empty: a kernel of ours
 
   bool supports(const MatmulSpec& spec) const;
   // Empty, or what this variant lacks for the operation, in words.

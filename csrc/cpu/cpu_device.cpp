@@ -5,16 +5,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
 namespace metalmm::cpu {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
 unsigned available_cpus() {
 #if defined(__linux__)
@@ -65,125 +60,47 @@ class CpuPipeline : public Pipeline {
   void* module_ = nullptr;
 };
 
-// Dispatches in the form that the executor takes; pointers and bytes live in the batch.
-struct Record {
-  std::shared_ptr<Pipeline> pipeline;
-  size_t first_pointer, pointer_count;
-  size_t threadgroup_bytes;
-  abi::Uint3 grid, threadgroup;
-};
-
-class CpuBatch : public CommandBatch {
+// There is no device beside the host's own cores: the thread that waits does the work.
+class CpuSubmission : public Submission {
  public:
-  explicit CpuBatch(CpuDevice* device) : device_(device), opened_(Clock::now()) {}
+  CpuSubmission(std::shared_ptr<CpuDevice> device, std::shared_ptr<const DispatchList> work, bool per_dispatch)
+      : device_(std::move(device)), work_(std::move(work)), per_dispatch_(per_dispatch) {}
 
-  void encode(const Dispatch& d) override {
-    if (submitted_) throw Error(ErrorKind::closed, "batch: it was submitted already; open a new one");
-    check_dispatch(d, device_->options().threadgroup_memory_limit);
-    records_.push_back(make_record(d));
-  }
-
-  void submit() override {
-    if (submitted_) throw Error(ErrorKind::closed, "batch: it was submitted already");
-    auto start = Clock::now();
-    timing_.encode = seconds(start - opened_);
-    submitted_ = true;
-    timing_.submit = seconds(Clock::now() - start);
-  }
-
-  // There is no device beside the host's own cores: the thread that waits does the work.
   void wait() override {
     std::lock_guard one(wait_mutex_);
-    if (!submitted_) throw Error(ErrorKind::closed, "batch: wait() before submit()");
-    if (!done_) {
-      auto start = Clock::now();
-      try {
-        for (const Record& record : records_) device_->execute(*record.pipeline, call_of(record));
-        timing_.device = timing_.wait = seconds(Clock::now() - start);
-      } catch (...) {
-        failure_ = std::current_exception();
-      }
-      done_ = true;
-      release();
-    }
+    if (work_) run();
+    work_.reset();
     if (failure_) std::rethrow_exception(failure_);
   }
-
-  bool submitted() const override { return submitted_; }
-  BatchTiming timing() const override { return timing_; }
-  size_t size() const override { return count_; }
+  BatchTiming timing() const override {
+    std::lock_guard lock(timing_mutex_);
+    return timing_;
+  }
 
  private:
-  Record make_record(const Dispatch& d) {
-    Record r{
-        *d.pipeline, pointers_.size(), 0, 0, {d.grid[0], d.grid[1], d.grid[2]}, {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]}};
-    auto slot = [&](uint32_t index) -> Pointer& {
-      if (index >= r.pointer_count) {
-        r.pointer_count = index + 1;
-        pointers_.resize(r.first_pointer + r.pointer_count);
-      }
-      return pointers_[r.first_pointer + index];
-    };
-    for (size_t i = 0; i < d.buffer_count; i++) {
-      const BufferBinding& b = d.buffers[i];
-      slot(b.index).buffer = (*b.buffer)->data() + b.offset;
-      if (i == 0 || b.buffer->get() != d.buffers[0].buffer->get()) retained_.push_back(*b.buffer);  // stand-ins repeat the first
+  void run() {
+    auto start = Clock::now();
+    BatchTiming timing;
+    try {
+      work_->for_each([&](size_t, const Dispatch& d) {
+        double took = device_->execute(d);
+        if (per_dispatch_) timing.dispatches.push_back(took);
+      });
+      timing.device = timing.wait = seconds(Clock::now() - start);
+    } catch (...) {
+      failure_ = std::current_exception();
     }
-    for (size_t i = 0; i < d.bytes_count; i++) {
-      const BytesBinding& b = d.bytes[i];
-      size_t at = (bytes_.size() + 15) & ~size_t{15};
-      bytes_.resize(at + b.size);
-      std::memcpy(bytes_.data() + at, b.data, b.size);
-      slot(b.index).bytes_at = at;
-    }
-    size_t offset = (*d.pipeline)->static_threadgroup_bytes;
-    for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
-      const ThreadgroupMemory& m = d.threadgroup_memory[i];
-      slot(m.index).threadgroup_offset = static_cast<uint32_t>(offset);
-      offset += threadgroup_space(m.size);
-    }
-    r.threadgroup_bytes = offset;
-    count_++;
-    return r;
+    std::lock_guard lock(timing_mutex_);
+    timing_ = std::move(timing);
   }
 
-  KernelCall call_of(const Record& r) {
-    auto& pipeline = static_cast<const CpuPipeline&>(*r.pipeline);
-    std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers_);
-    for (size_t i = 0; i < r.pointer_count; i++) {
-      const Pointer& p = pointers_[r.first_pointer + i];
-      if (p.buffer)
-        buffers_[i] = p.buffer;
-      else if (p.bytes_at != kNone)
-        buffers_[i] = bytes_.data() + p.bytes_at;
-      offsets_[i] = p.threadgroup_offset;
-    }
-    return {pipeline.info, buffers_, offsets_, r.threadgroup_bytes, r.grid, r.threadgroup, device_->options().lenient_barriers};
-  }
-
-  void release() {
-    retained_.clear();
-    records_.clear();
-  }
-
-  static constexpr size_t kNone = ~size_t{0};
-  struct Pointer {
-    uint8_t* buffer = nullptr;
-    size_t bytes_at = kNone;
-    uint32_t threadgroup_offset = 0;
-  };
-  CpuDevice* device_;
-  Clock::time_point opened_;
-  std::vector<Record> records_;
-  std::vector<Pointer> pointers_;
-  std::vector<uint8_t> bytes_;
-  std::vector<std::shared_ptr<Buffer>> retained_;
-  uint8_t* buffers_[kMaxBuffers];
-  uint32_t offsets_[kMaxBuffers];
+  std::shared_ptr<CpuDevice> device_;
+  std::shared_ptr<const DispatchList> work_;
+  bool per_dispatch_;
+  // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
+  std::mutex wait_mutex_;
+  mutable std::mutex timing_mutex_;
   BatchTiming timing_;
-  size_t count_ = 0;
-  bool submitted_ = false, done_ = false;
-  std::mutex wait_mutex_;  // two threads may wait for one batch
   std::exception_ptr failure_;
 };
 
@@ -208,17 +125,34 @@ std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) {
 #endif
   if (!data) throw Error(ErrorKind::device, "cpu: cannot allocate " + std::to_string(size) + " bytes");
   std::memset(static_cast<uint8_t*>(data) + size, 0xff, std::min(bytes - size, kSlack));
-  return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); });
+  return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
 }
 
-std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const std::string& path, const std::string& kernel) {
-  return std::make_shared<CpuPipeline>(path, kernel);
+std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
+  return std::make_shared<CpuPipeline>(source.code, source.kernel);
 }
 
-std::unique_ptr<CommandBatch> CpuDevice::new_batch() { return std::make_unique<CpuBatch>(this); }
+Info CpuDevice::info() const {
+  return {{"max_total_threads_per_threadgroup", int64_t{1024}},
+          {"max_threadgroup_memory_length", static_cast<int64_t>(options_.threadgroup_memory_limit)},
+          {"unified_memory", true}};
+}
+
+std::unique_ptr<Submission> CpuDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+  return std::make_unique<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
+}
 
 double CpuDevice::run(const Dispatch& d) {
   check_dispatch(d, options_.threadgroup_memory_limit);
+  return execute(d);
+}
+
+double CpuDevice::execute(const Dispatch& d) {
+  auto start = Clock::now();
+  if ((*d.pipeline)->host) {
+    (*d.pipeline)->host(d);
+    return seconds(Clock::now() - start);
+  }
   auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
   uint8_t* buffers[kMaxBuffers];
   std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
@@ -233,14 +167,13 @@ double CpuDevice::run(const Dispatch& d) {
     offsets[d.threadgroup_memory[i].index] = static_cast<uint32_t>(threadgroup_bytes);
     threadgroup_bytes += threadgroup_space(d.threadgroup_memory[i].size);
   }
-  auto start = Clock::now();
-  execute(pipeline, {pipeline.info,
-                     buffers,
-                     offsets,
-                     threadgroup_bytes,
-                     {d.grid[0], d.grid[1], d.grid[2]},
-                     {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
-                     options_.lenient_barriers});
+  run_threadgroups(pipeline, {pipeline.info,
+                              buffers,
+                              offsets,
+                              threadgroup_bytes,
+                              {d.grid[0], d.grid[1], d.grid[2]},
+                              {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
+                              options_.lenient_barriers});
   return seconds(Clock::now() - start);
 }
 
@@ -262,7 +195,7 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
 }
 
 // Threadgroups in x, then y, then z order, a few at a time to each thread.
-void CpuDevice::execute(const Pipeline& pipeline, const KernelCall& call) {
+void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
   uint64_t chunk = std::max<uint64_t>(1, total / (pool_->threads() * 8));
   std::atomic<uint64_t> next{0};

@@ -2,7 +2,7 @@
 #pragma once
 #include <mutex>
 
-#include "../core/device.h"
+#include "../core/batch.h"
 #include "executor.h"
 #include "thread_pool.h"
 
@@ -18,17 +18,18 @@ class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options);
   ~CpuDevice() override;
-  std::string name() const override { return "cpu"; }
+  DeviceKind kind() const override { return kCpu; }
   unsigned threads() const { return pool_->threads(); }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
-  std::shared_ptr<Pipeline> load_pipeline(const std::string& path, const std::string& kernel) override;
-  std::unique_ptr<CommandBatch> new_batch() override;
+  std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
+  std::unique_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
   double run(const Dispatch& dispatch) override;
-
-  const CpuOptions& options() const { return options_; }
-  void execute(const Pipeline& pipeline, const KernelCall& call);
+  Info info() const override;
+  size_t threadgroup_memory_limit() const override { return options_.threadgroup_memory_limit; }
+  double execute(const Dispatch& dispatch);  // one that was checked
 
  private:
+  void run_threadgroups(const Pipeline& pipeline, const KernelCall& call);
   std::unique_ptr<Executor> take_executor();
   void give_executor(std::unique_ptr<Executor> executor);
 

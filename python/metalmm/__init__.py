@@ -1,8 +1,8 @@
 """Matrix multiplications by named Metal kernel variants; see README.md."""
 
 from . import _core, errors
-from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, matmul
-from .device import Device, Library, default_device
+from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul
+from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (
     ClosedError,
     CompileError,
@@ -42,14 +42,17 @@ __all__ = [
     "ManifestError",
     "MatmulSpec",
     "PreparedCall",
+    "Recording",
     "ShapeError",
     "UnknownVariantError",
     "UnsupportedError",
     "Variant",
+    "capture",
     "default_device",
     "error_bound",
     "load_variants",
     "matmul",
+    "metal_devices",
     "reference",
     "variants",
 ]

@@ -148,11 +148,12 @@ def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), de
     compiler = find_compiler()
     command = [compiler.path, *compiler.preprocess]
     command += [f"-I{Path(d)}" for d in include_dirs]
-    command += [f"-D{key}={_define(value)}" for key, value in (defines or {}).items()]
+    command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
     return _run([*command, "-"], f'#line 1 "{name}"\n{text}')
 
 
-def _define(value: object) -> str:
+def define_text(value: object) -> str:
+    """What a macro of that value stands for."""
     if isinstance(value, bool):
         return str(int(value))
     return "" if value is None else str(value)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import hashlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _core, compiler, manifest
+from . import _core, cache, compiler, manifest
 from .errors import CompileError, DeviceError
 from .msl_program import Program
 
@@ -16,24 +19,55 @@ from .msl_program import Program
 class Device(_core.Device):
     """A device that kernels run on.
 
-    name: "cpu", the machine's cores running the same .metal files (the only one so far). threads: OS threads, by default
-    $METALMM_CPU_THREADS or the CPUs that the process may use. threadgroup_memory_limit: bytes, 32 KB as on Apple GPUs.
-    lenient_barriers: threads that have returned count as having reached every barrier; by default that is an error.
+    name: "metal", an Apple GPU, or "cpu", the machine's cores running the same .metal files; by default $METALMM_DEVICE, else
+    metal where there is one.
 
-    Raises DeviceError for an unknown name.
+    Of metal: index, of the GPU in metalmm.metal_devices(), by default the system's own choice; spin: seconds that wait() watches
+    for completion before it blocks; most_operations, most_bytes: what one command buffer takes before a batch begins another.
+
+    Of cpu: threads, OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use; threadgroup_memory_limit:
+    bytes, 32 KB as on Apple GPUs; lenient_barriers: threads that have returned count as having reached every barrier; by
+    default that is an error.
+
+    Raises DeviceError for an unknown name or a GPU that is not there.
     """
 
     def __init__(
-        self, name: str = "cpu", *, threads: int | None = None, threadgroup_memory_limit: int = 32768, lenient_barriers: bool = False
+        self,
+        name: str | None = None,
+        *,
+        index: int | None = None,
+        spin: float = 50e-6,
+        most_operations: int = 512,
+        most_bytes: int = 4 << 30,
+        threads: int | None = None,
+        threadgroup_memory_limit: int = 32768,
+        lenient_barriers: bool = False,
     ) -> None:
-        if name != "cpu":
-            raise DeviceError(f"no device '{name}'; there is: cpu")
-        if threads is None:
-            threads = int(os.environ.get("METALMM_CPU_THREADS", "0"))
-        if threads < 0 or threads > 1024:
-            raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
-        super().__init__(threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers)
+        name = name or os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
+        if name not in manifest.DEVICES:
+            raise DeviceError(f"no device '{name}'; there are: {', '.join(manifest.DEVICES)}")
+        if name == "metal":
+            self._init_metal(index, spin, most_operations, most_bytes)
+        else:
+            if threads is None:
+                threads = int(os.environ.get("METALMM_CPU_THREADS", "0"))
+            if threads < 0 or threads > 1024:
+                raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
+            super().__init__(threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers)
         manifest._devices.add(self)
+
+    def _init_metal(self, index: int | None, spin: float, most_operations: int, most_bytes: int) -> None:
+        found = metal_devices()
+        if not found:
+            raise DeviceError("no Metal device; metalmm needs macOS 14 on a machine with a GPU for device 'metal'; 'cpu' runs anywhere")
+        if index is not None and not 0 <= index < len(found):
+            raise DeviceError(f"index is {index}; there are {len(found)} Metal devices: {', '.join(found)}")
+        if not 0 <= spin <= 1 or not 1 <= most_operations < 2**32 or not 1 <= most_bytes < 2**64:
+            raise DeviceError(
+                f"spin is {spin}, most_operations {most_operations}, most_bytes {most_bytes}; spin is 0 to 1 second, the others at least 1"
+            )
+        super().__init__(index=-1 if index is None else index, spin=spin, most_operations=most_operations, most_bytes=most_bytes)  # type: ignore[call-overload]
 
     def compile(self, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, Any] | None = None) -> Library:
         """A library of the kernels in MSL source text, or in a file if `source` is a Path or a path that ends in .metal or .h.
@@ -42,8 +76,20 @@ class Device(_core.Device):
         """
         return Library(self, source, include_dirs, defines)
 
+    def _code(self, text: str, kernel: str, name: str, constants: compiler.Constants | None = None) -> tuple[str, str]:
+        """MSL as the extension takes it, and the file that keeps its machine code."""
+        if self.name == "cpu":
+            return str(compiler.build(text, kernel, constants, name)), ""
+        chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
+        info = self.info
+        parts = [str(info["name"]), str(info["os"]), text, kernel, repr(chosen)]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        return text, str(cache.folder() / f"{key}.metalarchive")
+
     def __repr__(self) -> str:
-        return f"metalmm.Device({self.name!r}, threads={self.threads})"
+        if self.name == "metal":
+            return f"metalmm.Device('metal': {self.info['name']})"
+        return f"metalmm.Device('cpu', threads={self.threads})"
 
 
 class Library:
@@ -53,17 +99,23 @@ class Library:
         self._device = device
         is_path = isinstance(source, Path) or ("\n" not in source and source.endswith((".metal", ".h")))
         self._name = str(source) if is_path else "<source>"
+        folders = [Path(d) for d in include_dirs]
         if is_path:
             path = Path(source)
             try:
                 text = path.read_text()
             except (OSError, UnicodeDecodeError) as error:
                 raise CompileError(f"{path}: {error}") from error
-            include_dirs = [path.resolve().parent, *include_dirs]
+            folders.insert(0, path.resolve().parent)
         else:
             text = str(source)
-        self._text = compiler.preprocess(text, self._name, include_dirs, defines)
-        self._kernels = Program(self._text, self._name).kernel_names()
+        if device.name == "cpu":
+            self._text = compiler.preprocess(text, self._name, folders, defines)
+            self._kernels = Program(self._text, self._name).kernel_names()
+        else:  # Metal's run-time compiler opens no files
+            macros = "".join(f"#define {key} {compiler.define_text(value)}\n" for key, value in (defines or {}).items())
+            self._text = macros + manifest.inline_text(text, self._name, folders, set())
+            self._kernels = _core._kernel_names(device, self._text)
 
     @property
     def kernel_names(self) -> list[str]:
@@ -75,7 +127,30 @@ class Library:
 
         Raises CompileError for an unknown name or constant and for source that does not compile.
         """
-        return _core.Kernel(self._device, str(compiler.build(self._text, name, constants, self._name, is_preprocessed=True)), name)
+        if self._device.name == "cpu":
+            code = str(compiler.build(self._text, name, constants, self._name, is_preprocessed=True)), ""
+        else:
+            code = self._device._code(self._text, name, self._name, constants)
+        return _core.Kernel(self._device, *code, name, dict(constants or {}))
+
+
+def metal_devices() -> list[str]:
+    """Names of this machine's Metal devices; empty off macOS."""
+    return _core._metal_devices()
+
+
+@contextlib.contextmanager
+def capture(path: str | Path, device: Device | None = None) -> Iterator[None]:
+    """Writes all that `device` (the default one) runs inside the with block to a .gputrace, for Xcode.
+
+    Raises DeviceError where there is no GPU capture: on device cpu, for a path that exists, and unless the process was started
+    with METAL_CAPTURE_ENABLED=1.
+    """
+    _core._start_capture(device or default_device(), str(path))
+    try:
+        yield
+    finally:
+        _core._stop_capture()
 
 
 _default: Device | None = None
@@ -83,9 +158,16 @@ _lock = threading.Lock()
 
 
 def default_device() -> Device:
-    """The device of calls that name none: the CPU device, made on first use."""
+    """The device of calls that name none, made on first use: ``Device()``."""
     global _default
     with _lock:
         if _default is None:
-            _default = Device("cpu")
+            _default = Device()
         return _default
+
+
+@atexit.register
+def _close_all() -> None:
+    # Before the interpreter takes its modules apart, and before a driver's own clean-up runs.
+    for device in list(manifest._devices):
+        device.close()

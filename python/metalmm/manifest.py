@@ -7,7 +7,7 @@ import re
 import threading
 import tomllib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,23 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("nn", "tn", "nt", "tt")  # the index is transpose_a + 2 * transpose_b
 _SIZES = ("m", "n", "k", "batch")
-_FIELDS = {"name", "source", "kernel", "template", "tile", "threads", "supports", "off", "baseline", "variant", "include_dirs"}
+_FIELDS = {
+    "name",
+    "source",
+    "kernel",
+    "template",
+    "tile",
+    "threads",
+    "supports",
+    "off",
+    "baseline",
+    "variant",
+    "include_dirs",
+    "builtin",
+    "devices",
+}
+_BUILTINS = ("mps_matmul", "mps_matvec", "blas")
+DEVICES = ("cpu", "metal")  # the bits of DeviceKind in csrc/core/device.h
 _UNLIMITED = 2**32 - 1
 
 _registry: dict[str, Variant] = {}
@@ -32,7 +48,7 @@ class Variant(str):
 
     Attributes: family, name; enabled and, if not, reason; source (path of the .metal file), kernel (template in it),
     template (names of its arguments) and params (their values); tile (bm, bn), threads; supports; baseline (layouts
-    whose shapes are compared with it).
+    whose shapes are compared with it); devices it runs on; builtin, if it is a library's matmul and no kernel of ours.
     """
 
     family: str
@@ -47,6 +63,8 @@ class Variant(str):
     threads: int
     supports: dict[str, Any]
     baseline: tuple[str, ...]
+    builtin: str
+    devices: tuple[str, ...]
 
     def lacks(self, spec: _core.MatmulSpec) -> str:
         """Empty, or why this variant does not support the operation."""
@@ -67,8 +85,7 @@ def variants(
 ) -> list[Variant]:
     """The known variants, in manifest order; those that support `spec`, belong to `family`, are on (`enabled`).
 
-    `device` is the one they would run on; every variant runs on every device there is so far. Raises UnknownVariantError
-    for a family that does not exist.
+    `device`: those that run on it; without one, on any. Raises UnknownVariantError for a family that does not exist.
     """
     if device is not None and not isinstance(device, _core.Device):
         raise DeviceError("device is not a metalmm.Device")
@@ -78,7 +95,7 @@ def variants(
 
         raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
     found = [v for v in _registry.values() if family in (None, v.family) and enabled in (None, v.enabled)]
-    return [v for v in found if spec is None or not v.lacks(spec)]
+    return [v for v in found if (device is None or device.name in v.devices) and (spec is None or not v.lacks(spec))]
 
 
 def get(variant: str) -> Variant:
@@ -141,6 +158,14 @@ def _variant(path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) ->
     v.family, v.name = family["name"], entry["name"]
     v.reason = str(merged.get("off", ""))
     v.enabled = not v.reason
+    v.builtin = str(merged.get("builtin", ""))
+    if v.builtin and v.builtin not in _BUILTINS:
+        raise ManifestError(f"{path}: {v}: builtin is {v.builtin!r}; it takes one of {', '.join(_BUILTINS)}")
+    v.devices = tuple(merged.get("devices", DEVICES))
+    if not v.devices or any(d not in DEVICES for d in v.devices):
+        raise ManifestError(f"{path}: {v}: devices is {list(v.devices)}; it lists some of {', '.join(DEVICES)}")
+    if v.builtin == "blas":  # nothing of it is MSL
+        merged = {"source": path.name, "kernel": "", "template": [], **merged}
     v.source = path.parent / need("source", str)
     if not v.source.is_file():
         raise ManifestError(f"{path}: {v}: there is no file {v.source}")
@@ -203,6 +228,8 @@ def _register(v: Variant) -> None:
         bias=v.supports.get("bias", True),
         c=v.supports.get("c", True),
         alpha=v.supports.get("alpha", True),
+        devices=sum(1 << DEVICES.index(d) for d in v.devices),
+        builtin=v.builtin,
         **ranges,
     )
     for device in list(_devices):
@@ -213,32 +240,38 @@ def _register(v: Variant) -> None:
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
 
 
-def inline_includes(path: Path, seen: set[Path] | None = None) -> str:
+def inline_includes(path: Path) -> str:
     """A source file with its quoted includes in place, each once, so that one text is all a compiler needs."""
-    seen = set() if seen is None else seen
-    seen.add(path)
+    return inline_text(path.read_text(), str(path), [path.parent], {path})
+
+
+def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) -> str:
+    """The same for text; includes are looked for beside the file that has them, in `folders`, then among our own headers."""
 
     def replace(match: re.Match[str]) -> str:
-        candidates = [path.parent / match[1], compiler.KERNELS / "include" / match[1]]
+        candidates = [folder / match[1] for folder in (*folders, compiler.KERNELS / "include")]
         target = next((c.resolve() for c in candidates if c.is_file()), None)
         if target is None:
             return match[0]
         if target in seen:
             return ""
-        line = path_text[: match.start()].count("\n") + 2
-        return f'{inline_includes(target, seen)}\n#line {line} "{path}"'
+        seen.add(target)
+        line = text[: match.start()].count("\n") + 2
+        inner = inline_text(target.read_text(), str(target), [target.parent, *folders], seen)
+        return f'{inner}\n#line {line} "{name}"'
 
-    path_text = path.read_text()
-    return f'#line 1 "{path}"\n' + _INCLUDE.sub(replace, path_text.replace("#pragma once", ""))
+    return f'#line 1 "{name}"\n' + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
 
 
 def assemble(v: Variant, transpose_a: bool, transpose_b: bool) -> str:
     """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named by the variant's id."""
+    if not v.kernel:
+        return ""
     instance = v.instance(transpose_a, transpose_b)
     return f'{inline_includes(v.source)}\ntemplate [[host_name("{v}")]] [[kernel]] decltype({instance}) {instance};\n'
 
 
-def build_pipeline(device: object, variant: str, transpose_a: bool, transpose_b: bool) -> str:
-    """The compiled module of a variant for the CPU device; the extension asks for it on the first use."""
+def build_pipeline(device: Device, variant: str, transpose_a: bool, transpose_b: bool) -> tuple[str, str]:
+    """Code of a variant as the device takes it, and the file for its machine code; the extension asks for it on the first use."""
     v = get(variant)
-    return str(compiler.build(assemble(v, transpose_a, transpose_b), str(v), name=str(v.source)))
+    return device._code(assemble(v, transpose_a, transpose_b), str(v), str(v.source))

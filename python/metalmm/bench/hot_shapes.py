@@ -64,10 +64,12 @@ class _Progress:
             sys.stderr.write("\r\x1b[K")
 
 
-def _choose(shapes: list[Shape], args: argparse.Namespace) -> tuple[list[tuple[Shape, list[Variant]]], dict[tuple[str, str], int]]:
+def _choose(
+    shapes: list[Shape], args: argparse.Namespace, device: Device
+) -> tuple[list[tuple[Shape, list[Variant]]], dict[tuple[str, str], int]]:
     families = [f.strip() for f in args.backends.split(",")] if args.backends else None
     known = {v.family for v in variants()}
-    elsewhere = {"mlx", "mps", "m1_optimized_v3", "m1_optimized_v5"}  # named by older reports, not here yet
+    elsewhere = {"mlx", "m1_optimized_v3", "m1_optimized_v5"}  # named by older reports, not here yet
     if families and (unknown := [f for f in families if f not in known | elsewhere]):
         raise ValueError(f"--backends {unknown[0]}: no such family; there are {', '.join(sorted(known))}")
     candidates = [v for v in variants() if not families or v.family in families]
@@ -77,7 +79,8 @@ def _choose(shapes: list[Shape], args: argparse.Namespace) -> tuple[list[tuple[S
     for shape in shapes:
         chosen = []
         for v in candidates:
-            why = v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
+            why = "" if device.name in v.devices else f"unavailable on device {device.name}"
+            why = why or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:
                 skipped[str(v), why] = skipped.get((str(v), why), 0) + 1
             else:
@@ -90,7 +93,7 @@ def _header(device: Device, args: argparse.Namespace, info: dict[str, Any]) -> s
     weights = "cold weights (rotated through copies)" if args.cold else "warm weights (one copy)"
     lines = [
         f"Matmul benchmark summary (iterations={args.iters})",
-        f"device={device.name} threads={device.threads} cpu={info['cpu']} compiler={info['compiler']}",
+        runner.describe(device, info),
         f"metalmm={info['metalmm']} commit={info['commit']} warmup={args.warmup} {weights}",
     ]
     if device.name == "cpu":
@@ -113,13 +116,13 @@ def main(argv: list[str] | None = None) -> int:
         for manifest in args.manifest:
             load_variants(manifest)
         shapes = sizes.select(sizes.load(args.sizes), args.shapes)
-        work, skipped = _choose(shapes, args)
+        device, progress = Device(), _Progress()
+        work, skipped = _choose(shapes, args, device)
         if args.json:
             args.json.touch()  # a path that cannot be written shows before the run, not after
     except (OSError, ValueError) as error:
         print(f"hot_shapes: {error}", file=sys.stderr)
         return 2
-    device, progress = Device(), _Progress()
     info = runner.environment(device)
     print(_header(device, args, info), flush=True)
     runner.compile_all(device, work, progress)
@@ -133,10 +136,11 @@ def main(argv: list[str] | None = None) -> int:
             device, shape, chosen, iters=args.iters, warmup=args.warmup, copies=copies, seed=args.seed, progress=progress
         )
         progress.clear()
-        baseline = runner.baseline_of(shape)
+        baseline = runner.baseline_of(shape, device)
         print(report.section(shape, results, baseline, bad_rel=args.bad_rel, sort=args.sort, best_only=args.best_only), flush=True)
-        if shape.orig_backend and baseline is None:
-            print(f"     (production ran on {shape.orig_backend}, which has no baseline variant here)")
+        if shape.orig_backend and (baseline is None or baseline.split("/")[0] != shape.orig_backend):
+            instead = f"; {baseline} stands in for it" if baseline else ""
+            print(f"     (production ran on {shape.orig_backend}, which device {device.name} does not have{instead})")
         sections.append((shape, results))
         records.append(runner.as_json(shape, results, baseline, report.tags(results, baseline, args.bad_rel), copies))
         wrong += sum(1 for r in results if r.wrong or r.max_rel > args.bad_rel)

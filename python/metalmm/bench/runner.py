@@ -128,10 +128,22 @@ def _check(result: Result, out: Any, inputs: Inputs) -> None:
     result.wrong = result.wrong or numerics.mismatch(out, inputs.reference, inputs.bound)
 
 
-def baseline_of(shape: Shape) -> str | None:
-    """The id that the shape ran on in production, if the manifest has it."""
-    found = [v for v in variants() if v.family == shape.orig_backend and shape.layout in v.baseline]
-    return str(found[0]) if found else None
+def baseline_of(shape: Shape, device: Device) -> str | None:
+    """The id that the shape ran on in production; NumPy's BLAS stands in for one that the device does not have."""
+    if not shape.orig_backend:
+        return None
+    for family in (shape.orig_backend, "blas"):
+        found = [v for v in variants(device=device) if v.family == family and shape.layout in v.baseline]
+        if found:
+            return str(found[0])
+    return None
+
+
+def describe(device: Device, info: dict[str, Any]) -> str:
+    """A line of a report's head: what it ran on."""
+    if device.name == "metal":
+        return f"device=metal gpu={info['gpu']} cpu={info['cpu']} os={info['os']}"
+    return f"device=cpu threads={device.threads} cpu={info['cpu']} compiler={info['compiler']}"
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -151,7 +163,8 @@ def environment(device: Device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "numpy": np.__version__,
         "metalmm": __version__,
-        "compiler": find_compiler().version,
+        "compiler": find_compiler().version if device.name == "cpu" else None,
+        "gpu": device.info.get("name"),
         "commit": commit,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("MATMUL_", "METALMM_"))},

@@ -1,0 +1,79 @@
+#include "blas.h"
+
+#include <cstring>
+#include <unordered_map>
+
+namespace metalmm {
+namespace {
+
+struct Operands {
+  const Dispatch& dispatch;
+  MatmulParams p;
+
+  explicit Operands(const Dispatch& d) : dispatch(d) { std::memcpy(&p, d.bytes[0].data, sizeof(p)); }
+
+  const std::shared_ptr<Buffer>& buffer(uint32_t index) const { return *dispatch.buffers[index].buffer; }  // in index order
+
+  // The operand at a buffer index as a NumPy view of (batch, rows, columns).
+  nb::object view(uint32_t index, uint32_t batch, uint32_t rows, uint32_t columns, uint32_t stride, uint32_t ld) const {
+    size_t shape[] = {batch, rows, columns};
+    int64_t strides[] = {stride, ld, 1};
+    // An owner that owns nothing: the views die before this call returns.
+    nb::ndarray<nb::numpy> array(buffer(index)->data() + dispatch.buffers[index].offset, 3, shape, nb::none(), strides,
+                                 nb::dlpack::dtype{kFloat16.code, kFloat16.bits, 1});
+    return nb::cast(array);
+  }
+};
+
+// B in float32. Converted once for a device array, for as long as nothing may have written to it.
+class Weights {
+ public:
+  nb::object get(const std::shared_ptr<Buffer>& buffer, const nb::object& view) {
+    if (!buffer->native() || buffer->mutable_since) return convert(view);
+    auto it = converted_.find(buffer.get());
+    if (it != converted_.end() && it->second.buffer.lock() == buffer && it->second.array.attr("shape").equal(view.attr("shape")))
+      return it->second.array;
+    for (auto old = converted_.begin(); old != converted_.end();) old = old->second.buffer.expired() ? converted_.erase(old) : ++old;
+    return (converted_[buffer.get()] = {buffer, convert(view)}).array;
+  }
+
+ private:
+  static nb::object convert(const nb::object& view) { return view.attr("astype")("float32"); }
+  struct Converted {
+    std::weak_ptr<Buffer> buffer;
+    nb::object array;
+  };
+  std::unordered_map<const Buffer*, Converted> converted_;
+};
+
+void multiply(const Dispatch& d, bool transpose_a, bool transpose_b) {
+  static Weights* weights = new Weights;  // guarded by the GIL
+  static nb::object* function = new nb::object(nb::module_::import_("metalmm.blas").attr("matmul"));
+  Operands o(d);
+  const MatmulParams& p = o.p;
+  uint32_t b_batch = p.stride_b ? p.batch : 1;
+  nb::object a = o.view(kIndexA, p.batch, transpose_a ? p.k : p.m, transpose_a ? p.m : p.k, p.stride_a, p.lda);
+  nb::object b = o.view(kIndexB, b_batch, transpose_b ? p.n : p.k, transpose_b ? p.k : p.n, p.stride_b, p.ldb);
+  nb::object c = p.has_c ? o.view(kIndexC, p.batch, p.m, p.n, p.stride_c, p.ldc) : nb::none();
+  nb::object bias = p.has_bias ? o.view(kIndexBias, 1, 1, p.n, 0, p.n) : nb::none();
+  nb::object out = o.view(kIndexD, p.batch, p.m, p.n, p.stride_d, p.ldd);
+  (*function)(a, weights->get(o.buffer(kIndexB), b), c, bias, out, p.alpha, p.beta, transpose_a, transpose_b);
+}
+
+}  // namespace
+
+std::shared_ptr<Pipeline> blas_pipeline(const std::string& id, bool transpose_a, bool transpose_b) {
+  auto pipeline = std::make_shared<Pipeline>();
+  pipeline->name = id;
+  pipeline->host = [=](const Dispatch& d) {
+    nb::gil_scoped_acquire gil;
+    try {
+      multiply(d, transpose_a, transpose_b);
+    } catch (const nb::python_error& e) {
+      throw Error(ErrorKind::kernel, id + ": " + nb::cast<std::string>(nb::str(e.value())));
+    }
+  };
+  return pipeline;
+}
+
+}  // namespace metalmm

@@ -1,0 +1,78 @@
+// From dispatches to command buffers.
+#pragma once
+#include "../core/hazards.h"
+#include "../core/matmul.h"
+#include "metal_device.h"
+#include "metal_mps.h"
+
+namespace metalmm::metal {
+
+constexpr size_t kMostSetBytes = 4096;  // Metal's limit; more goes into a buffer
+
+// Stands in on the GPU for the host memory that dispatches name: whole pages are wrapped, the rest is copied. Arrays that
+// share memory share their stand-in.
+class Staging {
+ public:
+  Staging(MetalDevice& device, const DispatchList& list);
+  Place find(const Buffer& buffer, size_t offset) const;
+  bool copies() const { return copies_; }
+  void copy_in();
+  void copy_out();  // what a dispatch may have written
+  template <class Use>
+  void for_each(Use&& use) const {
+    for (const Block& b : blocks_) use(static_cast<id<MTLBuffer>>(b.stand_in->native()), b.written);
+  }
+
+ private:
+  struct Block {
+    uint8_t *begin, *end;
+    bool written;
+    std::shared_ptr<Buffer> stand_in;
+    bool copied;
+  };
+  MetalDevice& device_;
+  std::vector<Block> blocks_;  // by address
+  bool copies_ = false;
+};
+
+// Fills one command buffer. Keeps what the open compute encoder has bound, so that nothing is bound twice.
+class Encoder {
+ public:
+  Encoder(id<MTLCommandBuffer> commands, uint64_t& calls) : commands_(commands), calls_(calls) {}
+  ~Encoder() { end(); }
+  Encoder(const Encoder&) = delete;
+
+  struct Bound {
+    uint32_t index;
+    Place place;
+    Span span;
+  };
+  void dispatch(const MetalPipeline& pipeline, const Bound* buffers, size_t count, const Dispatch& d);
+  void replay(id<MTLIndirectCommandBuffer> commands, size_t count, const std::vector<id<MTLResource>>& read,
+              const std::vector<id<MTLResource>>& written);
+  void sample(id<MTLCounterSampleBuffer> samples, NSUInteger first);  // times the next pass
+  void end();
+
+ private:
+  id<MTLComputeCommandEncoder> compute();
+  void set_buffers(const Bound* buffers, size_t count);
+  void set_one_by_one(const Bound* buffers, size_t count);
+  void set_bytes(const Dispatch& d);
+  void forget();
+
+  static constexpr size_t kMostBytes = 128;  // parameters that are compared before they are set again
+  id<MTLCommandBuffer> commands_;
+  uint64_t& calls_;
+  id<MTLComputeCommandEncoder> encoder_ = nil;
+  id<MTLCounterSampleBuffer> samples_ = nil;
+  NSUInteger first_sample_ = 0;
+  Hazards hazards_;
+  id<MTLComputePipelineState> state_ = nil;
+  id<MTLBuffer> buffers_[kMaxBuffers] = {};
+  NSUInteger offsets_[kMaxBuffers] = {};
+  uint32_t bytes_index_ = kMaxBuffers;
+  size_t bytes_size_ = 0;
+  uint8_t bytes_[kMostBytes];
+};
+
+}  // namespace metalmm::metal

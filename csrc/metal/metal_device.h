@@ -1,0 +1,106 @@
+// The Metal device, for the files of this folder.
+#pragma once
+#import <Metal/Metal.h>
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "handle.h"
+#include "metal.h"
+
+namespace metalmm::metal {
+
+class MpsCache;
+
+// A compiled kernel, or one of MPS's matmuls with the kernel that finishes it.
+struct MetalPipeline : Pipeline {
+  enum class Kind { kernel, mps_matmul, mps_matvec };
+  Kind kind = Kind::kernel;
+  Handle<id<MTLComputePipelineState>> state;
+  uint32_t written = 0;  // bit per buffer index that the kernel may write
+  bool transpose_a = false, transpose_b = false;
+};
+
+// What the GPU may still touch. Whoever holds it last must know that the GPU is done.
+struct InFlight {
+  std::vector<Handle<id<MTLCommandBuffer>>> command_buffers;
+  std::vector<std::shared_ptr<void>> owned;
+  bool done() const;
+  void wait() const;
+};
+
+class MetalDevice : public Device {
+ public:
+  MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& options);
+  ~MetalDevice() override;
+
+  DeviceKind kind() const override { return kMetal; }
+  Info info() const override;
+  Info counters() const override;
+  size_t threadgroup_memory_limit() const override { return threadgroup_memory_limit_; }
+  std::shared_ptr<Buffer> new_buffer(size_t size) override;
+  std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
+  std::unique_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
+  double run(const Dispatch& dispatch) override;
+  std::vector<std::string> kernel_names(const std::string& code) override;
+  void start_capture(const std::string& path) override;
+  std::vector<std::string> take_warnings() override;
+
+  id<MTLDevice> get() const { return device_.get(); }
+  id<MTLCommandQueue> queue() const { return queue_.get(); }
+  const MetalOptions& options() const { return options_; }
+  bool unified() const { return unified_; }
+  bool indirect() const { return indirect_; }
+  id<MTLCounterSet> timestamps() const { return timestamps_.get(); }  // nil: no counter sampling between passes
+  MpsCache& mps() { return *mps_; }
+
+  // Shared or managed memory of at least `size` bytes from the pool; goes back there when the last holder lets go.
+  std::shared_ptr<Buffer> take_pooled(size_t size);
+  // The host's memory itself as a buffer, or null where it does not lie on whole pages.
+  std::shared_ptr<Buffer> wrap(uint8_t* data, size_t size);
+  // Keeps it until the GPU is done.
+  void park(std::unique_ptr<InFlight> work);
+  void wait_until_idle();
+  // Makes what was allocated since resident; before each commit.
+  void commit_residency();
+  uint64_t next_event_value() { return ++event_value_; }
+  id<MTLSharedEvent> shared_event() const { return shared_event_.get(); }
+  std::mutex& commit_mutex() { return commit_mutex_; }
+
+ private:
+  std::shared_ptr<Buffer> own(Handle<id<MTLBuffer>> buffer, size_t size);
+  Handle<id<MTLBuffer>> allocate(size_t size);
+  void make_resident(id<MTLBuffer> buffer, bool add);
+  Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
+  Handle<id<MTLFunction>> function(id<MTLLibrary> library, const PipelineSource& source);
+  void build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive);
+  Handle<id<MTLComputePipelineState>> from_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path,
+                                                   MTLComputePipelineReflection** reflection);
+  void save_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path);
+  void warn(const std::string& text);
+
+  MetalOptions options_;
+  Handle<id<MTLDevice>> device_;
+  Handle<id<MTLCommandQueue>> queue_;
+  Handle<id<MTLSharedEvent>> shared_event_;
+  Handle<id<MTLCounterSet>> timestamps_;
+  Handle<id> residency_;  // id<MTLResidencySet>, where there is one
+  bool unified_, indirect_ = false;
+  size_t threadgroup_memory_limit_;
+  std::atomic<uint64_t> event_value_{0};
+  std::atomic<int64_t> archive_hits_{0}, archive_misses_{0};
+  std::unique_ptr<MpsCache> mps_;
+
+  std::mutex commit_mutex_;
+  mutable std::mutex mutex_;  // all that follows
+  bool residency_changed_ = false;
+  std::multimap<size_t, Handle<id<MTLBuffer>>> pool_;
+  size_t pooled_bytes_ = 0;
+  std::vector<std::unique_ptr<InFlight>> parked_;
+  std::unordered_map<std::string, Handle<id<MTLLibrary>>> libraries_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace metalmm::metal

@@ -1,0 +1,268 @@
+#include "metal_device.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "metal_mps.h"
+
+namespace metalmm::metal {
+namespace {
+
+constexpr size_t kMostPooledBytes = size_t{256} << 20;
+constexpr NSUInteger kMostCommandBuffers = 1024;  // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
+
+const std::pair<MTLGPUFamily, const char*> kFamilies[] = {
+    {MTLGPUFamilyApple7, "apple7"}, {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {MTLGPUFamilyApple10, "apple10"},
+    {MTLGPUFamilyMac2, "mac2"},     {MTLGPUFamilyMetal3, "metal3"}, {MTLGPUFamilyMetal4, "metal4"},
+};
+
+[[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
+
+Handle<NSArray*> all_devices() { return Handle<NSArray*>::adopt(MTLCopyAllDevices()); }
+
+Handle<id<MTLDevice>> find_device(int64_t index) {
+  if (index < 0) return Handle<id<MTLDevice>>::adopt(MTLCreateSystemDefaultDevice());
+  Handle<NSArray*> all = all_devices();
+  if (index >= static_cast<int64_t>([all.get() count])) return {};
+  return Handle<id<MTLDevice>>::share([all.get() objectAtIndex:static_cast<NSUInteger>(index)]);
+}
+
+Handle<id<MTLCounterSet>> timestamp_counters(id<MTLDevice> device) {
+  if (![device supportsCounterSampling:MTLCounterSamplingPointAtStageBoundary]) return {};
+  for (id<MTLCounterSet> set in [device counterSets])
+    if ([[set name] isEqualToString:MTLCommonCounterSetTimestamp]) return Handle<id<MTLCounterSet>>::share(set);
+  return {};
+}
+
+Handle<id> new_residency_set(id<MTLDevice> device, id<MTLCommandQueue> queue) {
+  if (@available(macOS 15.0, *)) {
+    if (![device respondsToSelector:@selector(newResidencySetWithDescriptor:error:)]) return {};
+    auto descriptor = Handle<MTLResidencySetDescriptor*>::adopt([[MTLResidencySetDescriptor alloc] init]);
+    auto set = Handle<id<MTLResidencySet>>::adopt([device newResidencySetWithDescriptor:descriptor.get() error:nullptr]);
+    if (!set) return {};
+    [queue addResidencySet:set.get()];
+    return Handle<id>::share(set.get());
+  }
+  return {};
+}
+
+}  // namespace
+
+bool InFlight::done() const {
+  for (auto& b : command_buffers)
+    if ([b.get() status] < MTLCommandBufferStatusCompleted) return false;
+  return true;
+}
+
+void InFlight::wait() const {
+  for (auto& b : command_buffers) [b.get() waitUntilCompleted];
+}
+
+std::vector<std::string> device_names() {
+  AutoreleasePool pool;
+  std::vector<std::string> names;
+  Handle<NSArray*> all = all_devices();
+  for (id<MTLDevice> device in all.get()) names.push_back(text_of([device name]));
+  return names;
+}
+
+std::shared_ptr<Device> make_device(const MetalOptions& options) {
+  AutoreleasePool pool;
+  Handle<id<MTLDevice>> device = find_device(options.index);
+  if (!device) fail("there is no device " + (options.index < 0 ? "on this machine" : std::to_string(options.index)));
+  return std::make_shared<MetalDevice>(std::move(device), options);
+}
+
+MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& options) : options_(options), device_(std::move(device)) {
+  queue_ = Handle<id<MTLCommandQueue>>::adopt([get() newCommandQueueWithMaxCommandBufferCount:kMostCommandBuffers]);
+  shared_event_ = Handle<id<MTLSharedEvent>>::adopt([get() newSharedEvent]);
+  if (!queue_ || !shared_event_) fail(text_of([get() name]) + " gives no command queue or event");
+  unified_ = [get() hasUnifiedMemory];
+  threadgroup_memory_limit_ = [get() maxThreadgroupMemoryLength];
+  // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
+  indirect_ = unified_ && [get() supportsFamily:MTLGPUFamilyApple9];
+  timestamps_ = timestamp_counters(get());
+  residency_ = new_residency_set(get(), queue());
+  mps_ = std::make_unique<MpsCache>(get());
+}
+
+MetalDevice::~MetalDevice() {
+  AutoreleasePool pool;
+  wait_until_idle();
+}
+
+Info MetalDevice::info() const {
+  AutoreleasePool pool;
+  id<MTLDevice> d = get();
+  std::string families;
+  for (auto& [family, name] : kFamilies)
+    if ([d supportsFamily:family]) families += (families.empty() ? "" : " ") + std::string(name);
+  return {{"name", text_of([d name])},
+          {"os", text_of([[NSProcessInfo processInfo] operatingSystemVersionString])},
+          {"registry_id", static_cast<int64_t>([d registryID])},
+          {"families", families},
+          {"unified_memory", unified_},
+          {"max_total_threads_per_threadgroup", static_cast<int64_t>([d maxThreadsPerThreadgroup].width)},
+          {"max_threadgroup_memory_length", static_cast<int64_t>(threadgroup_memory_limit_)},
+          {"max_buffer_length", static_cast<int64_t>([d maxBufferLength])},
+          {"recommended_max_working_set_size", static_cast<int64_t>([d recommendedMaxWorkingSetSize])},
+          {"per_dispatch_times", static_cast<bool>(timestamps_)},
+          {"indirect_command_buffers", indirect_},
+          {"residency_sets", static_cast<bool>(residency_)}};
+}
+
+Info MetalDevice::counters() const {
+  std::lock_guard lock(mutex_);
+  return {{"archive_hits", archive_hits_.load()},
+          {"archive_misses", archive_misses_.load()},
+          {"pooled_bytes", static_cast<int64_t>(pooled_bytes_)},
+          {"mps_kernels", static_cast<int64_t>(mps_->size())}};
+}
+
+void MetalDevice::warn(const std::string& text) {
+  std::lock_guard lock(mutex_);
+  warnings_.push_back("metalmm: " + text);
+}
+
+std::vector<std::string> MetalDevice::take_warnings() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(warnings_, {});
+}
+
+// -- memory -----------------------------------------------------------------------------------------------------------
+
+Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size) {
+  MTLResourceOptions mode = unified_ ? MTLResourceStorageModeShared : MTLResourceStorageModeManaged;
+  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:std::max<size_t>(size, 16) options:mode]);
+  if (!buffer)
+    fail("cannot allocate " + std::to_string(size) + " bytes; the limit of a buffer is " + std::to_string([get() maxBufferLength]));
+  make_resident(buffer.get(), true);
+  return buffer;
+}
+
+std::shared_ptr<Buffer> MetalDevice::own(Handle<id<MTLBuffer>> buffer, size_t size) {
+  std::weak_ptr<Device> weak = weak_from_this();
+  void* native = buffer.get();
+  void* contents = [buffer.get() contents];
+  auto release = [weak, buffer = std::move(buffer)] {
+    if (auto device = weak.lock()) static_cast<MetalDevice&>(*device).make_resident(buffer.get(), false);
+  };
+  return std::make_shared<Buffer>(contents, size, false, std::move(release), native);
+}
+
+std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
+  AutoreleasePool pool;
+  return own(allocate(size), size);
+}
+
+std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
+  size_t rounded = 4096;
+  while (rounded < size) rounded *= 2;
+  Handle<id<MTLBuffer>> buffer;
+  {
+    std::lock_guard lock(mutex_);
+    auto it = pool_.find(rounded);
+    if (it != pool_.end()) {
+      buffer = std::move(it->second);
+      pool_.erase(it);
+      pooled_bytes_ -= rounded;
+    }
+  }
+  if (!buffer) buffer = allocate(rounded);
+  void* native = buffer.get();
+  void* contents = [buffer.get() contents];
+  std::weak_ptr<Device> weak = weak_from_this();
+  auto give_back = [weak, rounded, buffer = std::move(buffer)] {
+    auto locked = weak.lock();
+    if (!locked) return;
+    auto& device = static_cast<MetalDevice&>(*locked);
+    std::unique_lock lock(device.mutex_);
+    if (device.pooled_bytes_ + rounded <= kMostPooledBytes) {
+      device.pool_.emplace(rounded, buffer);
+      device.pooled_bytes_ += rounded;
+      return;
+    }
+    lock.unlock();
+    device.make_resident(buffer.get(), false);
+  };
+  return std::make_shared<Buffer>(contents, rounded, false, std::move(give_back), native);
+}
+
+// Pages are mapped whole, so the rest of the last one may belong to the buffer.
+std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size) {
+  auto page = static_cast<size_t>(getpagesize());
+  if (!unified_ || reinterpret_cast<uintptr_t>(data) % page) return nullptr;
+  size_t whole = (size + page - 1) / page * page;
+  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithBytesNoCopy:data
+                                                                      length:whole
+                                                                     options:MTLResourceStorageModeShared
+                                                                 deallocator:nil]);
+  if (!buffer) return nullptr;  // memory that the GPU cannot map: the caller copies
+  make_resident(buffer.get(), true);
+  return own(std::move(buffer), whole);
+}
+
+void MetalDevice::make_resident(id<MTLBuffer> buffer, bool add) {
+  if (!residency_) return;
+  if (@available(macOS 15.0, *)) {
+    std::lock_guard lock(mutex_);
+    id<MTLResidencySet> set = residency_.get();
+    if (add)
+      [set addAllocation:buffer];
+    else
+      [set removeAllocation:buffer];
+    residency_changed_ = true;
+  }
+}
+
+void MetalDevice::commit_residency() {
+  if (!residency_) return;
+  if (@available(macOS 15.0, *)) {
+    std::lock_guard lock(mutex_);
+    if (!residency_changed_) return;
+    [static_cast<id<MTLResidencySet>>(residency_.get()) commit];
+    residency_changed_ = false;
+  }
+}
+
+// Finished work is let go outside the lock: that may release NumPy memory, which takes the GIL.
+void MetalDevice::park(std::unique_ptr<InFlight> work) {
+  std::vector<std::unique_ptr<InFlight>> finished;  // destroyed after the lock
+  std::lock_guard lock(mutex_);
+  for (auto& p : parked_)
+    if (p->done()) finished.push_back(std::move(p));
+  parked_.erase(std::remove(parked_.begin(), parked_.end(), nullptr), parked_.end());
+  parked_.push_back(std::move(work));
+}
+
+void MetalDevice::wait_until_idle() {
+  std::vector<std::unique_ptr<InFlight>> work;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(work, parked_);
+  }
+  for (auto& w : work) w->wait();
+}
+
+// -- capture ----------------------------------------------------------------------------------------------------------
+
+void MetalDevice::start_capture(const std::string& path) {
+  AutoreleasePool pool;
+  MTLCaptureManager* manager = [MTLCaptureManager sharedCaptureManager];
+  if (![manager supportsDestination:MTLCaptureDestinationGPUTraceDocument])
+    fail("capture: this process may not write GPU traces; start it with METAL_CAPTURE_ENABLED=1 in its environment");
+  if (access(path.c_str(), F_OK) == 0) fail("capture: " + path + " exists; name a new .gputrace");
+  auto descriptor = Handle<MTLCaptureDescriptor*>::adopt([[MTLCaptureDescriptor alloc] init]);
+  [descriptor.get() setCaptureObject:get()];
+  [descriptor.get() setDestination:MTLCaptureDestinationGPUTraceDocument];
+  [descriptor.get() setOutputURL:[NSURL fileURLWithPath:ns_string(path)]];
+  NSError* error = nil;
+  if (![manager startCaptureWithDescriptor:descriptor.get() error:&error]) fail("capture: " + path + ": " + text_of(error));
+}
+
+void stop_capture() {
+  AutoreleasePool pool;
+  [[MTLCaptureManager sharedCaptureManager] stopCapture];
+}
+
+}  // namespace metalmm::metal

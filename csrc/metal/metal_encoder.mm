@@ -1,0 +1,179 @@
+#include <cstring>
+
+#include "metal_batch.h"
+
+namespace metalmm::metal {
+
+Staging::Staging(MetalDevice& device, const DispatchList& list) : device_(device) {
+  list.for_each([&](size_t i, const Dispatch& d) {
+    auto& pipeline = static_cast<const MetalPipeline&>(list.pipeline(i));
+    for (size_t j = 0; j < d.buffer_count; j++) {
+      const Buffer& b = **d.buffers[j].buffer;
+      if (!b.native())
+        blocks_.push_back({b.data(), b.data() + b.size(), (pipeline.written >> d.buffers[j].index & 1) != 0, nullptr, false});
+    }
+  });
+  std::sort(blocks_.begin(), blocks_.end(), [](auto& x, auto& y) { return x.begin < y.begin; });
+  std::vector<Block> merged;
+  for (Block& b : blocks_) {
+    if (!merged.empty() && b.begin < merged.back().end) {
+      merged.back().end = std::max(merged.back().end, b.end);
+      merged.back().written |= b.written;
+    } else {
+      merged.push_back(std::move(b));
+    }
+  }
+  blocks_ = std::move(merged);
+  for (Block& b : blocks_) {
+    auto size = static_cast<size_t>(b.end - b.begin);
+    b.stand_in = device.wrap(b.begin, size);
+    b.copied = !b.stand_in;
+    if (b.copied) b.stand_in = device.take_pooled(size);
+    copies_ |= b.copied;
+  }
+}
+
+Place Staging::find(const Buffer& buffer, size_t offset) const {
+  auto it = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.end <= buffer.data(); });
+  if (it == blocks_.end()) it = blocks_.end() - 1;  // a buffer of no bytes behind the last
+  return {static_cast<id<MTLBuffer>>(it->stand_in->native()), static_cast<size_t>(buffer.data() - it->begin) + offset};
+}
+
+void Staging::copy_in() {
+  for (Block& b : blocks_) {
+    auto size = static_cast<size_t>(b.end - b.begin);
+    if (b.copied && size) std::memcpy(b.stand_in->data(), b.begin, size);
+    if (b.copied && !device_.unified()) [static_cast<id<MTLBuffer>>(b.stand_in->native()) didModifyRange:NSMakeRange(0, size)];
+  }
+}
+
+void Staging::copy_out() {
+  for (Block& b : blocks_)
+    if (b.copied && b.written && b.begin != b.end) std::memcpy(b.begin, b.stand_in->data(), static_cast<size_t>(b.end - b.begin));
+}
+
+id<MTLComputeCommandEncoder> Encoder::compute() {
+  if (encoder_) return encoder_;
+  calls_++;
+  if (samples_) {
+    MTLComputePassDescriptor* pass = [MTLComputePassDescriptor computePassDescriptor];
+    [pass setDispatchType:MTLDispatchTypeConcurrent];
+    MTLComputePassSampleBufferAttachmentDescriptor* attachment = [[pass sampleBufferAttachments] objectAtIndexedSubscript:0];
+    [attachment setSampleBuffer:samples_];
+    [attachment setStartOfEncoderSampleIndex:first_sample_];
+    [attachment setEndOfEncoderSampleIndex:first_sample_ + 1];
+    encoder_ = [[commands_ computeCommandEncoderWithDescriptor:pass] retain];
+    samples_ = nil;
+  } else {
+    encoder_ = [[commands_ computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent] retain];
+  }
+  if (!encoder_) throw Error(ErrorKind::device, "metal: the command buffer gives no compute encoder");
+  return encoder_;
+}
+
+void Encoder::end() {
+  if (!encoder_) return;
+  calls_++;
+  [encoder_ endEncoding];
+  [encoder_ release];
+  encoder_ = nil;
+  forget();
+}
+
+// A new encoder has nothing bound, and Metal itself orders it after the ones before.
+void Encoder::forget() {
+  hazards_.clear();
+  state_ = nil;
+  std::fill(std::begin(buffers_), std::end(buffers_), nil);
+  bytes_index_ = kMaxBuffers;
+}
+
+void Encoder::sample(id<MTLCounterSampleBuffer> samples, NSUInteger first) {
+  end();
+  samples_ = samples;
+  first_sample_ = first;
+}
+
+// One call for all that changed: from the first to the last such index.
+void Encoder::set_buffers(const Bound* buffers, size_t count) {
+  uint32_t low = kMaxBuffers, high = 0;
+  for (size_t i = 0; i < count; i++) {
+    uint32_t index = buffers[i].index;
+    if (buffers_[index] == buffers[i].place.buffer && offsets_[index] == buffers[i].place.offset) continue;
+    if (bytes_index_ == index) bytes_index_ = kMaxBuffers;
+    buffers_[index] = buffers[i].place.buffer;
+    offsets_[index] = buffers[i].place.offset;
+    low = std::min(low, index);
+    high = std::max(high, index);
+  }
+  if (low == kMaxBuffers) return;
+  for (uint32_t i = low; i <= high; i++)
+    if (!buffers_[i]) return set_one_by_one(buffers, count);
+  calls_++;
+  if (low == high)
+    [encoder_ setBuffer:buffers_[low] offset:offsets_[low] atIndex:low];
+  else
+    [encoder_ setBuffers:buffers_ + low offsets:offsets_ + low withRange:NSMakeRange(low, high - low + 1)];
+}
+
+// Where bytes lie between the buffers.
+void Encoder::set_one_by_one(const Bound* buffers, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    calls_++;
+    [encoder_ setBuffer:buffers[i].place.buffer offset:buffers[i].place.offset atIndex:buffers[i].index];
+  }
+}
+
+void Encoder::set_bytes(const Dispatch& d) {
+  for (size_t i = 0; i < d.bytes_count; i++) {
+    const BytesBinding& b = d.bytes[i];
+    if (b.size == 0 || b.size > kMostSetBytes) continue;
+    if (bytes_index_ == b.index && bytes_size_ == b.size && std::memcmp(bytes_, b.data, b.size) == 0) continue;
+    calls_++;
+    [encoder_ setBytes:b.data length:b.size atIndex:b.index];
+    buffers_[b.index] = nil;
+    if (b.size > kMostBytes) continue;
+    bytes_index_ = b.index;
+    bytes_size_ = b.size;
+    std::memcpy(bytes_, b.data, b.size);
+  }
+}
+
+void Encoder::dispatch(const MetalPipeline& pipeline, const Bound* buffers, size_t count, const Dispatch& d) {
+  compute();
+  if (state_ != pipeline.state.get()) {
+    state_ = pipeline.state.get();
+    calls_++;
+    [encoder_ setComputePipelineState:state_];
+  }
+  set_buffers(buffers, count);
+  set_bytes(d);
+  for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
+    calls_++;  // Metal takes multiples of 16 bytes
+    [encoder_ setThreadgroupMemoryLength:threadgroup_space(d.threadgroup_memory[i].size) atIndex:d.threadgroup_memory[i].index];
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (pipeline.written >> buffers[i].index & 1)
+      hazards_.write(buffers[i].span);
+    else
+      hazards_.read(buffers[i].span);
+  }
+  if (hazards_.next()) {
+    calls_++;
+    [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];
+  }
+  calls_++;
+  [encoder_ dispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2])
+           threadsPerThreadgroup:MTLSizeMake(d.threadgroup[0], d.threadgroup[1], d.threadgroup[2])];
+}
+
+void Encoder::replay(id<MTLIndirectCommandBuffer> commands, size_t count, const std::vector<id<MTLResource>>& read,
+                     const std::vector<id<MTLResource>>& written) {
+  compute();
+  if (!read.empty()) [encoder_ useResources:read.data() count:read.size() usage:MTLResourceUsageRead];
+  if (!written.empty()) [encoder_ useResources:written.data() count:written.size() usage:MTLResourceUsageRead | MTLResourceUsageWrite];
+  [encoder_ executeCommandsInBuffer:commands withRange:NSMakeRange(0, count)];
+  calls_ += 1 + !read.empty() + !written.empty();
+}
+
+}  // namespace metalmm::metal

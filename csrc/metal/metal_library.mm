@@ -1,0 +1,223 @@
+// From MSL text to a pipeline: the compiler, function constants, and the archive of machine code on disk.
+#include <stdio.h>
+#include <unistd.h>
+
+#include "../core/matmul.h"
+#include "metal_device.h"
+
+namespace metalmm::metal {
+namespace {
+
+[[noreturn]] void compile_error(const std::string& kernel, const std::string& text) {
+  throw Error(ErrorKind::compile, "kernel '" + kernel + "': " + text);
+}
+
+// The value in the type of the constant's declaration.
+template <class T>
+void set_value(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, T value) {
+  [values setConstantValue:&value type:[constant type] atIndex:[constant index]];
+}
+
+void set_constant(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, const FunctionConstant& given,
+                  const std::string& kernel) {
+  double number = std::visit([](auto v) { return static_cast<double>(v); }, given.value);
+  auto integer = [&] { return std::visit([](auto v) { return static_cast<int64_t>(v); }, given.value); };
+  switch ([constant type]) {
+    case MTLDataTypeBool:
+      return set_value(values, constant, number != 0);
+    case MTLDataTypeFloat:
+      return set_value(values, constant, static_cast<float>(number));
+    case MTLDataTypeHalf: {
+      auto half = static_cast<__fp16>(number);
+      return [values setConstantValue:&half type:MTLDataTypeHalf atIndex:[constant index]];
+    }
+    case MTLDataTypeChar:
+      return set_value(values, constant, static_cast<int8_t>(integer()));
+    case MTLDataTypeUChar:
+      return set_value(values, constant, static_cast<uint8_t>(integer()));
+    case MTLDataTypeShort:
+      return set_value(values, constant, static_cast<int16_t>(integer()));
+    case MTLDataTypeUShort:
+      return set_value(values, constant, static_cast<uint16_t>(integer()));
+    case MTLDataTypeInt:
+      return set_value(values, constant, static_cast<int32_t>(integer()));
+    case MTLDataTypeUInt:
+      return set_value(values, constant, static_cast<uint32_t>(integer()));
+    case MTLDataTypeLong:
+    case MTLDataTypeULong:
+      return set_value(values, constant, integer());
+    default:
+      compile_error(kernel, "function constant '" + text_of([constant name]) + "' is of type " + std::to_string([constant type]) +
+                                "; metalmm sets bool, half, float and integers");
+  }
+}
+
+// Values may come for indices that the kernel does not have, as in Metal; a name that it does not have is a mistake.
+MTLFunctionConstant* find_constant(NSDictionary* known, const FunctionConstant& given, const std::string& kernel) {
+  std::string names;
+  for (NSString* name in known) {
+    MTLFunctionConstant* constant = [known objectForKey:name];
+    if (given.name.empty() ? [constant index] == given.index : text_of(name) == given.name) return constant;
+    names += (names.empty() ? "" : ", ") + text_of(name);
+  }
+  if (!given.name.empty())
+    compile_error(kernel, "no function constant '" + given.name + "'; there are: " + (names.empty() ? "none" : names));
+  return nil;
+}
+
+void describe_arguments(MetalPipeline& pipeline, MTLComputePipelineReflection* reflection) {
+  for (id<MTLBinding> binding in [reflection bindings]) {
+    auto index = static_cast<uint32_t>([binding index]);
+    bool is_const = [binding access] == MTLBindingAccessReadOnly;
+    if ([binding type] == MTLBindingTypeBuffer) {
+      size_t bytes = [static_cast<id<MTLBufferBinding>>(binding) bufferDataSize];
+      pipeline.arguments.push_back({KernelArgument::Kind::buffer, index, is_const, bytes});
+      if (!is_const) pipeline.written |= 1u << index;
+    } else if ([binding type] == MTLBindingTypeThreadgroupMemory) {
+      size_t bytes = [static_cast<id<MTLThreadgroupBinding>>(binding) threadgroupMemoryDataSize];
+      pipeline.arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes});
+    }
+  }
+  std::sort(pipeline.arguments.begin(), pipeline.arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
+}
+
+constexpr MTLPipelineOption kReflect = MTLPipelineOptionBindingInfo | MTLPipelineOptionBufferTypeInfo;
+
+}  // namespace
+
+// NaN and Inf must come out as the reference has them, so no fast math.
+Handle<id<MTLLibrary>> MetalDevice::library(const std::string& code, const std::string& what) {
+  {
+    std::lock_guard lock(mutex_);
+    auto it = libraries_.find(code);
+    if (it != libraries_.end()) return it->second;
+  }
+  auto options = Handle<MTLCompileOptions*>::adopt([[MTLCompileOptions alloc] init]);
+  [options.get() setLanguageVersion:MTLLanguageVersion3_1];
+  if (@available(macOS 15.0, *))
+    [options.get() setMathMode:MTLMathModeSafe];
+  else
+    [options.get() setFastMathEnabled:NO];
+  NSError* error = nil;
+  auto library = Handle<id<MTLLibrary>>::adopt([get() newLibraryWithSource:ns_string(code) options:options.get() error:&error]);
+  if (!library) throw Error(ErrorKind::compile, what + text_of(error));
+  return library;
+}
+
+std::vector<std::string> MetalDevice::kernel_names(const std::string& code) {
+  AutoreleasePool pool;
+  auto compiled = library(code, "");
+  std::vector<std::string> names;
+  for (NSString* name in [compiled.get() functionNames]) names.push_back(text_of(name));
+  std::sort(names.begin(), names.end());
+  std::lock_guard lock(mutex_);
+  libraries_[code] = compiled;  // its kernels will be asked for one by one
+  return names;
+}
+
+Handle<id<MTLFunction>> MetalDevice::function(id<MTLLibrary> library, const PipelineSource& source) {
+  auto plain = Handle<id<MTLFunction>>::adopt([library newFunctionWithName:ns_string(source.kernel)]);
+  if (!plain) {
+    std::string names;
+    for (NSString* name in [library functionNames]) names += (names.empty() ? "" : ", ") + text_of(name);
+    throw Error(ErrorKind::compile, "no kernel '" + source.kernel + "'; there are: " + (names.empty() ? "none" : names));
+  }
+  NSDictionary* known = [plain.get() functionConstantsDictionary];
+  auto values = Handle<MTLFunctionConstantValues*>::adopt([[MTLFunctionConstantValues alloc] init]);
+  for (const FunctionConstant& given : source.constants)
+    if (MTLFunctionConstant* constant = find_constant(known, given, source.kernel))
+      set_constant(values.get(), constant, given, source.kernel);
+  if ([known count] == 0) return plain;
+  NSError* error = nil;
+  auto specialized = Handle<id<MTLFunction>>::adopt([library newFunctionWithName:ns_string(source.kernel)
+                                                                  constantValues:values.get()
+                                                                           error:&error]);
+  if (!specialized) compile_error(source.kernel, text_of(error));
+  return specialized;
+}
+
+std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& source) {
+  AutoreleasePool pool;
+  auto pipeline = std::make_shared<MetalPipeline>();
+  pipeline->name = source.kernel;
+  pipeline->transpose_a = source.transpose_a, pipeline->transpose_b = source.transpose_b;
+  if (source.builtin == "mps_matmul") pipeline->kind = MetalPipeline::Kind::mps_matmul;
+  if (source.builtin == "mps_matvec") pipeline->kind = MetalPipeline::Kind::mps_matvec;
+  auto compiled = library(source.code, "kernel '" + source.kernel + "': ");
+  build_state(*pipeline, function(compiled.get(), source).get(), source.archive);
+  if (pipeline->kind != MetalPipeline::Kind::kernel) {  // what it takes is what MPS takes; the kernel finds the product in place of A
+    pipeline->arguments[0].bytes = 2;
+    pipeline->arguments.insert(pipeline->arguments.begin() + 1, {KernelArgument::Kind::buffer, kIndexB, true, 2});
+  }
+  return pipeline;
+}
+
+void MetalDevice::build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive) {
+  auto descriptor = Handle<MTLComputePipelineDescriptor*>::adopt([[MTLComputePipelineDescriptor alloc] init]);
+  [descriptor.get() setLabel:ns_string(pipeline.name)];
+  [descriptor.get() setComputeFunction:function];
+  [descriptor.get() setSupportIndirectCommandBuffers:indirect_];
+  MTLComputePipelineReflection* reflection = nil;
+  pipeline.state = from_archive(descriptor.get(), archive, &reflection);
+  if (!pipeline.state) {
+    NSError* error = nil;
+    pipeline.state = Handle<id<MTLComputePipelineState>>::adopt([get() newComputePipelineStateWithDescriptor:descriptor.get()
+                                                                                                     options:kReflect
+                                                                                                  reflection:&reflection
+                                                                                                       error:&error]);
+    if (!pipeline.state) compile_error(pipeline.name, "no pipeline: " + text_of(error));
+    if (!archive.empty()) save_archive(descriptor.get(), archive);
+  }
+  pipeline.max_threads = static_cast<uint32_t>([pipeline.state.get() maxTotalThreadsPerThreadgroup]);
+  pipeline.static_threadgroup_bytes = [pipeline.state.get() staticThreadgroupMemoryLength];
+  describe_arguments(pipeline, reflection);
+}
+
+// Null on a miss. One archive a pipeline: a growing one would be written whole each time.
+Handle<id<MTLComputePipelineState>> MetalDevice::from_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path,
+                                                              MTLComputePipelineReflection** reflection) {
+  if (path.empty()) return {};
+  if (access(path.c_str(), F_OK) != 0) {
+    archive_misses_++;
+    return {};
+  }
+  auto file = Handle<MTLBinaryArchiveDescriptor*>::adopt([[MTLBinaryArchiveDescriptor alloc] init]);
+  [file.get() setUrl:[NSURL fileURLWithPath:ns_string(path)]];
+  NSError* error = nil;
+  Handle<id<MTLComputePipelineState>> state;
+  auto archive = Handle<id<MTLBinaryArchive>>::adopt([get() newBinaryArchiveWithDescriptor:file.get() error:&error]);
+  if (archive) {
+    [descriptor setBinaryArchives:[NSArray arrayWithObject:archive.get()]];
+    state = Handle<id<MTLComputePipelineState>>::adopt([get()
+        newComputePipelineStateWithDescriptor:descriptor
+                                      options:kReflect | MTLPipelineOptionFailOnBinaryArchiveMiss
+                                   reflection:reflection
+                                        error:&error]);
+    [descriptor setBinaryArchives:nil];
+  }
+  if (state) {
+    archive_hits_++;
+    return state;
+  }
+  archive_misses_++;
+  warn("the archive " + path + " is of no use (" + text_of(error) + "); it is built again");
+  unlink(path.c_str());
+  return {};
+}
+
+// To a name of its own first, then renamed: another process must never see half of it. An archive saves time, no more, so
+// that one that cannot be written is a warning.
+void MetalDevice::save_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path) {
+  static std::atomic<unsigned> count{0};
+  std::string fresh = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
+  auto empty = Handle<MTLBinaryArchiveDescriptor*>::adopt([[MTLBinaryArchiveDescriptor alloc] init]);
+  NSError* error = nil;
+  auto archive = Handle<id<MTLBinaryArchive>>::adopt([get() newBinaryArchiveWithDescriptor:empty.get() error:&error]);
+  bool saved = archive && [archive.get() addComputePipelineFunctionsWithDescriptor:descriptor error:&error] &&
+               [archive.get() serializeToURL:[NSURL fileURLWithPath:ns_string(fresh)] error:&error];
+  if (saved && rename(fresh.c_str(), path.c_str()) == 0) return;
+  unlink(fresh.c_str());
+  warn("cannot write the archive " + path + " (" + text_of(error) + "); the kernel will be compiled again next time");
+}
+
+}  // namespace metalmm::metal

@@ -1,0 +1,49 @@
+// MPS's matrix kernels, kept by shape: making one costs more than encoding it.
+#pragma once
+#import <MetalPerformanceShaders/MetalPerformanceShaders.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "../../kernels/include/params.h"
+#include "handle.h"
+
+namespace metalmm::metal {
+
+// A place in a buffer.
+struct Place {
+  id<MTLBuffer> buffer;
+  size_t offset;
+};
+
+struct MpsMatmul {
+  const MatmulParams& p;
+  bool transpose_a, transpose_b;
+  Place a, b, d;
+  bool to_float;  // D is float32, m x n after one another, and has neither alpha nor beta applied
+};
+
+class MpsCache {
+ public:
+  explicit MpsCache(id<MTLDevice> device) : device_(device) {}
+  // MPS encodes into the command buffer itself, which must have no encoder open. What it encoded refers to `keep`.
+  void encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep);
+  void encode_matvec(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep);
+  size_t size() const {
+    std::lock_guard lock(mutex_);
+    return kernels_.size();
+  }
+
+ private:
+  using Key = std::tuple<bool, bool, bool, uint32_t, uint32_t, uint32_t, double, double>;
+  template <class Make>
+  id kernel(const Key& key, Make&& make);
+
+  id<MTLDevice> device_;
+  mutable std::mutex mutex_;
+  std::map<Key, Handle<id>> kernels_;
+};
+
+}  // namespace metalmm::metal

@@ -1,0 +1,98 @@
+#include "metal_mps.h"
+
+#include "../core/error.h"
+
+namespace metalmm::metal {
+namespace {
+
+// One operand as it lies in memory, `count` matrices of it.
+MPSMatrix* matrix(const Place& at, size_t rows, size_t columns, size_t ld, size_t stride, size_t count, MPSDataType type,
+                  std::vector<Handle<id>>& keep) {
+  size_t element = type == MPSDataTypeFloat32 ? 4 : 2;
+  MPSMatrixDescriptor* descriptor = [MPSMatrixDescriptor matrixDescriptorWithRows:rows
+                                                                          columns:columns
+                                                                         matrices:count
+                                                                         rowBytes:ld * element
+                                                                      matrixBytes:(count > 1 ? stride : rows * ld) * element
+                                                                         dataType:type];
+  MPSMatrix* m = [[MPSMatrix alloc] initWithBuffer:at.buffer offset:at.offset descriptor:descriptor];
+  if (!m) throw Error(ErrorKind::device, "mps: no matrix of " + std::to_string(rows) + " x " + std::to_string(columns));
+  keep.push_back(Handle<id>::adopt(m));
+  return m;
+}
+
+MPSVector* vector(const Place& at, size_t length, MPSDataType type, std::vector<Handle<id>>& keep) {
+  MPSVectorDescriptor* descriptor = [MPSVectorDescriptor vectorDescriptorWithLength:length dataType:type];
+  MPSVector* v = [[MPSVector alloc] initWithBuffer:at.buffer offset:at.offset descriptor:descriptor];
+  if (!v) throw Error(ErrorKind::device, "mps: no vector of " + std::to_string(length));
+  keep.push_back(Handle<id>::adopt(v));
+  return v;
+}
+
+Place moved(const Place& place, size_t elements, size_t element) { return {place.buffer, place.offset + elements * element}; }
+
+// MPS takes a batch as one where matrices lie a whole number of rows apart and none is shared; others are encoded one by one.
+bool regular(const MatmulParams& p) {
+  auto fits = [](uint32_t stride, uint32_t ld) { return stride != 0 && stride % ld == 0; };
+  return p.batch == 1 || (fits(p.stride_a, p.lda) && fits(p.stride_b, p.ldb));
+}
+
+}  // namespace
+
+template <class Make>
+id MpsCache::kernel(const Key& key, Make&& make) {
+  std::lock_guard lock(mutex_);
+  Handle<id>& found = kernels_[key];
+  if (!found) found = Handle<id>::adopt(make());
+  if (!found) throw Error(ErrorKind::device, "mps: no kernel for this shape");
+  return found.get();
+}
+
+void MpsCache::encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep) {
+  const MatmulParams& p = what.p;
+  double alpha = what.to_float ? 1.0 : p.alpha, beta = what.to_float || !p.has_c ? 0.0 : p.beta;
+  MPSMatrixMultiplication* multiply = kernel({false, what.transpose_a, what.transpose_b, p.m, p.n, p.k, alpha, beta}, [&] {
+    return [[MPSMatrixMultiplication alloc] initWithDevice:device_
+                                             transposeLeft:what.transpose_a
+                                            transposeRight:what.transpose_b
+                                                resultRows:p.m
+                                             resultColumns:p.n
+                                           interiorColumns:p.k
+                                                     alpha:alpha
+                                                      beta:beta];
+  });
+  MPSDataType out = what.to_float ? MPSDataTypeFloat32 : MPSDataTypeFloat16;
+  size_t count = regular(p) ? p.batch : 1, stride_d = static_cast<size_t>(p.m) * p.n;
+  for (size_t i = 0; i < p.batch; i += count) {
+    MPSMatrix* a = matrix(moved(what.a, i * p.stride_a, 2), what.transpose_a ? p.k : p.m, what.transpose_a ? p.m : p.k, p.lda, p.stride_a,
+                          count, MPSDataTypeFloat16, keep);
+    MPSMatrix* b = matrix(moved(what.b, i * p.stride_b, 2), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb, p.stride_b,
+                          count, MPSDataTypeFloat16, keep);
+    MPSMatrix* d = matrix(moved(what.d, i * stride_d, what.to_float ? 4 : 2), p.m, p.n, p.n, stride_d, count, out, keep);
+    [multiply encodeToCommandBuffer:commands leftMatrix:a rightMatrix:b resultMatrix:d];
+  }
+}
+
+// D as a column is op(B) times A as a column: rows and columns are those of op(B).
+void MpsCache::encode_matvec(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep) {
+  const MatmulParams& p = what.p;
+  double alpha = what.to_float ? 1.0 : p.alpha, beta = what.to_float || !p.has_c ? 0.0 : p.beta;
+  MPSMatrixVectorMultiplication* multiply = kernel({true, false, what.transpose_b, 1, p.n, p.k, alpha, beta}, [&] {
+    return [[MPSMatrixVectorMultiplication alloc] initWithDevice:device_
+                                                       transpose:!what.transpose_b
+                                                            rows:p.n
+                                                         columns:p.k
+                                                           alpha:alpha
+                                                            beta:beta];
+  });
+  MPSDataType out = what.to_float ? MPSDataTypeFloat32 : MPSDataTypeFloat16;
+  for (size_t i = 0; i < p.batch; i++) {
+    MPSMatrix* b = matrix(moved(what.b, i * p.stride_b, 2), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb, 0, 1,
+                          MPSDataTypeFloat16, keep);
+    MPSVector* x = vector(moved(what.a, i * p.stride_a, 2), p.k, MPSDataTypeFloat16, keep);
+    MPSVector* y = vector(moved(what.d, i * p.n, what.to_float ? 4 : 2), p.n, out, keep);
+    [multiply encodeToCommandBuffer:commands inputMatrix:b inputVector:x resultVector:y];
+  }
+}
+
+}  // namespace metalmm::metal

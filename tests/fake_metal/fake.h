@@ -1,0 +1,157 @@
+// A Metal that runs on the CPU device and is as strict as Apple's validation layer: every broken rule is recorded, and a test
+// fails on any record that it does not expect. Work runs when somebody waits for it, in the order of commits, so that the
+// encoders' calls cost little and what is in flight is in flight for certain.
+#pragma once
+#import <Foundation/Foundation.h>
+#import <Metal/Metal.h>
+#import <MetalPerformanceShaders/MetalPerformanceShaders.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "../../csrc/cpu/cpu_device.h"
+
+namespace fake {
+
+void violation(const std::string& rule, const std::string& what);
+bool fault(const char* name, int* code = nullptr);  // whether one is to be injected here
+void count_call(long n = 1);
+void count(id object, int change);
+NSError* error(NSString* domain, NSInteger code, const std::string& text);
+std::string text(NSString* s);
+
+struct Settings {
+  bool unified_memory = true, counters = true, residency_sets = true, timestamps = true;
+  bool run_on_commit = false;  // the GPU is done at once
+  int apple_family = 9;
+};
+extern Settings settings;
+metalmm::cpu::CpuDevice& cpu();
+
+// What a function was made of; compiled through Python.
+struct Kernel {
+  std::string source, name, constants;
+};
+std::shared_ptr<metalmm::Pipeline> compile(const Kernel& kernel);  // throws metalmm::Error
+std::vector<std::string> describe(const std::string& source);      // "kernel NAME" and "constant NAME INDEX TYPE" lines
+
+}  // namespace fake
+
+@interface FakeObject : NSObject {
+  NSString* label_;
+}
+- (NSString*)label;
+- (void)setLabel:(NSString*)label;
+- (id<MTLDevice>)device;
+@end
+
+@class FakeQueue, FakeCommandBuffer;
+
+@interface FakeDevice : FakeObject <MTLDevice>
+@end
+
+@interface FakeBuffer : FakeObject <MTLBuffer> {
+ @public
+  std::shared_ptr<metalmm::Buffer>*memory, *managed;  // managed: the GPU's own copy
+  NSUInteger length_, options_;
+}
+- (uint8_t*)gpu;
++ (bool)alive:(id)buffer;
+@end
+
+@interface FakeFunction : FakeObject <MTLFunction> {
+ @public
+  fake::Kernel* kernel;
+}
+@end
+
+@interface FakePipeline : FakeObject <MTLComputePipelineState> {
+ @public
+  std::shared_ptr<metalmm::Pipeline>* pipeline;
+  BOOL indirect;
+}
+@end
+
+@interface FakeSharedEvent : FakeObject <MTLSharedEvent> {
+ @public
+  std::atomic<uint64_t> value;
+}
+@end
+
+@interface FakeSamples : FakeObject <MTLCounterSampleBuffer> {
+ @public
+  std::vector<uint64_t>* times;
+}
+@end
+
+@interface FakeResidencySet : FakeObject <MTLResidencySet> {
+ @public
+  std::set<id>*added, *committed;
+}
+@end
+
+namespace fake {
+
+struct Binding {
+  FakeBuffer* buffer = nil;
+  size_t offset = 0;
+  std::vector<uint8_t> bytes;
+  bool set = false;
+};
+
+// One call of an encoder, kept until the GPU gets there.
+struct Command {
+  enum class Kind { begin, pipeline, buffer, bytes, memory, barrier, dispatch, use, execute, end, mps, synchronize, signal, wait } kind;
+  explicit Command(Kind kind) : kind(kind) {}
+  id object = nil;
+  size_t index = 0, value = 0, more = 0;
+  std::vector<uint8_t> bytes;
+  MTLSize grid = {}, threadgroup = {};
+  std::function<std::string()> run = nullptr;  // mps; says what went wrong
+};
+
+struct Indirect {
+  FakePipeline* pipeline = nil;
+  Binding bindings[metalmm::kMaxBuffers];
+  bool barrier = false, filled = false;
+  MTLSize grid = {}, threadgroup = {};
+};
+
+bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
+
+}  // namespace fake
+
+@interface FakeIndirect : FakeObject <MTLIndirectCommandBuffer> {
+ @public
+  std::vector<fake::Indirect>* commands;
+  NSUInteger most_buffers, most_memory;
+}
+@end
+
+@interface FakeQueue : FakeObject <MTLCommandQueue> {
+ @public
+  NSUInteger limit;
+  std::atomic<long> open;
+}
+@end
+
+@interface FakeCommandBuffer : FakeObject <MTLCommandBuffer> {
+ @public
+  FakeQueue* queue;
+  BOOL retained;
+  std::vector<fake::Command>* log;
+  id encoder;  // the open one, not retained
+  MTLCommandBufferStatus status_;
+  NSError* error_;
+  double start, finish;
+}
+- (void)run;
+- (fake::Command*)add:(fake::Command::Kind)kind from:(id)encoder;
+- (void)fails:(const std::string&)text code:(NSInteger)code;
+@end

@@ -1,0 +1,514 @@
+#include <chrono>
+#include <cstring>
+#include <functional>
+
+#include "../../csrc/core/error.h"
+#include "fake.h"
+
+using Kind = fake::Command::Kind;
+
+namespace fake {
+void set_in_flight(FakeCommandBuffer* commands, bool is);
+
+namespace {
+
+std::recursive_mutex gpu_mutex;  // the queue and its work: one thing at a time, whoever waits
+std::vector<FakeCommandBuffer*> pending;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+std::string size_text(const MTLSize& s) {
+  return "(" + std::to_string(s.width) + ", " + std::to_string(s.height) + ", " + std::to_string(s.depth) + ")";
+}
+
+// What dispatches of a concurrent encoder touched since the last barrier. Linear, unlike the library's own.
+class Touched {
+ public:
+  bool conflicts(const uint8_t* begin, const uint8_t* end, bool written) const {
+    for (auto& s : spans_)
+      if (begin < s.end && s.begin < end && (written || s.written)) return true;
+    return false;
+  }
+  void add(const uint8_t* begin, const uint8_t* end, bool written) { fresh_.push_back({begin, end, written}); }
+  void next() {
+    spans_.insert(spans_.end(), fresh_.begin(), fresh_.end());
+    fresh_.clear();
+  }
+  void clear() { spans_.clear(); }
+
+ private:
+  struct Touch {
+    const uint8_t *begin, *end;
+    bool written;
+  };
+  std::vector<Touch> spans_, fresh_;
+};
+
+// The state of the GPU while it runs one encoder.
+struct Pass {
+  explicit Pass(FakeCommandBuffer* commands) : commands(commands) {}
+  FakeCommandBuffer* commands;
+  bool concurrent = true;
+  FakePipeline* pipeline = nil;
+  Binding bindings[metalmm::kMaxBuffers];
+  size_t memory[metalmm::kMaxBuffers] = {};
+  std::map<id, bool> used;  // resource -> may be written
+  Touched touched;
+  FakeSamples* samples = nil;
+  size_t end_sample = 0;
+};
+
+uint64_t nanoseconds() { return static_cast<uint64_t>(now() * 1e9); }
+
+void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* memory, const MTLSize& grid, const MTLSize& threadgroup) {
+  if (!state) return violation("no-pipeline", "a dispatch with no pipeline set");
+  const metalmm::Pipeline& pipeline = **state->pipeline;
+  auto broken = [&](const char* rule, const std::string& what) { violation(rule, "kernel '" + pipeline.name + "': " + what); };
+  if (!grid.width || !grid.height || !grid.depth) return broken("zero-grid", "a grid of " + size_text(grid) + " threadgroups");
+  if (!threadgroup.width || !threadgroup.height || !threadgroup.depth)
+    return broken("zero-grid", "a threadgroup of " + size_text(threadgroup));
+  NSUInteger threads = threadgroup.width * threadgroup.height * threadgroup.depth;
+  if (threads > pipeline.max_threads)
+    return broken("threadgroup-limit",
+                  std::to_string(threads) + " threads in a threadgroup; the limit is " + std::to_string(pipeline.max_threads));
+
+  std::vector<std::shared_ptr<metalmm::Buffer>> buffers;
+  std::vector<metalmm::BufferBinding> bound;
+  std::vector<metalmm::BytesBinding> bytes;
+  std::vector<metalmm::ThreadgroupMemory> group_memory;
+  buffers.reserve(metalmm::kMaxBuffers);
+  size_t total = pipeline.static_threadgroup_bytes;
+  for (const metalmm::KernelArgument& argument : pipeline.arguments) {
+    if (argument.kind == metalmm::KernelArgument::Kind::threadgroup) {
+      size_t size = memory ? memory[argument.index] : 0;
+      if (!size) return broken("threadgroup-memory", "no length for threadgroup memory " + std::to_string(argument.index));
+      total += size;
+      group_memory.push_back({argument.index, size});
+      continue;
+    }
+    Binding& b = bindings[argument.index];
+    std::string where = "buffer index " + std::to_string(argument.index);
+    if (!b.set) return broken("unbound", "nothing is bound to " + where);
+    if (!b.buffer) {
+      if (b.bytes.size() < argument.bytes) return broken("too-small", std::to_string(b.bytes.size()) + " bytes at " + where);
+      if (!argument.is_const) return broken("bytes-written", "bytes at " + where + ", which the kernel may write");
+      bytes.push_back({argument.index, b.bytes.data(), b.bytes.size()});
+      continue;
+    }
+    if (![FakeBuffer alive:b.buffer]) return broken("freed-in-flight", "the buffer at " + where + " is gone");
+    if (b.offset > [b.buffer length] || [b.buffer length] - b.offset < argument.bytes)
+      return broken("too-small", "the buffer at " + where + " holds " + std::to_string([b.buffer length]) + " bytes, less than offset " +
+                                     std::to_string(b.offset) + " and " + std::to_string(argument.bytes));
+    size_t alignment = argument.bytes >= 4 ? 4 : argument.bytes == 2 ? 2 : 1;
+    if (b.offset % alignment) return broken("misaligned", "offset " + std::to_string(b.offset) + " of " + where);
+    uint8_t *begin = [b.buffer gpu] + b.offset, *end = [b.buffer gpu] + [b.buffer length];
+    if (pass.concurrent && pass.touched.conflicts(begin, end, !argument.is_const))
+      return broken("missing-barrier", where + " depends on an earlier dispatch of this concurrent encoder, and no barrier stands between");
+    pass.touched.add(begin, end, !argument.is_const);
+    buffers.push_back(std::make_shared<metalmm::Buffer>([b.buffer gpu], [b.buffer length], false, nullptr));
+    bound.push_back({argument.index, &buffers.back(), b.offset});
+  }
+  if (total > 32768) return broken("threadgroup-limit", std::to_string(total) + " bytes of threadgroup memory; the limit is 32768");
+  auto size = [](const MTLSize& s) {
+    return metalmm::Size3{static_cast<uint32_t>(s.width), static_cast<uint32_t>(s.height), static_cast<uint32_t>(s.depth)};
+  };
+  try {
+    cpu().run({state->pipeline, bound.data(), bound.size(), bytes.data(), bytes.size(), group_memory.data(), group_memory.size(),
+               size(grid), size(threadgroup)});
+  } catch (const metalmm::Error& e) {
+    [pass.commands fails:e.what() code:MTLCommandBufferErrorPageFault];
+  }
+  pass.touched.next();
+}
+
+void execute(Pass& pass, FakeIndirect* indirect, size_t first, size_t count) {
+  if (!indirect || first + count > indirect->commands->size())
+    return violation("indirect", "a range past the end of the indirect command buffer");
+  if (!pass.used.count(indirect)) violation("not-resident", "an indirect command buffer without useResource:");
+  for (size_t i = first; i < first + count; i++) {
+    Indirect& command = (*indirect->commands)[i];
+    if (!command.filled) {
+      violation("indirect", "command " + std::to_string(i) + " was never given a dispatch");
+      continue;
+    }
+    if (command.pipeline && !command.pipeline->indirect) {
+      violation("indirect", "a pipeline made without supportIndirectCommandBuffers");
+      continue;
+    }
+    for (const metalmm::KernelArgument& argument : (*command.pipeline->pipeline)->arguments) {
+      Binding& b = command.bindings[argument.index];
+      if (!b.buffer) continue;
+      auto it = pass.used.find(b.buffer);
+      if (it == pass.used.end() || (!argument.is_const && !it->second))
+        violation("not-resident", "buffer index " + std::to_string(argument.index) +
+                                      " of an indirect command is used without useResource: for " +
+                                      (argument.is_const ? "reading" : "writing"));
+    }
+    if (command.barrier) pass.touched.clear();
+    dispatch(pass, command.pipeline, command.bindings, nullptr, command.grid, command.threadgroup);
+  }
+}
+
+void step(Pass& pass, Command& c) {
+  switch (c.kind) {
+    case Kind::begin:
+      pass = Pass(pass.commands);
+      pass.concurrent = c.value == MTLDispatchTypeConcurrent;
+      pass.samples = (FakeSamples*)c.object;
+      pass.end_sample = c.more;
+      if (pass.samples) (*pass.samples->times)[c.index] = nanoseconds();
+      return;
+    case Kind::end:
+      if (pass.samples) (*pass.samples->times)[pass.end_sample] = nanoseconds();
+      return;
+    case Kind::pipeline:
+      pass.pipeline = (FakePipeline*)c.object;
+      return;
+    case Kind::buffer:
+      pass.bindings[c.index] = {(FakeBuffer*)c.object, c.value, {}, c.object != nil};
+      return;
+    case Kind::bytes:
+      pass.bindings[c.index] = {nil, 0, c.bytes, true};
+      return;
+    case Kind::memory:
+      pass.memory[c.index] = c.value;
+      return;
+    case Kind::barrier:
+      pass.touched.clear();
+      return;
+    case Kind::use:
+      pass.used[c.object] |= (c.value & MTLResourceUsageWrite) != 0;
+      return;
+    case Kind::dispatch:
+      return dispatch(pass, pass.pipeline, pass.bindings, pass.memory, c.grid, c.threadgroup);
+    case Kind::execute:
+      return execute(pass, (FakeIndirect*)c.object, c.index, c.value);
+    case Kind::mps: {
+      std::string failure = c.run();
+      if (!failure.empty()) [pass.commands fails:failure code:MTLCommandBufferErrorInternal];
+      return;
+    }
+    case Kind::synchronize: {
+      auto* b = (FakeBuffer*)c.object;
+      if (!b->managed) return violation("synchronize", "synchronizeResource: of a buffer that is not managed");
+      std::memcpy([b contents], [b gpu], [b length]);
+      return;
+    }
+    case Kind::signal: {
+      auto* event = (FakeSharedEvent*)c.object;
+      if (event->value >= c.value) violation("event", "an event's value that does not rise");
+      event->value = c.value;
+      return;
+    }
+    case Kind::wait:
+      if (((FakeSharedEvent*)c.object)->value < c.value) violation("event", "a wait that nothing will end");
+  }
+}
+
+}  // namespace
+
+bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
+  for (Command& c : *commands->log) {
+    if (c.object == buffer) return true;
+    if (c.kind != Kind::execute) continue;
+    for (Indirect& i : *((FakeIndirect*)c.object)->commands)
+      for (Binding& b : i.bindings)
+        if (b.buffer == buffer) return true;
+  }
+  return false;
+}
+
+}  // namespace fake
+
+// -- encoders ----------------------------------------------------------------------------------------------------------
+
+@interface FakeEncoder : FakeObject {
+ @public
+  FakeCommandBuffer* commands;
+  BOOL ended;
+}
+- (void)endEncoding;
+@end
+@implementation FakeEncoder
+- (void)dealloc {
+  if (!ended) fake::violation("not-ended", "an encoder is deallocated without endEncoding");
+  if (!ended) commands->encoder = nil;
+  [super dealloc];
+}
+- (void)endEncoding {
+  [commands add:Kind::end from:self];
+  ended = YES;
+  commands->encoder = nil;
+}
+@end
+
+@interface FakeComputeEncoder : FakeEncoder <MTLComputeCommandEncoder>
+@end
+@implementation FakeComputeEncoder
+- (fake::Command*)add:(Kind)kind {
+  fake::count_call();
+  return [commands add:kind from:self];
+}
+- (void)setComputePipelineState:(id<MTLComputePipelineState>)state {
+  if (!state) fake::violation("no-pipeline", "setComputePipelineState: of nil");
+  if (auto* c = [self add:Kind::pipeline]) c->object = state;
+}
+- (void)setBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
+  if (index > 30) return fake::violation("index", "buffer index " + std::to_string(index));
+  auto* c = [self add:Kind::buffer];
+  if (!c) return;
+  c->object = buffer;
+  c->index = index;
+  c->value = offset;
+  if (commands->retained) [buffer retain];
+}
+- (void)setBuffers:(const id<MTLBuffer>*)buffers offsets:(const NSUInteger*)offsets withRange:(NSRange)range {
+  for (NSUInteger i = 0; i < range.length; i++) {
+    [self setBuffer:buffers[i] offset:offsets[i] atIndex:range.location + i];
+    if (i) fake::count_call(-1);
+  }
+}
+- (void)setBytes:(const void*)bytes length:(NSUInteger)length atIndex:(NSUInteger)index {
+  if (length > 4096) return fake::violation("set-bytes", "setBytes: of " + std::to_string(length) + " bytes; the limit is 4096");
+  if (length == 0 || index > 30) return fake::violation("set-bytes", "setBytes: of no bytes, or past index 30");
+  auto* c = [self add:Kind::bytes];
+  if (!c) return;
+  c->index = index;
+  c->bytes.assign(static_cast<const uint8_t*>(bytes), static_cast<const uint8_t*>(bytes) + length);
+}
+- (void)setThreadgroupMemoryLength:(NSUInteger)length atIndex:(NSUInteger)index {
+  if (length % 16) fake::violation("threadgroup-memory", "a length of " + std::to_string(length) + ", which is no multiple of 16");
+  if (index > 30) return fake::violation("index", "threadgroup memory index " + std::to_string(index));
+  if (auto* c = [self add:Kind::memory]) c->index = index, c->value = length;
+}
+- (void)memoryBarrierWithScope:(MTLBarrierScope)scope {
+  if (!(scope & MTLBarrierScopeBuffers)) fake::violation("barrier", "a barrier that does not order buffers");
+  [self add:Kind::barrier];
+}
+- (void)dispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)threadgroup {
+  if (auto* c = [self add:Kind::dispatch]) c->grid = grid, c->threadgroup = threadgroup;
+}
+- (void)useResources:(const id<MTLResource>*)resources count:(NSUInteger)count usage:(MTLResourceUsage)usage {
+  fake::count_call();
+  for (NSUInteger i = 0; i < count; i++)
+    if (auto* c = [commands add:Kind::use from:self]) c->object = resources[i], c->value = usage;
+}
+- (void)executeCommandsInBuffer:(id<MTLIndirectCommandBuffer>)indirect withRange:(NSRange)range {
+  if (auto* c = [self add:Kind::execute]) c->object = indirect, c->index = range.location, c->value = range.length;
+}
+@end
+
+@interface FakeBlitEncoder : FakeEncoder <MTLBlitCommandEncoder>
+@end
+@implementation FakeBlitEncoder
+- (void)synchronizeResource:(id<MTLResource>)resource {
+  if (auto* c = [commands add:Kind::synchronize from:self]) c->object = resource;
+}
+@end
+
+@interface FakeIndirectCommand : FakeObject <MTLIndirectComputeCommand> {
+ @public
+  FakeIndirect* all;
+  NSUInteger at;
+}
+@end
+@implementation FakeIndirectCommand
+- (fake::Indirect&)command {
+  return (*all->commands)[at];
+}
+- (void)setComputePipelineState:(id<MTLComputePipelineState>)state {
+  if (![state supportIndirectCommandBuffers]) fake::violation("indirect", "a pipeline made without supportIndirectCommandBuffers");
+  [self command].pipeline = (FakePipeline*)state;
+}
+- (void)setKernelBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
+  if (index >= all->most_buffers)
+    return fake::violation("indirect", "buffer index " + std::to_string(index) + " is not below maxKernelBufferBindCount");
+  [self command].bindings[index] = {(FakeBuffer*)buffer, offset, {}, buffer != nil};
+}
+- (void)setBarrier {
+  if ([self command].filled) fake::violation("indirect", "setBarrier after the dispatch");
+  [self command].barrier = true;
+}
+- (void)concurrentDispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)threadgroup {
+  if (![self command].pipeline) fake::violation("no-pipeline", "an indirect dispatch with no pipeline set");
+  [self command].grid = grid;
+  [self command].threadgroup = threadgroup;
+  [self command].filled = true;
+}
+@end
+
+@implementation FakeIndirect
+- (void)dealloc {
+  delete commands;
+  [super dealloc];
+}
+- (NSUInteger)size {
+  return commands->size();
+}
+- (id<MTLIndirectComputeCommand>)indirectComputeCommandAtIndex:(NSUInteger)index {
+  if (index >= commands->size()) {
+    fake::violation("indirect", "command " + std::to_string(index) + " is past the end");
+    return nil;
+  }
+  FakeIndirectCommand* c = [[[FakeIndirectCommand alloc] init] autorelease];
+  c->all = self;
+  c->at = index;
+  return c;
+}
+@end
+
+// -- command buffers ---------------------------------------------------------------------------------------------------
+
+@implementation FakeQueue
+- (FakeCommandBuffer*)make:(BOOL)retained {
+  if (fake::fault("command_buffer")) return nil;
+  if (++open > static_cast<long>(limit)) fake::violation("queue-full", "more command buffers than the queue has; Metal would block here");
+  FakeCommandBuffer* commands = [[[FakeCommandBuffer alloc] init] autorelease];
+  commands->queue = [self retain];
+  commands->retained = retained;
+  return commands;
+}
+- (id<MTLCommandBuffer>)commandBuffer {
+  return [self make:YES];
+}
+- (id<MTLCommandBuffer>)commandBufferWithUnretainedReferences {
+  return [self make:NO];
+}
+- (void)addResidencySet:(id<MTLResidencySet>)set {
+  (void)set;
+}
+@end
+
+@implementation FakeCommandBuffer
+- (id)init {
+  self = [super init];
+  log = new std::vector<fake::Command>;
+  log->reserve(16);
+  return self;
+}
+- (void)dealloc {
+  if (encoder) fake::violation("not-ended", "a command buffer is deallocated with an encoder open");
+  if (status_ == MTLCommandBufferStatusCommitted)
+    fake::violation("dropped-in-flight", "a command buffer is deallocated before it is done, and nobody has read its status");
+  if (retained)
+    for (fake::Command& c : *log)
+      if (c.kind == Kind::buffer) [c.object release];
+  if (status_ < MTLCommandBufferStatusCompleted) queue->open--;
+  delete log;
+  [error_ release];
+  [queue release];
+  [super dealloc];
+}
+- (BOOL)retainedReferences {
+  return retained;
+}
+- (fake::Command*)add:(Kind)kind from:(id)from {
+  if (status_ != MTLCommandBufferStatusNotEnqueued) {
+    fake::violation("use-after-commit", "a call that encodes into a command buffer after its commit");
+    return nullptr;
+  }
+  if (from && ((FakeEncoder*)from)->ended) {
+    fake::violation("use-after-end", "a call of an encoder after endEncoding");
+    return nullptr;
+  }
+  if (!from && encoder) fake::violation("encoder-open", "a command buffer is encoded into while an encoder is open");
+  log->emplace_back(kind);
+  return &log->back();
+}
+- (id)open:(Class)kind {
+  if (status_ != MTLCommandBufferStatusNotEnqueued) {
+    fake::violation("use-after-commit", "an encoder is asked of a command buffer after its commit");
+    return nil;
+  }
+  if (encoder) fake::violation("encoder-open", "a second encoder is opened before endEncoding of the first");
+  if (fake::fault("encoder")) return nil;
+  FakeEncoder* e = [[[kind alloc] init] autorelease];
+  e->commands = self;
+  encoder = e;
+  return e;
+}
+- (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDispatchType:(MTLDispatchType)type {
+  FakeComputeEncoder* e = [self open:[FakeComputeEncoder class]];
+  if (e) [self add:Kind::begin from:e]->value = type;
+  return e;
+}
+- (id<MTLComputeCommandEncoder>)computeCommandEncoderWithDescriptor:(MTLComputePassDescriptor*)descriptor {
+  FakeComputeEncoder* e = [self open:[FakeComputeEncoder class]];
+  if (!e) return nil;
+  auto* c = [self add:Kind::begin from:e];
+  MTLComputePassSampleBufferAttachmentDescriptor* a = [[descriptor sampleBufferAttachments] objectAtIndexedSubscript:0];
+  c->value = [descriptor dispatchType];
+  c->object = [a sampleBuffer];
+  c->index = [a startOfEncoderSampleIndex];
+  c->more = [a endOfEncoderSampleIndex];
+  if (c->object && std::max(c->index, c->more) >= [(FakeSamples*)c->object sampleCount]) {
+    fake::violation("samples", "a sample index past the end of the sample buffer");
+    c->object = nil;
+  }
+  return e;
+}
+- (id<MTLBlitCommandEncoder>)blitCommandEncoder {
+  FakeBlitEncoder* e = [self open:[FakeBlitEncoder class]];
+  if (e) [self add:Kind::begin from:e];
+  return e;
+}
+- (void)encodeSignalEvent:(id<MTLEvent>)event value:(uint64_t)value {
+  if (auto* c = [self add:Kind::signal from:nil]) c->object = event, c->value = value;
+}
+- (void)encodeWaitForEvent:(id<MTLEvent>)event value:(uint64_t)value {
+  if (auto* c = [self add:Kind::wait from:nil]) c->object = event, c->value = value;
+}
+- (void)commit {
+  if (status_ != MTLCommandBufferStatusNotEnqueued)
+    return fake::violation("double-commit", "commit of a command buffer that was committed");
+  if (encoder) fake::violation("not-ended", "commit before endEncoding");
+  {
+    std::lock_guard lock(fake::gpu_mutex);
+    status_ = MTLCommandBufferStatusCommitted;
+    fake::pending.push_back(self);
+    fake::set_in_flight(self, true);
+  }
+  if (fake::settings.run_on_commit) [self waitUntilCompleted];
+}
+- (void)waitUntilCompleted {
+  std::lock_guard lock(fake::gpu_mutex);
+  if (status_ == MTLCommandBufferStatusNotEnqueued) return fake::violation("wait", "waitUntilCompleted before commit");
+  while (status_ < MTLCommandBufferStatusCompleted && !fake::pending.empty()) {
+    FakeCommandBuffer* next = fake::pending.front();
+    fake::pending.erase(fake::pending.begin());
+    [next run];
+  }
+}
+- (void)run {
+  double begin = fake::now();
+  int code = 0;
+  if (fake::fault("command_buffer_status", &code)) [self fails:"injected: the GPU hung" code:code];
+  fake::Pass pass(self);
+  if (!error_)
+    for (fake::Command& c : *log) {
+      if (error_ && c.kind != Kind::signal) continue;  // the rest of a failed command buffer does not run
+      fake::step(pass, c);
+    }
+  start = fake::settings.timestamps ? begin : 0;
+  finish = fake::settings.timestamps ? fake::now() : 0;
+  fake::set_in_flight(self, false);
+  queue->open--;
+  status_ = error_ ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
+}
+- (void)fails:(const std::string&)text code:(NSInteger)code {
+  if (error_) return;
+  error_ = [fake::error(@"MTLCommandBufferErrorDomain", code, text) retain];
+}
+- (MTLCommandBufferStatus)status {
+  std::lock_guard lock(fake::gpu_mutex);
+  return status_;
+}
+- (NSError*)error {
+  return error_;
+}
+- (CFTimeInterval)GPUStartTime {
+  return start;
+}
+- (CFTimeInterval)GPUEndTime {
+  return finish;
+}
+@end

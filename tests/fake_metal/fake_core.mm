@@ -1,0 +1,171 @@
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+#include "../../csrc/core/error.h"
+#include "fake.h"
+
+namespace fake {
+namespace {
+
+std::mutex mutex;
+std::vector<std::string> violations;
+std::map<std::string, std::pair<int, int>> faults;  // name -> how many, code
+std::map<std::string, long> live;
+std::atomic<long> calls{0};
+
+using CompileFunction = int (*)(const char* source, const char* kernel, const char* constants, char* out, size_t size);
+CompileFunction compile_function = nullptr;
+
+std::string ask_compiler(const std::string& source, const char* kernel, const std::string& constants) {
+  if (!compile_function)
+    throw metalmm::Error(metalmm::ErrorKind::device, "fake Metal: no compiler was given; run through tests/on_fake_metal.py");
+  std::vector<char> out(1 << 20);
+  int failed = compile_function(source.c_str(), kernel, constants.c_str(), out.data(), out.size());
+  if (failed) throw metalmm::Error(metalmm::ErrorKind::compile, out.data());
+  return out.data();
+}
+
+size_t copy_out(const std::string& text, char* out, size_t size) {
+  size_t count = std::min(text.size(), size - 1);
+  std::memcpy(out, text.data(), count);
+  out[count] = 0;
+  return text.size();
+}
+
+}  // namespace
+
+Settings settings;
+
+void violation(const std::string& rule, const std::string& what) {
+  std::lock_guard lock(mutex);
+  violations.push_back(rule + ": " + what);
+}
+
+bool fault(const char* name, int* code) {
+  std::lock_guard lock(mutex);
+  auto it = faults.find(name);
+  if (it == faults.end() || it->second.first == 0) return false;
+  it->second.first--;
+  if (code) *code = it->second.second;
+  return true;
+}
+
+void count_call(long n) { calls.fetch_add(n, std::memory_order_relaxed); }
+
+void count(id object, int change) {
+  std::lock_guard lock(mutex);
+  live[object_getClassName(object)] += change;
+}
+
+NSError* error(NSString* domain, NSInteger code, const std::string& text) {
+  NSString* description = [NSString stringWithUTF8String:text.c_str()];
+  return [NSError errorWithDomain:domain
+                             code:code
+                         userInfo:[NSDictionary dictionaryWithObject:description forKey:NSLocalizedDescriptionKey]];
+}
+
+std::string text(NSString* s) { return s ? [s UTF8String] : ""; }
+
+metalmm::cpu::CpuDevice& cpu() {
+  static auto* device = new std::shared_ptr<metalmm::cpu::CpuDevice>(std::make_shared<metalmm::cpu::CpuDevice>([] {
+    metalmm::cpu::CpuOptions options;
+    if (const char* threads = std::getenv("METALMM_CPU_THREADS")) options.threads = static_cast<unsigned>(std::atoi(threads));
+    return options;
+  }()));
+  return **device;
+}
+
+std::shared_ptr<metalmm::Pipeline> compile(const Kernel& kernel) {
+  metalmm::PipelineSource source;
+  source.kernel = kernel.name;
+  source.code = ask_compiler(kernel.source, kernel.name.c_str(), kernel.constants);
+  return cpu().load_pipeline(source);
+}
+
+std::vector<std::string> describe(const std::string& source) {
+  static auto* known = new std::map<std::string, std::vector<std::string>>;
+  {
+    std::lock_guard lock(mutex);
+    if (auto it = known->find(source); it != known->end()) return it->second;
+  }
+  std::vector<std::string> lines;
+  std::string all = ask_compiler(source, nullptr, "");
+  for (size_t at = 0; at < all.size();) {
+    size_t end = std::min(all.find('\n', at), all.size());
+    lines.push_back(all.substr(at, end - at));
+    at = end + 1;
+  }
+  std::lock_guard lock(mutex);
+  (*known)[source] = lines;
+  return lines;
+}
+
+}  // namespace fake
+
+// What Python's ctypes sees; tests/on_fake_metal.py.
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void fake_metal_set_compiler(fake::CompileFunction function) { fake::compile_function = function; }
+
+EXPORT size_t fake_metal_take_violations(char* out, size_t size) {
+  std::lock_guard lock(fake::mutex);
+  std::string all;
+  for (auto& v : fake::violations) all += v + "\n";
+  fake::violations.clear();
+  return fake::copy_out(all, out, size);
+}
+
+// Lines "CLASS COUNT" of the objects that are alive.
+EXPORT size_t fake_metal_live(char* out, size_t size) {
+  std::lock_guard lock(fake::mutex);
+  std::string all;
+  for (auto& [name, n] : fake::live)
+    if (n) all += name + " " + std::to_string(n) + "\n";
+  return fake::copy_out(all, out, size);
+}
+
+EXPORT void fake_metal_inject(const char* name, int count, int code) {
+  std::lock_guard lock(fake::mutex);
+  fake::faults[name] = {count, code};
+}
+
+EXPORT int fake_metal_set(const char* name, int value) {
+  fake::Settings& s = fake::settings;
+  std::map<std::string, bool*> flags = {{"unified_memory", &s.unified_memory},
+                                        {"counters", &s.counters},
+                                        {"residency_sets", &s.residency_sets},
+                                        {"timestamps", &s.timestamps},
+                                        {"run_on_commit", &s.run_on_commit}};
+  if (std::string(name) == "apple_family") return s.apple_family = value, 1;
+  auto it = flags.find(name);
+  if (it == flags.end()) return 0;
+  *it->second = value != 0;
+  return 1;
+}
+
+EXPORT long fake_metal_take_calls() { return fake::calls.exchange(0); }
+
+@implementation FakeObject
+- (id)init {
+  self = [super init];
+  fake::count(self, 1);
+  return self;
+}
+- (void)dealloc {
+  fake::count(self, -1);
+  [label_ release];
+  [super dealloc];
+}
+- (NSString*)label {
+  return label_;
+}
+- (void)setLabel:(NSString*)label {
+  [label_ autorelease];
+  label_ = [label copy];
+}
+- (id<MTLDevice>)device {
+  return [MTLCreateSystemDefaultDevice() autorelease];
+}
+@end

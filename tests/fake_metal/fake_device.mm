@@ -1,0 +1,704 @@
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "../../csrc/core/error.h"
+#include "fake.h"
+
+NSString* const MTLCommonCounterSetTimestamp = @"timestamp";
+
+namespace {
+
+// Classes of Metal that only carry values keep them here, by selector.
+struct Values {
+  std::map<std::string, int64_t> numbers;
+  std::map<std::string, id> objects;
+  ~Values() {
+    for (auto& [key, object] : objects) [object release];
+  }
+  void set(const char* key, id object) {
+    [object retain];
+    [objects[key] release];
+    objects[key] = object;
+  }
+};
+Values& values(void*& state) {
+  if (!state) state = new Values;
+  return *static_cast<Values*>(state);
+}
+
+bool store(NSError** where, NSError* error) {
+  if (where) *where = error;
+  return false;
+}
+
+std::mutex buffers_mutex;
+std::set<FakeBuffer*> live_buffers;
+std::vector<FakeCommandBuffer*> in_flight;
+
+std::string archive_key(const fake::Kernel& k) {
+  return std::to_string(std::hash<std::string>()(k.source + '\n' + k.name + '\n' + k.constants));
+}
+
+}  // namespace
+
+#define VALUES values(fakeState)
+#define NUMBER(type, getter, setter)          \
+  -(type)getter {                             \
+    return (type)VALUES.numbers[#getter];     \
+  }                                           \
+  -(void)setter : (type)value {               \
+    VALUES.numbers[#getter] = (int64_t)value; \
+  }
+#define OBJECT(type, getter, setter) \
+  -(type)getter {                    \
+    return VALUES.objects[#getter];  \
+  }                                  \
+  -(void)setter : (type)value {      \
+    VALUES.set(#getter, value);      \
+  }
+#define LIFE                                \
+  -(id)init {                               \
+    self = [super init];                    \
+    fake::count(self, 1);                   \
+    return self;                            \
+  }                                         \
+  -(void)dealloc {                          \
+    delete static_cast<Values*>(fakeState); \
+    fake::count(self, -1);                  \
+    [super dealloc];                        \
+  }                                         \
+  -(id)copyWithZone : (NSZone*)zone {       \
+    (void)zone;                             \
+    return [self retain];                   \
+  }
+
+// clang-format off
+@implementation MTLCompileOptions
+LIFE
+NUMBER(MTLMathMode, mathMode, setMathMode)
+NUMBER(BOOL, fastMathEnabled, setFastMathEnabled)
+NUMBER(MTLLanguageVersion, languageVersion, setLanguageVersion)
+@end
+
+@implementation MTLComputePipelineDescriptor
+LIFE
+OBJECT(NSString*, label, setLabel)
+OBJECT(id<MTLFunction>, computeFunction, setComputeFunction)
+OBJECT(NSArray*, binaryArchives, setBinaryArchives)
+NUMBER(BOOL, supportIndirectCommandBuffers, setSupportIndirectCommandBuffers)
+@end
+
+@implementation MTLBinaryArchiveDescriptor
+LIFE
+OBJECT(NSURL*, url, setUrl)
+@end
+
+@implementation MTLIndirectCommandBufferDescriptor
+LIFE
+NUMBER(MTLIndirectCommandType, commandTypes, setCommandTypes)
+NUMBER(BOOL, inheritPipelineState, setInheritPipelineState)
+NUMBER(BOOL, inheritBuffers, setInheritBuffers)
+NUMBER(NSUInteger, maxKernelBufferBindCount, setMaxKernelBufferBindCount)
+NUMBER(NSUInteger, maxKernelThreadgroupMemoryBindCount, setMaxKernelThreadgroupMemoryBindCount)
+@end
+
+@implementation MTLCounterSampleBufferDescriptor
+LIFE
+OBJECT(id<MTLCounterSet>, counterSet, setCounterSet)
+NUMBER(MTLStorageMode, storageMode, setStorageMode)
+NUMBER(NSUInteger, sampleCount, setSampleCount)
+@end
+
+@implementation MTLResidencySetDescriptor
+LIFE
+NUMBER(NSUInteger, initialCapacity, setInitialCapacity)
+@end
+
+@implementation MTLComputePassSampleBufferAttachmentDescriptor
+LIFE
+OBJECT(id<MTLCounterSampleBuffer>, sampleBuffer, setSampleBuffer)
+NUMBER(NSUInteger, startOfEncoderSampleIndex, setStartOfEncoderSampleIndex)
+NUMBER(NSUInteger, endOfEncoderSampleIndex, setEndOfEncoderSampleIndex)
+@end
+
+@implementation MTLComputePassSampleBufferAttachmentDescriptorArray
+LIFE
+- (MTLComputePassSampleBufferAttachmentDescriptor*)objectAtIndexedSubscript:(NSUInteger)index {
+  if (index > 3) fake::violation("sample-attachment", "index " + std::to_string(index) + " is not in 0 to 3");
+  if (!VALUES.objects["first"]) VALUES.objects["first"] = [[MTLComputePassSampleBufferAttachmentDescriptor alloc] init];
+  return VALUES.objects["first"];
+}
+@end
+
+@implementation MTLComputePassDescriptor
+LIFE
++ (MTLComputePassDescriptor*)computePassDescriptor {
+  return [[[MTLComputePassDescriptor alloc] init] autorelease];
+}
+NUMBER(MTLDispatchType, dispatchType, setDispatchType)
+- (MTLComputePassSampleBufferAttachmentDescriptorArray*)sampleBufferAttachments {
+  if (!VALUES.objects["all"]) VALUES.objects["all"] = [[MTLComputePassSampleBufferAttachmentDescriptorArray alloc] init];
+  return VALUES.objects["all"];
+}
+@end
+
+@implementation MTLCaptureDescriptor
+LIFE
+OBJECT(id, captureObject, setCaptureObject)
+OBJECT(NSURL*, outputURL, setOutputURL)
+NUMBER(MTLCaptureDestination, destination, setDestination)
+@end
+// clang-format on
+
+@implementation MTLCaptureManager
++ (MTLCaptureManager*)sharedCaptureManager {
+  static MTLCaptureManager* manager = [[MTLCaptureManager alloc] init];
+  return manager;
+}
+- (BOOL)supportsDestination:(MTLCaptureDestination)destination {
+  return destination == MTLCaptureDestinationGPUTraceDocument && getenv("METAL_CAPTURE_ENABLED");
+}
+- (BOOL)startCaptureWithDescriptor:(MTLCaptureDescriptor*)descriptor error:(NSError**)error {
+  if (VALUES.numbers["capturing"])
+    return store(error, fake::error(@"MTLCaptureError", MTLCaptureErrorAlreadyCapturing, "already capturing"));
+  if (![descriptor captureObject])
+    return store(error, fake::error(@"MTLCaptureError", MTLCaptureErrorInvalidDescriptor, "no capture object"));
+  std::ofstream(fake::text([[descriptor outputURL] path])) << "fake trace\n";
+  VALUES.numbers["capturing"] = 1;
+  return YES;
+}
+- (void)stopCapture {
+  VALUES.numbers["capturing"] = 0;
+}
+- (BOOL)isCapturing {
+  return VALUES.numbers["capturing"] != 0;
+}
+@end
+
+@implementation MTLFunctionConstant
+LIFE - (NSString*)name { return VALUES.objects["name"]; }
+- (MTLDataType)type {
+  return (MTLDataType)VALUES.numbers["type"];
+}
+- (NSUInteger)index {
+  return (NSUInteger)VALUES.numbers["index"];
+}
+@end
+
+namespace {
+
+const std::pair<const char*, MTLDataType> kTypes[] = {
+    {"bool", MTLDataTypeBool},   {"int", MTLDataTypeInt},     {"uint", MTLDataTypeUInt},     {"float", MTLDataTypeFloat},
+    {"half", MTLDataTypeHalf},   {"short", MTLDataTypeShort}, {"ushort", MTLDataTypeUShort}, {"char", MTLDataTypeChar},
+    {"uchar", MTLDataTypeUChar}, {"long", MTLDataTypeLong},   {"ulong", MTLDataTypeULong}};
+
+MTLDataType type_named(const std::string& name) {
+  for (auto& [key, type] : kTypes)
+    if (name == key) return type;
+  return MTLDataTypeFloat2;  // one that the library must refuse
+}
+
+std::string literal(const void* value, MTLDataType type) {
+  auto read = [&](auto x) {
+    std::memcpy(&x, value, sizeof(x));
+    return x;
+  };
+  switch (type) {
+    case MTLDataTypeBool:
+      return read(uint8_t{}) ? "True" : "False";
+    case MTLDataTypeInt:
+      return std::to_string(read(int32_t{}));
+    case MTLDataTypeUInt:
+      return std::to_string(read(uint32_t{}));
+    case MTLDataTypeShort:
+      return std::to_string(read(int16_t{}));
+    case MTLDataTypeUShort:
+      return std::to_string(read(uint16_t{}));
+    case MTLDataTypeChar:
+      return std::to_string(static_cast<int>(read(int8_t{})));
+    case MTLDataTypeUChar:
+      return std::to_string(static_cast<int>(read(uint8_t{})));
+    case MTLDataTypeLong:
+      return std::to_string(read(int64_t{}));
+    case MTLDataTypeULong:
+      return std::to_string(read(uint64_t{}));
+    case MTLDataTypeFloat:
+      return std::to_string(read(float{}));
+    case MTLDataTypeHalf: {
+      __fp16 h;
+      std::memcpy(&h, value, 2);
+      return std::to_string(static_cast<float>(h));
+    }
+    default:
+      fake::violation("constant-type", "a function constant of type " + std::to_string(type));
+      return "0";
+  }
+}
+
+}  // namespace
+
+@implementation MTLFunctionConstantValues
+LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIndex : (NSUInteger)index {
+  NSString* text = [NSString stringWithUTF8String:(std::to_string(index) + "=" + literal(value, type)).c_str()];
+  VALUES.set(std::to_string(index).c_str(), text);
+}
+- (NSString*)all {
+  std::string all;
+  for (auto& [key, object] : VALUES.objects) all += fake::text(object) + ";";
+  return [NSString stringWithUTF8String:all.c_str()];
+}
+@end
+@interface MTLFunctionConstantValues (Fake)
+- (NSString*)all;
+@end
+
+@implementation FakeFunction
+- (void)dealloc {
+  delete kernel;
+  [super dealloc];
+}
+- (NSString*)name {
+  return [NSString stringWithUTF8String:kernel->name.c_str()];
+}
+- (NSDictionary*)functionConstantsDictionary {
+  NSMutableDictionary* found = [NSMutableDictionary dictionary];
+  for (const std::string& line : fake::describe(kernel->source)) {
+    std::istringstream in(line);
+    std::string what, name, type;
+    int64_t index;
+    if (!(in >> what >> name >> index >> type) || what != "constant") continue;
+    MTLFunctionConstant* c = [[[MTLFunctionConstant alloc] init] autorelease];
+    values(c->fakeState).numbers["index"] = index;
+    values(c->fakeState).numbers["type"] = (int64_t)type_named(type);
+    values(c->fakeState).set("name", [NSString stringWithUTF8String:name.c_str()]);
+    [found setObject:c forKey:[c name]];
+  }
+  return found;
+}
+@end
+
+@interface FakeLibrary : FakeObject <MTLLibrary> {
+ @public
+  std::string* source;
+}
+@end
+@implementation FakeLibrary
+- (void)dealloc {
+  delete source;
+  [super dealloc];
+}
+- (NSArray*)functionNames {
+  NSMutableArray* names = [NSMutableArray array];
+  for (const std::string& line : fake::describe(*source))
+    if (line.rfind("kernel ", 0) == 0) [names addObject:[NSString stringWithUTF8String:line.c_str() + 7]];
+  return names;
+}
+- (id<MTLFunction>)newFunctionWithName:(NSString*)name {
+  if (![[self functionNames] containsObject:name]) return nil;
+  FakeFunction* f = [[FakeFunction alloc] init];
+  f->kernel = new fake::Kernel{*source, fake::text(name), ""};
+  return f;
+}
+- (id<MTLFunction>)newFunctionWithName:(NSString*)name constantValues:(MTLFunctionConstantValues*)given error:(NSError**)error {
+  FakeFunction* f = (FakeFunction*)[self newFunctionWithName:name];
+  if (!f) return nil;
+  f->kernel->constants = fake::text([given all]);
+  try {
+    fake::compile(*f->kernel);
+  } catch (const metalmm::Error& e) {
+    [f release];
+    store(error, fake::error(@"MTLLibraryErrorDomain", MTLLibraryErrorCompileFailure, e.what()));
+    return nil;
+  }
+  return f;
+}
+@end
+
+// -- pipelines ---------------------------------------------------------------------------------------------------------
+
+@interface FakeBinding : NSObject <MTLBufferBinding, MTLThreadgroupBinding> {
+ @public
+  metalmm::KernelArgument argument;
+}
+@end
+@implementation FakeBinding
+- (MTLBindingType)type {
+  return argument.kind == metalmm::KernelArgument::Kind::buffer ? MTLBindingTypeBuffer : MTLBindingTypeThreadgroupMemory;
+}
+- (MTLBindingAccess)access {
+  return argument.is_const ? MTLBindingAccessReadOnly : MTLBindingAccessReadWrite;
+}
+- (NSUInteger)index {
+  return argument.index;
+}
+- (NSUInteger)bufferDataSize {
+  return argument.bytes;
+}
+- (NSUInteger)threadgroupMemoryDataSize {
+  return argument.bytes;
+}
+@end
+
+@implementation MTLComputePipelineReflection
+- (NSArray*)bindings {
+  return static_cast<id>(fakeState);
+}
+- (void)dealloc {
+  [static_cast<id>(fakeState) release];
+  [super dealloc];
+}
+@end
+
+@implementation FakePipeline
+- (void)dealloc {
+  delete pipeline;
+  [super dealloc];
+}
+- (NSUInteger)maxTotalThreadsPerThreadgroup {
+  return (*pipeline)->max_threads;
+}
+- (NSUInteger)threadExecutionWidth {
+  return 32;
+}
+- (NSUInteger)staticThreadgroupMemoryLength {
+  return (*pipeline)->static_threadgroup_bytes;
+}
+- (BOOL)supportIndirectCommandBuffers {
+  return indirect;
+}
+@end
+
+@interface FakeArchive : FakeObject <MTLBinaryArchive> {
+ @public
+  std::set<std::string>* keys;
+}
+@end
+@implementation FakeArchive
+- (void)dealloc {
+  delete keys;
+  [super dealloc];
+}
+- (BOOL)addComputePipelineFunctionsWithDescriptor:(MTLComputePipelineDescriptor*)descriptor error:(NSError**)error {
+  if (fake::fault("archive_add"))
+    return store(error, fake::error(@"MTLBinaryArchiveDomain", MTLBinaryArchiveErrorCompilationFailure, "cannot add"));
+  keys->insert(archive_key(*((FakeFunction*)[descriptor computeFunction])->kernel));
+  return YES;
+}
+- (BOOL)serializeToURL:(NSURL*)url error:(NSError**)error {
+  if (fake::fault("archive_save"))
+    return store(error, fake::error(@"MTLBinaryArchiveDomain", MTLBinaryArchiveErrorInternalError, "no space left"));
+  std::ofstream out(fake::text([url path]));
+  out << "fake archive\n";
+  for (auto& k : *keys) out << k << "\n";
+  return out.good() ? YES : store(error, fake::error(@"MTLBinaryArchiveDomain", MTLBinaryArchiveErrorInvalidFile, "cannot be written"));
+}
+@end
+
+// -- memory ------------------------------------------------------------------------------------------------------------
+
+@implementation FakeBuffer
++ (bool)alive:(id)buffer {
+  std::lock_guard lock(buffers_mutex);
+  return live_buffers.count((FakeBuffer*)buffer) != 0;
+}
+- (id)init {
+  self = [super init];
+  std::lock_guard lock(buffers_mutex);
+  live_buffers.insert(self);
+  return self;
+}
+- (void)dealloc {
+  {
+    std::lock_guard lock(buffers_mutex);
+    live_buffers.erase(self);
+    for (FakeCommandBuffer* commands : in_flight)
+      if (fake::uses(commands, self)) {
+        fake::violation("freed-in-flight", "a buffer of " + std::to_string(length_) +
+                                               " bytes is deallocated while a command buffer that uses it is in flight");
+        break;
+      }
+  }
+  delete memory;
+  delete managed;
+  [super dealloc];
+}
+- (NSUInteger)length {
+  return length_;
+}
+- (void*)contents {
+  return (*memory)->data();
+}
+- (uint8_t*)gpu {
+  return managed ? (*managed)->data() : (*memory)->data();
+}
+- (MTLStorageMode)storageMode {
+  return managed ? MTLStorageModeManaged : MTLStorageModeShared;
+}
+- (void)didModifyRange:(NSRange)range {
+  if (!managed)
+    fake::violation("did-modify", "didModifyRange: of a buffer that is not managed");
+  else if (range.location + range.length > length_)
+    fake::violation("did-modify", "didModifyRange: past the end");
+  else
+    std::memcpy((*managed)->data() + range.location, (*memory)->data() + range.location, range.length);
+}
+@end
+
+@implementation FakeResidencySet
+- (id)init {
+  self = [super init];
+  added = new std::set<id>;
+  committed = new std::set<id>;
+  return self;
+}
+- (void)dealloc {
+  delete added;
+  delete committed;
+  [super dealloc];
+}
+- (void)addAllocation:(id<MTLAllocation>)allocation {
+  added->insert(allocation);
+}
+- (void)removeAllocation:(id<MTLAllocation>)allocation {
+  if (!added->erase(allocation)) fake::violation("residency", "removeAllocation: of something that was not added");
+}
+- (void)commit {
+  *committed = *added;
+}
+@end
+
+// -- counters, events --------------------------------------------------------------------------------------------------
+
+@interface FakeCounterSet : FakeObject <MTLCounterSet>
+@end
+@implementation FakeCounterSet
+- (NSString*)name {
+  return MTLCommonCounterSetTimestamp;
+}
+@end
+
+@implementation FakeSamples
+- (void)dealloc {
+  delete times;
+  [super dealloc];
+}
+- (NSUInteger)sampleCount {
+  return times->size();
+}
+- (NSData*)resolveCounterRange:(NSRange)range {
+  if (range.location + range.length > times->size()) {
+    fake::violation("samples", "resolveCounterRange: past the end");
+    return nil;
+  }
+  if (fake::fault("resolve_counters")) return nil;
+  return [NSData dataWithBytes:times->data() + range.location length:range.length * sizeof(uint64_t)];
+}
+@end
+
+@implementation FakeSharedEvent
+- (uint64_t)signaledValue {
+  return value.load();
+}
+@end
+
+// -- the device --------------------------------------------------------------------------------------------------------
+
+@implementation FakeDevice
+- (NSString*)name {
+  return @"Fake GPU (CPU device)";
+}
+- (uint64_t)registryID {
+  return 1;
+}
+- (BOOL)hasUnifiedMemory {
+  return fake::settings.unified_memory;
+}
+- (MTLSize)maxThreadsPerThreadgroup {
+  return MTLSizeMake(1024, 1024, 1024);
+}
+- (NSUInteger)maxThreadgroupMemoryLength {
+  return 32768;
+}
+- (NSUInteger)maxBufferLength {
+  return NSUInteger{1} << 34;
+}
+- (uint64_t)recommendedMaxWorkingSetSize {
+  return uint64_t{1} << 34;
+}
+- (BOOL)supportsFamily:(MTLGPUFamily)family {
+  if (family == MTLGPUFamilyMetal3 || family == MTLGPUFamilyMac2) return YES;
+  return family >= MTLGPUFamilyApple1 && family <= MTLGPUFamilyApple1 + fake::settings.apple_family - 1;
+}
+- (BOOL)supportsCounterSampling:(MTLCounterSamplingPoint)point {
+  return fake::settings.counters && point == MTLCounterSamplingPointAtStageBoundary;  // as Apple silicon
+}
+- (NSArray*)counterSets {
+  return [NSArray arrayWithObject:[[[FakeCounterSet alloc] init] autorelease]];
+}
+- (BOOL)respondsToSelector:(SEL)selector {
+  if (!fake::settings.residency_sets && sel_isEqual(selector, @selector(newResidencySetWithDescriptor:error:))) return NO;
+  return [super respondsToSelector:selector];
+}
+- (id<MTLCommandQueue>)newCommandQueueWithMaxCommandBufferCount:(NSUInteger)count {
+  if (fake::fault("no_queue")) return nil;
+  FakeQueue* queue = [[FakeQueue alloc] init];
+  queue->limit = count;
+  return queue;
+}
+- (id<MTLSharedEvent>)newSharedEvent {
+  return [[FakeSharedEvent alloc] init];
+}
+- (id<MTLResidencySet>)newResidencySetWithDescriptor:(MTLResidencySetDescriptor*)descriptor error:(NSError**)error {
+  (void)descriptor, (void)error;
+  return [[FakeResidencySet alloc] init];
+}
+- (FakeBuffer*)newBuffer:(std::shared_ptr<metalmm::Buffer>)memory options:(MTLResourceOptions)options {
+  FakeBuffer* buffer = [[FakeBuffer alloc] init];
+  buffer->length_ = memory->size();
+  buffer->options_ = options;
+  if ((options & MTLResourceStorageModeMask) == MTLResourceStorageModeManaged) {
+    buffer->managed = new std::shared_ptr<metalmm::Buffer>(fake::cpu().new_buffer(memory->size()));
+    std::memset((*buffer->managed)->data(), 0xff, memory->size());
+  }
+  buffer->memory = new std::shared_ptr<metalmm::Buffer>(std::move(memory));
+  return buffer;
+}
+- (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
+  if (length == 0) fake::violation("buffer-length", "newBufferWithLength: of 0");
+  if (length == 0 || length > [self maxBufferLength] || fake::fault("allocation")) return nil;
+  if (!fake::settings.unified_memory && (options & MTLResourceStorageModeMask) == MTLResourceStorageModeShared)
+    fake::violation("storage", "shared memory on a device of its own memory; managed is meant");
+  try {
+    return [self newBuffer:fake::cpu().new_buffer(length) options:options];
+  } catch (const metalmm::Error&) {
+    return nil;
+  }
+}
+- (id<MTLBuffer>)newBufferWithBytesNoCopy:(void*)bytes
+                                   length:(NSUInteger)length
+                                  options:(MTLResourceOptions)options
+                              deallocator:(void (^)(void*, NSUInteger))deallocator {
+  (void)deallocator;
+  auto page = static_cast<NSUInteger>(getpagesize());
+  if (reinterpret_cast<uintptr_t>(bytes) % page || length % page || length == 0) {
+    fake::violation("no-copy", "newBufferWithBytesNoCopy: of memory that is not whole pages");
+    return nil;
+  }
+  if (fake::fault("wrap")) return nil;
+  return [self newBuffer:std::make_shared<metalmm::Buffer>(bytes, length, false, nullptr) options:options];
+}
+- (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
+  (void)options;
+  try {
+    if (fake::fault("library")) throw metalmm::Error(metalmm::ErrorKind::compile, "program_source:1:1: error: injected");
+    fake::describe(fake::text(source));
+  } catch (const metalmm::Error& e) {
+    store(error, fake::error(@"MTLLibraryErrorDomain", MTLLibraryErrorCompileFailure, e.what()));
+    return nil;
+  }
+  FakeLibrary* library = [[FakeLibrary alloc] init];
+  library->source = new std::string(fake::text(source));
+  return library;
+}
+- (id<MTLBinaryArchive>)newBinaryArchiveWithDescriptor:(MTLBinaryArchiveDescriptor*)descriptor error:(NSError**)error {
+  FakeArchive* archive = [[FakeArchive alloc] init];
+  archive->keys = new std::set<std::string>;
+  if (![descriptor url]) return archive;
+  std::ifstream in(fake::text([[descriptor url] path]));
+  std::string line;
+  if (fake::fault("archive_load") || !std::getline(in, line) || line != "fake archive") {
+    [archive release];
+    store(error, fake::error(@"MTLBinaryArchiveDomain", MTLBinaryArchiveErrorInvalidFile, "not an archive"));
+    return nil;
+  }
+  while (std::getline(in, line)) archive->keys->insert(line);
+  return archive;
+}
+- (id<MTLComputePipelineState>)newComputePipelineStateWithDescriptor:(MTLComputePipelineDescriptor*)descriptor
+                                                             options:(MTLPipelineOption)options
+                                                          reflection:(MTLAutoreleasedComputePipelineReflection*)reflection
+                                                               error:(NSError**)error {
+  FakeFunction* function = (FakeFunction*)[descriptor computeFunction];
+  if (!function) {
+    fake::violation("pipeline", "a descriptor without a function");
+    return nil;
+  }
+  if (options & MTLPipelineOptionFailOnBinaryArchiveMiss) {
+    bool found = false;
+    for (FakeArchive* archive in [descriptor binaryArchives]) found |= archive->keys->count(archive_key(*function->kernel)) != 0;
+    if (!found) {
+      store(error, fake::error(@"MTLBinaryArchiveDomain", MTLBinaryArchiveErrorInternalError, "the archive does not have this pipeline"));
+      return nil;
+    }
+  }
+  FakePipeline* state = nil;
+  try {
+    if (fake::fault("pipeline")) throw metalmm::Error(metalmm::ErrorKind::compile, "injected: the compiler gave up");
+    auto compiled = fake::compile(*function->kernel);
+    state = [[FakePipeline alloc] init];
+    state->pipeline = new std::shared_ptr<metalmm::Pipeline>(std::move(compiled));
+    state->indirect = [descriptor supportIndirectCommandBuffers];
+  } catch (const metalmm::Error& e) {
+    store(error, fake::error(@"MTLLibraryErrorDomain", MTLLibraryErrorCompileFailure, e.what()));
+    return nil;
+  }
+  NSMutableArray* bindings = [[NSMutableArray alloc] init];
+  for (const metalmm::KernelArgument& argument : (*state->pipeline)->arguments) {
+    FakeBinding* b = [[[FakeBinding alloc] init] autorelease];
+    b->argument = argument;
+    [bindings addObject:b];
+  }
+  MTLComputePipelineReflection* r = [[[MTLComputePipelineReflection alloc] init] autorelease];
+  r->fakeState = bindings;
+  if (reflection) *reflection = r;
+  return state;
+}
+- (id<MTLIndirectCommandBuffer>)newIndirectCommandBufferWithDescriptor:(MTLIndirectCommandBufferDescriptor*)descriptor
+                                                       maxCommandCount:(NSUInteger)count
+                                                               options:(MTLResourceOptions)options {
+  (void)options;
+  if ([descriptor commandTypes] != MTLIndirectCommandTypeConcurrentDispatch || [descriptor inheritBuffers] ||
+      [descriptor inheritPipelineState])
+    fake::violation("indirect", "a descriptor that is not for concurrent dispatches with pipelines and buffers of their own");
+  if ([descriptor maxKernelBufferBindCount] > 31) fake::violation("indirect", "more than 31 buffers");
+  if (fake::settings.apple_family < 3) fake::violation("indirect", "this family has no indirect compute commands");
+  if (fake::fault("indirect")) return nil;
+  FakeIndirect* indirect = [[FakeIndirect alloc] init];
+  indirect->commands = new std::vector<fake::Indirect>(count);
+  indirect->most_buffers = [descriptor maxKernelBufferBindCount];
+  indirect->most_memory = [descriptor maxKernelThreadgroupMemoryBindCount];
+  return indirect;
+}
+- (id<MTLCounterSampleBuffer>)newCounterSampleBufferWithDescriptor:(MTLCounterSampleBufferDescriptor*)descriptor error:(NSError**)error {
+  if ([descriptor sampleCount] > 4096) fake::violation("samples", "more than 32 KB of samples");
+  if (fake::fault("counters")) {
+    store(error, fake::error(@"MTLCounterErrorDomain", MTLCounterSampleBufferErrorOutOfMemory, "none left"));
+    return nil;
+  }
+  FakeSamples* samples = [[FakeSamples alloc] init];
+  samples->times = new std::vector<uint64_t>([descriptor sampleCount]);
+  return samples;
+}
+@end
+
+extern "C" id<MTLDevice> MTLCreateSystemDefaultDevice() {
+  static FakeDevice* device = [[FakeDevice alloc] init];  // one, as in Metal; it is never gone
+  return [device retain];
+}
+extern "C" NSArray<id<MTLDevice>>* MTLCopyAllDevices() {
+  id<MTLDevice> device = MTLCreateSystemDefaultDevice();
+  NSArray* all = [[NSArray alloc] initWithObjects:device, nil];
+  [device release];
+  return all;
+}
+
+namespace fake {
+void set_in_flight(FakeCommandBuffer* commands, bool is) {
+  std::lock_guard lock(buffers_mutex);
+  in_flight.erase(std::remove(in_flight.begin(), in_flight.end(), commands), in_flight.end());
+  if (is) in_flight.push_back(commands);
+}
+}  // namespace fake

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Runs a script, or a module with -m, with metalmm built against the fake Metal of tests/fake_metal (`make fake-metal` builds it).
+
+python tests/on_fake_metal.py -m pytest tests/test_matmul.py
+python tests/on_fake_metal.py benchmarks/host_overhead.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = Path(os.environ.get("METALMM_FAKE_BUILD", ROOT / "build" / "fake-metal"))
+
+
+class FakeMetal:
+    """The fake's own door, beside Metal's: what it saw, what it shall do wrong."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        self._library.fake_metal_take_calls.restype = ctypes.c_long
+        function = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t
+        )
+        self._compile = function(self._answer)  # must live as long as the library
+        self._library.fake_metal_set_compiler(self._compile)
+
+    def _text(self, name: str) -> list[str]:
+        out = ctypes.create_string_buffer(1 << 20)
+        getattr(self._library, name)(out, ctypes.c_size_t(len(out)))
+        return out.value.decode().splitlines()
+
+    def take_violations(self) -> list[str]:
+        """Rules that were broken since the last call, "rule: what"."""
+        return self._text("fake_metal_take_violations")
+
+    def live(self) -> dict[str, int]:
+        """Objects that are alive, by class."""
+        return {name: int(count) for name, count in (line.split() for line in self._text("fake_metal_live"))}
+
+    def take_calls(self) -> int:
+        """Calls of compute encoders since the last one."""
+        return int(self._library.fake_metal_take_calls())
+
+    def inject(self, fault: str, count: int = 1, code: int = 0) -> None:
+        """The next `count` times, the fake fails at `fault`; tests/test_metal.py names them."""
+        self._library.fake_metal_inject(fault.encode(), count, code)
+
+    def set(self, name: str, value: int) -> None:
+        """What devices made from now on are like."""
+        if not self._library.fake_metal_set(name.encode(), int(value)):
+            raise ValueError(f"the fake has no setting {name}")
+
+    def misuse(self, name: str) -> None:
+        """Breaks a rule on purpose; tests/fake_metal/misuse.mm."""
+        if not self._library.fake_metal_misuse(name.encode()):
+            raise ValueError(f"no misuse {name}")
+
+    @staticmethod
+    def _answer(source: bytes, kernel: bytes | None, constants: bytes, out: ctypes._Pointer[ctypes.c_char], size: int) -> int:
+        try:
+            answer, failed = _compile(source.decode(), kernel.decode() if kernel else None, constants.decode()), 0
+        except Exception as error:
+            answer, failed = str(error), 1
+        text = answer.encode()[: size - 1] + b"\0"
+        ctypes.memmove(out, text, len(text))
+        return failed
+
+
+def _compile(source: str, kernel: str | None, constants: str) -> str:
+    """A module's path; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
+    from metalmm import compiler
+    from metalmm.lowering import Lowering
+
+    if kernel is not None:
+        pairs = (part.split("=", 1) for part in constants.split(";") if part)
+        values = {int(index): {"True": True, "False": False}.get(value) for index, value in pairs}
+        given = dict(part.split("=", 1) for part in constants.split(";") if part)
+        numbers = {int(i): values[int(i)] if values[int(i)] is not None else (float(v) if "." in v else int(v)) for i, v in given.items()}
+        return str(compiler.build(source, kernel, numbers))
+    program = Lowering(compiler.preprocess(source, "program_source"), "program_source")
+    lines = [f"kernel {name}" for name in program.kernel_names()]
+    tokens = program.source.tokens
+    for d in program.declarations:
+        for a in d.attributes:
+            if "function_constant" in a.names and not d.is_function:
+                first = tokens[d.start : d.end]
+                words = [t.text for t in first if t.kind == "name" and t.text not in ("constant", "const", "constexpr", "static")]
+                lines.append(f"constant {d.name} {program._integer(a.names['function_constant'])} {words[0]}")
+    return "\n".join(lines)
+
+
+def install() -> FakeMetal:
+    """Makes `import metalmm` find the build with the fake, and gives the fake its compiler."""
+    # An editable install finds its own build first, whatever sys.path says.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
+    sys.path.insert(0, str(BUILD))
+    import metalmm
+
+    assert str(BUILD) in metalmm._core.__file__, f"{metalmm._core.__file__}: run tests/fake_metal.sh first"
+    return FakeMetal(metalmm._core.__file__)
+
+
+fake: FakeMetal | None = None
+
+
+def main() -> None:
+    global fake
+    sys.modules["on_fake_metal"] = sys.modules["__main__"]  # for tests that import it
+    fake = install()
+    if sys.argv[1] == "-m":
+        module = sys.argv[2]
+        sys.argv = sys.argv[2:]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = sys.argv[1:]
+        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
