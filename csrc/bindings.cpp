@@ -673,8 +673,14 @@ NB_MODULE(_core, m) {
       .def_prop_ro(
           "device", [](const BatchTiming& t) { return t.device < 0 ? std::nullopt : std::optional<double>(t.device); },
           "The device's own work; None where it cannot tell.")
-      .def_ro("dispatches", &BatchTiming::dispatches,
-              "The device's own work on each dispatch, of a batch with per_dispatch=True; empty where it cannot tell.")
+      .def_prop_ro(
+          "dispatches",
+          [](const BatchTiming& t) {
+            std::vector<std::optional<double>> all;
+            for (double s : t.dispatches) all.push_back(s < 0 ? std::nullopt : std::optional<double>(s));
+            return all;
+          },
+          "The device's own work on each dispatch, of a batch with per_dispatch=True; empty where it cannot tell.")
       .def_ro("calls", &BatchTiming::calls, "Calls of the device's encoder that the batch made; 0 on the CPU device.")
       .def("__repr__", [](const BatchTiming& t) {
         auto us = [](double s) { return std::to_string(s * 1e6) + "us"; };

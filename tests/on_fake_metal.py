@@ -7,7 +7,9 @@ python tests/on_fake_metal.py benchmarks/host_overhead.py
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import os
 import runpy
 import sys
@@ -99,6 +101,7 @@ def install() -> FakeMetal:
     # An editable install finds its own build first, whatever sys.path says.
     sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in type(finder).__name__]
     sys.path.insert(0, str(BUILD))
+    atexit.register(_check_exit)  # before metalmm's own, so that it runs after it
     import metalmm
 
     assert str(BUILD) in metalmm._core.__file__, f"{metalmm._core.__file__}: run tests/fake_metal.sh first"
@@ -106,6 +109,18 @@ def install() -> FakeMetal:
 
 
 fake: FakeMetal | None = None
+
+
+def _check_exit() -> None:
+    """Everything must be gone, once all devices are closed, and every rule kept."""
+    assert fake
+    gc.collect()
+    wrong = fake.take_violations()
+    if leaked := {name: count for name, count in fake.live().items() if name != "FakeDevice"}:
+        wrong.append(f"leak: alive at exit: {leaked}")
+    if wrong:
+        print("fake Metal:", *wrong, sep="\n  ", file=sys.stderr, flush=True)
+        os._exit(86)
 
 
 def main() -> None:

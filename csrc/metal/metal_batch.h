@@ -20,7 +20,7 @@ class Staging {
   void copy_out();  // what a dispatch may have written
   template <class Use>
   void for_each(Use&& use) const {
-    for (const Block& b : blocks_) use(static_cast<id<MTLBuffer>>(b.stand_in->native()), b.written);
+    for (const Block& b : blocks_) use(b.stand_in);
   }
 
  private:

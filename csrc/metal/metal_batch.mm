@@ -106,7 +106,7 @@ void MetalSubmission::encode() {
   if (list_->has_host_memory()) {
     staging_.emplace(*device_, *list_);
     staging_->copy_in();
-    staging_->for_each([&](id<MTLBuffer> b, bool) { work_->owned.push_back(std::make_shared<Handle<id>>(Handle<id>::share(b))); });
+    staging_->for_each([&](const std::shared_ptr<Buffer>& b) { work_->owned.push_back(b); });
   }
   if (!device_->unified()) upload();
   list_->for_each([&](size_t i, const Dispatch& d) { encode_one(i, d); });
@@ -240,7 +240,7 @@ void MetalSubmission::synchronize() {
   list_->for_each_buffer([&](const Buffer& b) {
     if (b.native()) [blit synchronizeResource:static_cast<id<MTLBuffer>>(b.native())];
   });
-  if (staging_) staging_->for_each([&](id<MTLBuffer> b, bool) { [blit synchronizeResource:b]; });
+  if (staging_) staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:static_cast<id<MTLBuffer>>(b->native())]; });
   [blit endEncoding];
 }
 
@@ -333,37 +333,40 @@ void MetalSubmission::start_replay(id<MTLIndirectCommandBuffer> commands, const 
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
 }
 
-// The dispatches as an indirect command buffer, with all that they use.
-class MetalRecording : public Recording, public std::enable_shared_from_this<MetalRecording> {
+// The dispatches as an indirect command buffer, with all that it uses; owned by the recording and by what is in flight.
+struct Indirect {
+  std::shared_ptr<const DispatchList> list;
+  Handle<id<MTLIndirectCommandBuffer>> commands;
+  std::shared_ptr<Buffer> bytes;  // an indirect command takes no setBytes
+  std::vector<id<MTLResource>> read, written;
+};
+
+class MetalRecording : public Recording {
  public:
-  MetalRecording(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list)
-      : device_(std::move(device)), list_(std::move(list)) {
+  MetalRecording(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list) : device_(std::move(device)) {
     AutoreleasePool pool;
+    indirect_->list = std::move(list);
     create();
-    list_->for_each([&](size_t i, const Dispatch& d) { add(i, d); });
-    resources(true, written_);
-    resources(false, read_);
+    indirect_->list->for_each([&](size_t i, const Dispatch& d) { add(i, d); });
+    for (auto& [buffer, is_written] : used_) (is_written ? indirect_->written : indirect_->read).push_back(buffer);
+    indirect_->read.push_back(indirect_->commands.get());
   }
   static bool possible(const MetalDevice& device, const DispatchList& list);
   std::unique_ptr<Submission> replay() override {
-    auto submission = std::make_unique<MetalSubmission>(device_, list_, false);
-    submission->start_replay(commands_.get(), read_, written_, shared_from_this());
+    auto submission = std::make_unique<MetalSubmission>(device_, indirect_->list, false);
+    submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_);
     return submission;
   }
 
  private:
   void create();
   void add(size_t i, const Dispatch& d);
-  void resources(bool written, std::vector<id<MTLResource>>& into);
 
   std::shared_ptr<MetalDevice> device_;
-  std::shared_ptr<const DispatchList> list_;
-  Handle<id<MTLIndirectCommandBuffer>> commands_;
-  std::shared_ptr<Buffer> bytes_;  // an indirect command takes no setBytes
+  std::shared_ptr<Indirect> indirect_ = std::make_shared<Indirect>();
   size_t bytes_used_ = 0;
   Hazards hazards_;
   std::map<id<MTLBuffer>, bool> used_;  // and whether written
-  std::vector<id<MTLResource>> read_, written_;
 };
 
 // Host memory is copied at each run, so that replaying it would save nothing.
@@ -380,29 +383,29 @@ bool MetalRecording::possible(const MetalDevice& device, const DispatchList& lis
 void MetalRecording::create() {
   size_t bytes = 0;
   NSUInteger most_buffers = 1;
-  list_->for_each([&](size_t, const Dispatch& d) {
+  indirect_->list->for_each([&](size_t, const Dispatch& d) {
     for (size_t i = 0; i < d.buffer_count; i++) most_buffers = std::max<NSUInteger>(most_buffers, d.buffers[i].index + 1);
     for (size_t i = 0; i < d.bytes_count; i++) {
       most_buffers = std::max<NSUInteger>(most_buffers, d.bytes[i].index + 1);
       bytes += (d.bytes[i].size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment;
     }
   });
-  bytes_ = device_->take_pooled(bytes);
+  indirect_->bytes = device_->take_pooled(bytes);
   auto descriptor = Handle<MTLIndirectCommandBufferDescriptor*>::adopt([[MTLIndirectCommandBufferDescriptor alloc] init]);
   [descriptor.get() setCommandTypes:MTLIndirectCommandTypeConcurrentDispatch];
   [descriptor.get() setInheritPipelineState:NO];
   [descriptor.get() setInheritBuffers:NO];
   [descriptor.get() setMaxKernelBufferBindCount:most_buffers];
-  commands_ =
+  indirect_->commands =
       Handle<id<MTLIndirectCommandBuffer>>::adopt([device_->get() newIndirectCommandBufferWithDescriptor:descriptor.get()
-                                                                                         maxCommandCount:list_->size()
+                                                                                         maxCommandCount:indirect_->list->size()
                                                                                                  options:MTLResourceStorageModeShared]);
-  if (!commands_) fail("no indirect command buffer of " + std::to_string(list_->size()) + " commands");
+  if (!indirect_->commands) fail("no indirect command buffer of " + std::to_string(indirect_->list->size()) + " commands");
 }
 
 void MetalRecording::add(size_t i, const Dispatch& d) {
-  auto& pipeline = static_cast<const MetalPipeline&>(list_->pipeline(i));
-  id<MTLIndirectComputeCommand> command = [commands_.get() indirectComputeCommandAtIndex:i];
+  auto& pipeline = static_cast<const MetalPipeline&>(indirect_->list->pipeline(i));
+  id<MTLIndirectComputeCommand> command = [indirect_->commands.get() indirectComputeCommandAtIndex:i];
   [command setComputePipelineState:pipeline.state.get()];
   for (size_t j = 0; j < d.buffer_count; j++) {
     const BufferBinding& b = d.buffers[j];
@@ -415,9 +418,9 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
     Span span{begin + b.offset, begin + buffer.size()};
     written ? hazards_.write(span) : hazards_.read(span);
   }
-  auto store = static_cast<id<MTLBuffer>>(bytes_->native());
+  auto store = static_cast<id<MTLBuffer>>(indirect_->bytes->native());
   for (size_t j = 0; j < d.bytes_count; j++) {
-    std::memcpy(bytes_->data() + bytes_used_, d.bytes[j].data, d.bytes[j].size);
+    std::memcpy(indirect_->bytes->data() + bytes_used_, d.bytes[j].data, d.bytes[j].size);
     [command setKernelBuffer:store offset:bytes_used_ atIndex:d.bytes[j].index];
     used_[store] |= false;
     bytes_used_ += (d.bytes[j].size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment;
@@ -425,12 +428,6 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
   if (hazards_.next()) [command setBarrier];
   [command concurrentDispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2])
                     threadsPerThreadgroup:MTLSizeMake(d.threadgroup[0], d.threadgroup[1], d.threadgroup[2])];
-}
-
-void MetalRecording::resources(bool written, std::vector<id<MTLResource>>& into) {
-  for (auto& [buffer, is_written] : used_)
-    if (is_written == written) into.push_back(buffer);
-  if (!written) into.push_back(commands_.get());
 }
 
 }  // namespace

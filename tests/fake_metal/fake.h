@@ -113,7 +113,7 @@ struct Command {
   size_t index = 0, value = 0, more = 0;
   std::vector<uint8_t> bytes;
   MTLSize grid = {}, threadgroup = {};
-  std::function<std::string()> run = nullptr;  // mps; says what went wrong
+  std::shared_ptr<std::function<std::string()>> run;  // mps; says what went wrong
 };
 
 struct Indirect {

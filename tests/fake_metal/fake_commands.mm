@@ -176,14 +176,18 @@ void step(Pass& pass, Command& c) {
       pass.touched.clear();
       return;
     case Kind::use:
-      pass.used[c.object] |= (c.value & MTLResourceUsageWrite) != 0;
+      for (size_t i = 0; i < c.bytes.size(); i += sizeof(id)) {
+        id resource;
+        std::memcpy(&resource, c.bytes.data() + i, sizeof(id));
+        pass.used[resource] |= (c.value & MTLResourceUsageWrite) != 0;
+      }
       return;
     case Kind::dispatch:
       return dispatch(pass, pass.pipeline, pass.bindings, pass.memory, c.grid, c.threadgroup);
     case Kind::execute:
       return execute(pass, (FakeIndirect*)c.object, c.index, c.value);
     case Kind::mps: {
-      std::string failure = c.run();
+      std::string failure = (*c.run)();
       if (!failure.empty()) [pass.commands fails:failure code:MTLCommandBufferErrorInternal];
       return;
     }
@@ -288,9 +292,11 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   if (auto* c = [self add:Kind::dispatch]) c->grid = grid, c->threadgroup = threadgroup;
 }
 - (void)useResources:(const id<MTLResource>*)resources count:(NSUInteger)count usage:(MTLResourceUsage)usage {
-  fake::count_call();
-  for (NSUInteger i = 0; i < count; i++)
-    if (auto* c = [commands add:Kind::use from:self]) c->object = resources[i], c->value = usage;
+  auto* c = [self add:Kind::use];
+  if (!c) return;
+  auto* first = reinterpret_cast<const uint8_t*>(resources);
+  c->bytes.assign(first, first + count * sizeof(id));
+  c->value = usage;
 }
 - (void)executeCommandsInBuffer:(id<MTLIndirectCommandBuffer>)indirect withRange:(NSRange)range {
   if (auto* c = [self add:Kind::execute]) c->object = indirect, c->index = range.location, c->value = range.length;
@@ -382,7 +388,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 - (id)init {
   self = [super init];
   log = new std::vector<fake::Command>;
-  log->reserve(16);
+  log->reserve(256);
   return self;
 }
 - (void)dealloc {

@@ -114,7 +114,7 @@ void encode(FakeCommandBuffer* commands, const KernelState& k, const MatrixState
   if (![commands retainedReferences]) fake::violation("mps-unretained", "MPS on a command buffer that does not retain what it uses");
   auto* c = [commands add:Kind::mps from:nil];
   if (!c) return;
-  c->run = [=] { return multiply(k, a, b, d); };
+  c->run = std::make_shared<std::function<std::string()>>([=] { return multiply(k, a, b, d); });
   for (auto* m : {&a, &b, &d}) {
     auto* keep = [commands add:Kind::buffer from:nil];
     keep->object = [m->buffer retain];

@@ -1,0 +1,701 @@
+"""The Metal device: what it asks of Metal, what it makes of Metal's failures. On the fake, some faults are injected."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from conftest import FAKE, ROOT
+
+V = "gemv/baseline"
+NT = "m1_optimized_v4/nt_bn8_largek_smalln_tg128"
+GEMM = "gemm_tiled/baseline"
+needs_fake = pytest.mark.skipif(not FAKE, reason="breaks rules or injects faults, which only the fake Metal allows")
+
+
+def half(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
+def right(out: Any, a: Any, b: Any, **options: Any) -> None:
+    assert (abs(np.asarray(out) - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, so that nothing is in an archive; the CPU's modules behind the fake stay."""
+    compiled = Path(os.environ["METALMM_CACHE"])
+    for entry in compiled.glob("*"):
+        if not entry.name.endswith(".metalarchive"):
+            (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.setenv("METALMM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def like() -> Iterator[Callable[..., metalmm.Device]]:
+    """Devices whose fake GPU is like that."""
+    changed: dict[str, int] = {}
+    before = {"unified_memory": 1, "counters": 1, "residency_sets": 1, "timestamps": 1, "run_on_commit": 0, "apple_family": 9}
+
+    def make(*, most_operations: int = 512, **settings: int) -> metalmm.Device:
+        for name, value in settings.items():
+            changed[name] = value
+            FAKE.set(name, value)
+        return metalmm.Device("metal", most_operations=most_operations)
+
+    yield make
+    for name in changed:
+        FAKE.set(name, before[name])
+
+
+# -- the fake is strict ------------------------------------------------------------------------------------------------
+
+MISUSES = {
+    "unbound": "nothing is bound to buffer index 1",
+    "too-small": "holds 256 bytes, less than offset 256 and 4",
+    "misaligned": "offset 2 of buffer index 0",
+    "set-bytes": "setBytes: of 4097 bytes; the limit is 4096",
+    "threadgroup-limit": "1025 threads in a threadgroup; the limit is 1024",
+    "zero-grid": "a grid of (0, 1, 1) threadgroups",
+    "no-pipeline": "a dispatch with no pipeline set",
+    "use-after-end": "a call of an encoder after endEncoding",
+    "use-after-commit": "an encoder is asked of a command buffer after its commit",
+    "double-commit": "commit of a command buffer that was committed",
+    "not-ended": "commit before endEncoding",
+    "encoder-open": "a second encoder is opened before endEncoding of the first",
+    "freed-in-flight": "is deallocated while a command buffer that uses it is in flight",
+    "missing-barrier": "depends on an earlier dispatch of this concurrent encoder",
+    "indirect": "a pipeline made without supportIndirectCommandBuffers",
+    "indirect-index": "is not below maxKernelBufferBindCount",
+    "not-resident": "an indirect command buffer without useResource:",
+    "mps-rows": "MPSMatrix: 512 bytes in a buffer of 256",
+    "mps-row-bytes": "MPSMatrix: rowBytes 6 for 4 columns",
+    "mps-columns": "left matrix is 4 x 8; the kernel takes 4 x 4",
+    "mps-batch": "batches that differ",
+    "mps-matrix-bytes": "MPSMatrix: matrixBytes 36 for 4 rows of 8",
+    "queue-full": "more command buffers than the queue has",
+    "samples": "more than 32 KB of samples",
+    "no-copy": "memory that is not whole pages",
+}
+
+
+@needs_fake
+@pytest.mark.parametrize("name", MISUSES)
+def test_the_fake_sees_each_misuse(name: str) -> None:
+    FAKE.misuse("nothing")
+    assert FAKE.take_violations() == []
+    FAKE.misuse(name)
+    assert any(MISUSES[name] in v for v in FAKE.take_violations())
+
+
+@needs_fake
+def test_leaks_and_broken_rules_at_exit_end_the_process_in_failure(tmp_path: Path) -> None:
+    for name, message in [("leak", "alive at exit: {'FakeBuffer': 1}"), ("unbound", "nothing is bound"), ("nothing", "")]:
+        script = tmp_path / "s.py"
+        script.write_text(f"import on_fake_metal\non_fake_metal.fake.misuse({name!r})\n")
+        done = subprocess.run([sys.executable, str(ROOT / "tests" / "on_fake_metal.py"), str(script)], capture_output=True, text=True)
+        assert done.returncode == (86 if message else 0), done.stderr
+        assert message in done.stderr
+
+
+# -- the device --------------------------------------------------------------------------------------------------------
+
+
+def test_info_names_limits_families_and_memory(device: metalmm.Device) -> None:
+    info = device.info
+    assert device.name == "metal"
+    assert info["name"] == metalmm.metal_devices()[0]
+    assert "metal3" in info["families"].split()
+    assert info["max_threadgroup_memory_length"] >= 32768
+    assert info["max_buffer_length"] > 1 << 30
+    assert isinstance(info["unified_memory"], bool)
+    assert device.threads is None
+    assert repr(metalmm.Device("metal", index=0)) == repr(device)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"index": 99}, "index is 99; there are"), ({"spin": -1}, "spin is -1"), ({"most_operations": 0}, "most_operations 0")],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(metalmm.DeviceError, match=message):
+        metalmm.Device("metal", **options)
+
+
+def test_sizes_beyond_the_device(device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.DeviceError, match=r"cannot allocate \d+ bytes; the limit of a buffer is"):
+        device.empty(1 << 44)
+    assert device.empty(0).nbytes == 0
+
+
+# -- encoding ----------------------------------------------------------------------------------------------------------
+
+
+def calls_of(device: metalmm.Device, encode: Callable[[Any], Any]) -> int:
+    batch = device.batch()
+    encode(batch)
+    if FAKE:
+        FAKE.take_calls()
+    batch.submit()
+    batch.wait()
+    if FAKE:  # which does not count what is not asked of a compute encoder: open, begin, end, signal, commit
+        assert batch.timing.calls == FAKE.take_calls() + 5
+    return batch.timing.calls
+
+
+def test_barriers_stand_only_where_memory_is_shared(device: metalmm.Device) -> None:
+    x, w = device.array(half(1, 32)), device.array(half(32, 32, seed=1))
+    y, z, u = (device.empty((1, 32)) for _ in range(3))
+    base = calls_of(device, lambda t: t.matmul(V, x, w, out=y))
+
+    def extra(*pairs: tuple[Any, Any]) -> int:
+        """Calls beyond the first matmul's, its like having been measured: bindings, dispatch, and a barrier or none."""
+        return calls_of(device, lambda t: (t.matmul(V, x, w, out=y), [t.matmul(V, a, w, out=o) for a, o in pairs])) - base
+
+    one_more = 2  # a binding and the dispatch
+    assert extra((x, z)) == one_more  # apart
+    assert extra((x, z), (x, u)) == 2 * one_more  # two that read the same
+    assert extra((y, z)) == one_more + 1  # read after write
+    assert extra((x, y)) == 2  # write after write: nothing to bind, a barrier
+    assert extra((z, x)) == one_more + 1  # write after read
+    assert extra((y, z), (x, u)) == one_more + 1 + one_more  # the barrier before orders the third, too
+    assert extra((y, z), (z, u)) == 2 * (one_more + 1)
+
+
+def test_hazards_go_by_range_not_by_buffer(device: metalmm.Device) -> None:
+    """Rows of one NumPy array share a buffer on the GPU."""
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void next(const device float* x, device float* y, uint i [[thread_position_in_grid]]) { y[i] = x[i] + 1.0f; }"
+    kernel = device.compile(source).kernel("next")
+    rows = np.zeros((4, 64), np.float32)
+
+    def run(*pairs: tuple[int, int]) -> int:
+        batch = device.batch()
+        for a, b in pairs:
+            kernel(rows[a], rows[b], grid=1, threadgroup=64, batch=batch)
+        batch.submit()
+        batch.wait()
+        return batch.timing.calls
+
+    apart = run((0, 1), (2, 3))
+    assert run((0, 1), (1, 2)) == apart + 1
+    rows[:] = 0
+    run((0, 1), (1, 2), (2, 3))
+    np.testing.assert_array_equal(rows, np.repeat([[0], [1], [2], [3]], 64, axis=1))
+
+
+def test_steady_state_takes_at_most_six_calls(device: metalmm.Device) -> None:
+    """Every matmul with other weights and results, and another variant than the one before."""
+    x = device.array(half(1, 64))
+    weights = [device.array(half(64, 64, seed=i)) for i in range(64)]
+
+    def run(count: int) -> int:
+        return calls_of(device, lambda t: [t.matmul((V, GEMM)[i % 2], x, weights[i]) for i in range(count)])
+
+    assert (run(64) - run(32)) / 32 <= 6
+    assert run(64) - run(32) == 32 * 3  # pipeline, buffers, dispatch: params are the same
+    same = calls_of(device, lambda t: [t.matmul(V, x, weights[0]) for _ in range(9)]) - calls_of(
+        device, lambda t: t.matmul(V, x, weights[0])
+    )
+    assert same == 8 * 2  # D and the dispatch
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 100])
+def test_long_batches_are_split(most: int) -> None:
+    device = metalmm.Device("metal", most_operations=most)
+    x = device.array(half(1, 16))
+    w = device.array(np.eye(16, dtype=np.float16) * np.float16(2))
+    with device.batch() as batch:
+        y = x
+        for _ in range(8):
+            y = batch.matmul(V, y, w)
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * 256)
+    assert batch.timing.calls >= 8 + 3 * (8 // most)
+    small = metalmm.Device("metal", most_bytes=1)
+    with small.batch() as batch:
+        outs = [batch.matmul(V, np.asarray(x), np.asarray(w)) for _ in range(3)]
+    np.testing.assert_array_equal(outs[2], np.asarray(x) * 2)
+
+
+def test_long_bytes_go_through_a_buffer(device: metalmm.Device) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(constant int* x, device int* y) { y[0] = x[0] + x[4999]; }"
+    numbers, y = np.arange(5000, dtype=np.int32), np.zeros(1, np.int32)
+    device.compile(source).kernel("k")(numbers.tobytes(), y, grid=1, threadgroup=1)
+    assert y[0] == 4999
+
+
+# -- NumPy memory ------------------------------------------------------------------------------------------------------
+
+
+def pages(shape: tuple[int, ...]) -> Any:
+    """An array that begins on a page."""
+    count = int(np.prod(shape))
+    return np.frombuffer(mmap.mmap(-1, max(count * 2, 1)), np.float16, count).reshape(shape)
+
+
+def test_arrays_on_whole_pages_are_not_copied(device: metalmm.Device) -> None:
+    before = device.counters["pooled_bytes"]
+    a, b, out = pages((1, 4096)), pages((4096, 256)), pages((1, 256))
+    a[...], b[...] = half(1, 4096), half(4096, 256, seed=1)
+    metalmm.matmul(V, a, b, out=out, device=device)
+    right(out, a, b)
+    assert device.counters["pooled_bytes"] == before, "nothing was taken from the pool"
+    c = half(1, 4096)
+    metalmm.matmul(V, c, b, out=out, device=device)
+    right(out, c, b)
+    assert device.counters["pooled_bytes"] > before
+    held = device.counters["pooled_bytes"]
+    metalmm.matmul(V, c, b, out=out, device=device)
+    assert device.counters["pooled_bytes"] == held, "taken from the pool and given back"
+
+
+@needs_fake
+def test_pages_that_the_gpu_cannot_map_are_copied(device: metalmm.Device) -> None:
+    a, b, out = half(1, 64), pages((64, 64)), pages((1, 64))
+    b[...] = half(64, 64, seed=1)
+    FAKE.inject("wrap", 2)
+    metalmm.matmul(V, a, b, out=out, device=device)
+    right(out, a, b)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_views_of_one_array_in_one_batch(aligned: bool, device: metalmm.Device) -> None:
+    memory = pages((6, 64)) if aligned else np.zeros((6, 64), np.float16)
+    w = np.eye(64, dtype=np.float16) * np.float16(2)
+    memory[...] = 0
+    memory[0] = 1
+    with device.batch() as batch:
+        for i in range(3):
+            batch.matmul(V, memory[i : i + 1], w, out=memory[i + 1 : i + 2])
+        batch.matmul(GEMM, memory[0:2], w, out=memory[4:6])  # reads what the rows above are, as two at once
+    np.testing.assert_array_equal(memory[:, 0], [1, 2, 4, 8, 2, 4])
+    assert (memory == memory[:, :1]).all()
+
+
+def test_a_failed_batch_leaves_numpy_arrays_alone(device: metalmm.Device) -> None:
+    if not FAKE:
+        pytest.skip("needs an injected fault")
+    a, b, out = half(1, 16), half(16, 16), np.full((1, 16), 7, np.float16)
+    FAKE.inject("command_buffer_status")
+    with pytest.raises(metalmm.KernelError):
+        metalmm.matmul(V, a, b, out=out, device=device)
+    assert (out == 7).all()
+
+
+# -- completion --------------------------------------------------------------------------------------------------------
+
+
+@needs_fake
+def test_a_failing_command_buffer_names_its_variants_and_nothing_else_suffers(like: Callable[..., metalmm.Device]) -> None:
+    device = like(most_operations=2)
+    a, b = device.array(half(1, 16)), device.array(half(16, 16))
+    good, bad = device.batch(), device.batch()
+    y = good.matmul(V, a, b)
+    for v in (V, V, GEMM, V, V):
+        bad.matmul(v, a, b)
+    good.submit()
+    bad.submit()
+    good.wait()
+    FAKE.inject("command_buffer_status", 1, code=3)
+    message = r"command buffer 1 of 3 \(2 dispatches of gemv/baseline\) failed: injected: the GPU hung \(code 3\)"
+    for _ in range(2):
+        with pytest.raises(metalmm.KernelError, match=message):
+            bad.wait()
+    right(y, np.asarray(a), np.asarray(b))
+    FAKE.inject("command_buffer_status", 1, code=8)  # out of memory
+    with pytest.raises(metalmm.DeviceError, match="code 8"):
+        metalmm.matmul(V, a, b)
+    right(metalmm.matmul(V, a, b), np.asarray(a), np.asarray(b))
+
+
+@needs_fake
+def test_later_command_buffers_are_read_too(like: Callable[..., metalmm.Device]) -> None:
+    device = like(most_operations=1)
+    kernel = device.compile(
+        "#include <metal_stdlib>\nusing namespace metal;\nkernel void divide(constant int& n, device int* y) { y[0] = 10 / n; }"
+    ).kernel("divide")
+    y = np.zeros(3, np.int32)
+    batch = device.batch()
+    for i, n in enumerate((1, 0, 2)):
+        kernel(np.int32(n).tobytes(), y[i : i + 1], grid=1, threadgroup=1, batch=batch)
+    batch.submit()
+    with pytest.raises(metalmm.KernelError, match=r"command buffer 2 of 3 \(1 dispatches of divide\) failed: kernel 'divide'"):
+        batch.wait()
+
+
+def test_a_dropped_batch_keeps_its_memory_until_the_gpu_is_done(device: metalmm.Device) -> None:
+    for _ in range(3):
+        batch = device.batch()
+        batch.matmul(V, device.array(half(1, 64)), device.array(half(64, 64)))
+        batch.matmul(V, half(1, 64), pages((64, 64)))
+        batch.submit()
+        del batch
+        gc.collect()
+    right(metalmm.matmul(V, half(1, 64), half(64, 64), device=device), half(1, 64), half(64, 64))
+
+
+@needs_fake
+def test_what_a_failed_wait_held_is_let_go() -> None:
+    device = metalmm.Device("metal")
+    metalmm.matmul(V, half(1, 16), half(16, 16), device=device)
+    gc.collect()
+    before = FAKE.live()
+    batch = device.batch()
+    batch.matmul(V, device.array(half(1, 16)), device.array(half(16, 16)))
+    batch.submit()
+    FAKE.inject("command_buffer_status")
+    with pytest.raises(metalmm.KernelError):
+        batch.wait()
+    del batch
+    gc.collect()
+    assert FAKE.live() == before
+
+
+@needs_fake
+@pytest.mark.parametrize("settings", [{}, {"run_on_commit": 1}, {"residency_sets": 0}, {"apple_family": 7}, {"unified_memory": 0}])
+def test_every_kind_of_device_computes(settings: dict[str, int], like: Callable[..., metalmm.Device]) -> None:
+    device = like(**settings)
+    a, b = half(1, 48), half(48, 80, seed=1)
+    da, db = device.array(a), device.array(b)
+    with device.batch() as batch:
+        y = batch.matmul(V, da, db)
+        z = batch.matmul(V, y, device.array(np.eye(80, dtype=np.float16)))
+        w = batch.matmul("mps/baseline", da, b, bias=half(80, seed=2))
+    right(y, a, b)
+    np.testing.assert_array_equal(np.asarray(z), np.asarray(y))
+    right(w, a, b, bias=half(80, seed=2))
+    view = da.numpy()
+    view *= 2  # the host writes; the GPU must see it
+    right(metalmm.matmul(V, da, db), a * 2, b)
+    recorded = device.batch()
+    recorded.matmul(V, da, db, out=y)
+    replay = recorded.record()
+    for scale in (1, 0.5):
+        view[...] = a * np.float16(scale)
+        replay.replay()
+        replay.wait()
+        right(y, a * np.float16(scale), b)
+
+
+@needs_fake
+def test_missing_times_are_not_zero(like: Callable[..., metalmm.Device]) -> None:
+    device = like(timestamps=0, counters=0)
+    assert device.info["per_dispatch_times"] is False
+    call = device.prepare(V, half(1, 16), half(16, 16))
+    assert call.device_seconds is None
+    call()
+    assert call.device_seconds is None
+    with device.batch(per_dispatch=True) as batch:
+        batch.add(call)
+    assert batch.timing.device is None
+    assert batch.timing.dispatches == []
+    assert "device=n/a" in repr(batch.timing)
+
+
+def test_each_dispatch_can_be_timed(device: metalmm.Device) -> None:
+    with device.batch(per_dispatch=True) as batch:
+        y = batch.matmul(V, half(1, 64), half(64, 64))
+        z = batch.matmul("mps/matvec", y, half(64, 64))
+        batch.matmul(GEMM, z, half(64, 64))
+    if device.info["per_dispatch_times"]:
+        times = batch.timing.dispatches
+        assert len(times) == 3
+        assert times[0] > 0
+        assert times[1] is None, "MPS makes its own pass, which nobody can sample"
+        assert times[2] > 0
+    assert batch.timing.encode > 0
+    assert batch.timing.commit > 0
+    assert batch.timing.wait > 0
+    assert batch.timing.device > 0
+
+
+def test_two_threads_on_one_device(device: metalmm.Device) -> None:
+    a, b = half(1, 64), half(64, 64, seed=1)
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(60):
+                right(metalmm.matmul(V, a, b, device=device), a, b)
+                with device.batch() as batch:
+                    y = batch.matmul("mps/baseline", a, device.array(b), c=np.ones((1, 64), np.float16), beta=1.0)
+                right(y, a, b, c=np.ones((1, 64), np.float16), beta=1.0)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+
+
+def chain(device: metalmm.Device, length: int, variant: str = V) -> tuple[Any, Any, Any]:
+    x, w = device.array(half(1, 32)), device.array(np.eye(32, dtype=np.float16)[::-1] * np.float16(-1))
+    batch, y = device.batch(), x
+    for _ in range(length):
+        y = batch.matmul(variant, y, w, bias=np.zeros(32, np.float16) if variant != V else None)
+    return batch, x, y
+
+
+@pytest.mark.parametrize("variant", [V, "mps/baseline"])
+def test_a_recording_runs_again_and_again(variant: str, device: metalmm.Device) -> None:
+    batch, x, y = chain(device, 5, variant)
+    recording = batch.record()
+    assert len(recording) == 5
+    with pytest.raises(metalmm.ClosedError, match="before submit"):
+        batch.wait()
+    with pytest.raises(metalmm.ClosedError, match="recorded"):
+        batch.submit()
+    del batch
+    for i in range(3):
+        x.numpy()[...] = half(1, 32, seed=i)
+        recording.replay()
+        recording.wait()
+        np.testing.assert_array_equal(np.asarray(y), -np.asarray(x)[:, ::-1])
+    for _ in range(100):
+        recording.replay()
+    recording.wait()
+    assert recording.timing.wait > 0
+
+
+def test_a_replay_does_not_grow_with_its_length(device: metalmm.Device) -> None:
+    if not device.info["indirect_command_buffers"]:
+        pytest.skip("this GPU has no indirect command buffers that can be used")
+    calls = []
+    for length in (2, 64):
+        recording = chain(device, length)[0].record()
+        recording.replay()
+        recording.wait()
+        calls.append(recording.timing.calls)
+    assert calls[0] == calls[1] <= 8
+
+
+def test_arrays_of_numpy_in_a_recording_are_read_anew(device: metalmm.Device) -> None:
+    a, b, out = half(1, 16), half(16, 16, seed=1), np.zeros((1, 16), np.float16)
+    batch = device.batch()
+    batch.matmul(V, a, b, out=out)
+    recording = batch.record()
+    for scale in (1, 2):
+        a *= scale
+        recording.replay()
+        recording.wait()
+        right(out, a, b)
+
+
+@needs_fake
+def test_a_replay_that_fails(device: metalmm.Device) -> None:
+    batch, x, y = chain(device, 2)
+    recording = batch.record()
+    recording.replay()
+    recording.replay()
+    FAKE.inject("command_buffer_status")
+    with pytest.raises(metalmm.KernelError, match="2 dispatches of gemv/baseline"):
+        recording.wait()
+    recording.replay()
+    recording.wait()
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(x))
+    FAKE.inject("indirect")
+    with pytest.raises(metalmm.DeviceError, match="no indirect command buffer of 2 commands"):
+        chain(device, 2)[0].record()
+
+
+# -- MPS ---------------------------------------------------------------------------------------------------------------
+
+
+def test_mps_kernels_are_kept_by_shape(device: metalmm.Device) -> None:
+    a, b = half(3, 21), half(21, 13, seed=1)
+    before = device.counters["mps_kernels"]
+    for _ in range(3):
+        right(metalmm.matmul("mps/baseline", a, b, device=device), a, b)
+    assert device.counters["mps_kernels"] == before + 1
+    right(metalmm.matmul("mps/baseline", a, b, alpha=0.5, device=device), a, b, alpha=0.5)
+    assert device.counters["mps_kernels"] == before + 2
+
+
+def test_mps_adds_c_in_place_and_from_elsewhere(device: metalmm.Device) -> None:
+    a, b, c = half(3, 20), half(20, 12, seed=1), half(3, 12, seed=2)
+    options = {"alpha": 0.5, "beta": -2.0}
+    right(metalmm.matmul("mps/baseline", a, b, c=c, device=device, **options), a, b, c=c, **options)
+    out = device.array(c)
+    metalmm.matmul("mps/baseline", device.array(a), device.array(b), c=out, out=out, **options)
+    right(out, a, b, c=c, **options)
+
+
+def test_mps_takes_shared_and_strided_matrices(device: metalmm.Device) -> None:
+    store = half(4, 6, 40)
+    a = store[:, :3, :20]  # rows 40 apart, matrices 240
+    for b in (half(20, 9, seed=1), half(4, 20, 9, seed=2)):
+        right(metalmm.matmul("mps/baseline", a, b, device=device), a, b)
+    odd = np.lib.stride_tricks.as_strided(half(200), (3, 2, 20), (2 * 50, 2 * 20, 2))  # matrices no whole number of rows apart
+    right(metalmm.matmul("mps/baseline", odd, half(3, 20, 9), device=device), odd, half(3, 20, 9))
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+SOURCE = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* y) { y[0] = 1.0f; }\n"
+
+
+def run_batch(device: metalmm.Device) -> None:
+    with device.batch() as batch:
+        batch.matmul(V, device.array(half(1, 16)), device.array(half(16, 16)))
+
+
+def run_mps(device: metalmm.Device) -> None:
+    metalmm.matmul("mps/baseline", half(5, 16), half(16, 16), bias=half(16), device=device)
+
+
+FAULTS: list[tuple[str, Callable[[metalmm.Device], Any], type[Exception], str]] = [
+    ("library", lambda d: metalmm.matmul(GEMM, half(1, 16), half(16, 16), device=d), metalmm.CompileError, "kernel 'gemm_tiled/baseline': .*error: injected"),
+    ("library", lambda d: d.compile(SOURCE), metalmm.CompileError, "error: injected"),
+    ("pipeline", lambda d: metalmm.matmul(GEMM, half(1, 16), half(16, 16), device=d), metalmm.CompileError, "no pipeline: injected: the compiler gave up"),
+    ("allocation", lambda d: d.empty(1000), metalmm.DeviceError, "cannot allocate 2000 bytes; the limit of a buffer is"),
+    ("allocation", lambda d: metalmm.matmul(V, half(1, 160), half(160, 16), device=d), metalmm.DeviceError, "cannot allocate"),
+    ("no_queue", lambda d: metalmm.Device("metal"), metalmm.DeviceError, "gives no command queue"),
+    ("command_buffer", run_batch, metalmm.DeviceError, "gives no command buffer"),
+    ("encoder", run_batch, metalmm.DeviceError, "gives no compute encoder"),
+    ("command_buffer_status", run_batch, metalmm.KernelError, "gemv/baseline"),
+    ("mps", run_mps, metalmm.KernelError, "mps/baseline.*injected: MPS failed"),
+    ("mps_kernel", run_mps, metalmm.DeviceError, "no kernel for this shape"),
+    ("mps_matrix", run_mps, metalmm.DeviceError, "no matrix of 5 x 16"),
+]  # fmt: skip
+
+
+@needs_fake
+@pytest.mark.parametrize(("fault", "use", "error", "message"), FAULTS, ids=[f"{f[0]}-{i}" for i, f in enumerate(FAULTS)])
+def test_faults(fault: str, use: Callable[[metalmm.Device], Any], error: type[Exception], message: str, fresh: Path) -> None:
+    device = metalmm.Device("metal")
+    metalmm.matmul(V, half(1, 16), half(16, 16), device=device)
+    gc.collect()
+    before = FAKE.live()
+    FAKE.inject(fault)
+    with pytest.raises(error, match=f"(?s){message}"):
+        use(device)
+    gc.collect()
+    after = FAKE.live()
+    new = {name for name in after if after[name] != before.get(name)}
+    # Buffers that went to the pool, pipelines and kernels that the device keeps, are no leak: they go with the device.
+    assert new <= {"FakeBuffer", "FakePipeline", "MPSMatrixMultiplication"}, new
+    right(metalmm.matmul(V, half(1, 16), half(16, 16), device=device), half(1, 16), half(16, 16))
+    use_again = use(device)
+    device.close()
+    del use_again, device
+
+
+@needs_fake
+def test_nothing_is_left_of_a_device() -> None:
+    gc.collect()
+    before = FAKE.live()
+    device = metalmm.Device("metal")
+    run_batch(device)
+    run_mps(device)
+    recording = chain(device, 3)[0].record()
+    recording.replay()
+    del recording
+    library = device.compile(SOURCE)
+    library.kernel("k")(np.zeros(1, np.float32), grid=1, threadgroup=1)
+    device.close()
+    del device, library
+    gc.collect()
+    assert FAKE.live() == before
+
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+
+def archived(device: metalmm.Device) -> tuple[int, int]:
+    right(metalmm.matmul(V, half(1, 16), half(16, 16), device=device), half(1, 16), half(16, 16))
+    return device.counters["archive_hits"], device.counters["archive_misses"]
+
+
+def test_pipelines_are_found_in_archives(fresh: Path) -> None:
+    assert archived(metalmm.Device("metal")) == (0, 1)
+    assert archived(metalmm.Device("metal")) == (1, 0)
+    (archive,) = fresh.glob("*.metalarchive")
+    assert len(list(fresh.glob("*.metalarchive*"))) == 1, "no temporary file is left"
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish"])
+def test_a_corrupt_archive_is_dropped_with_a_warning(content: bytes, fresh: Path) -> None:
+    archived(metalmm.Device("metal"))
+    (archive,) = fresh.glob("*.metalarchive")
+    archive.write_bytes(content)
+    with pytest.warns(RuntimeWarning, match=rf"the archive {archive} is of no use .*; it is built again"):
+        assert archived(metalmm.Device("metal")) == (0, 1)
+    assert archived(metalmm.Device("metal")) == (1, 0)
+
+
+@needs_fake
+def test_a_foreign_archive_is_dropped_with_a_warning(fresh: Path) -> None:
+    archived(metalmm.Device("metal"))
+    (archive,) = fresh.glob("*.metalarchive")
+    archive.write_text("fake archive\n12345\n")  # another kernel's
+    with pytest.warns(RuntimeWarning, match="does not have this pipeline"):
+        assert archived(metalmm.Device("metal")) == (0, 1)
+    assert archived(metalmm.Device("metal")) == (1, 0)
+
+
+@needs_fake
+@pytest.mark.parametrize("fault", ["archive_add", "archive_save"])
+def test_an_archive_that_cannot_be_written_is_a_warning(fault: str, fresh: Path) -> None:
+    FAKE.inject(fault)
+    with pytest.warns(RuntimeWarning, match="cannot write the archive"):
+        assert archived(metalmm.Device("metal")) == (0, 1)
+    assert list(fresh.glob("*.metalarchive*")) == []
+
+
+@needs_fake
+def test_an_archive_that_metal_refuses(fresh: Path) -> None:
+    archived(metalmm.Device("metal"))
+    FAKE.inject("archive_load")
+    with pytest.warns(RuntimeWarning, match="not an archive"):
+        assert archived(metalmm.Device("metal")) == (0, 1)
+
+
+# -- capture -----------------------------------------------------------------------------------------------------------
+
+
+def test_capture_needs_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+    monkeypatch.delenv("METAL_CAPTURE_ENABLED", raising=False)
+    if FAKE:
+        with pytest.raises(metalmm.DeviceError, match="METAL_CAPTURE_ENABLED=1"), metalmm.capture(tmp_path / "a.gputrace", device):
+            pass
+    with pytest.raises(metalmm.DeviceError, match="it needs device metal"), metalmm.capture(tmp_path / "a.gputrace", metalmm.Device("cpu")):
+        pass
+
+
+@needs_fake
+def test_capture_writes_a_trace(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys, metalmm, numpy as np
+        path = sys.argv[1]
+        with metalmm.capture(path):
+            metalmm.matmul("gemv/baseline", np.ones((1, 8), np.float16), np.ones((8, 8), np.float16))
+        try:
+            with metalmm.capture(path):
+                raise AssertionError
+        except metalmm.DeviceError as error:
+            assert "exists" in str(error), error
+        with metalmm.capture(path + "2"):
+            pass
+    """)
+    (tmp_path / "s.py").write_text(script)
+    command = [sys.executable, str(ROOT / "tests" / "on_fake_metal.py"), str(tmp_path / "s.py"), str(tmp_path / "a.gputrace")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "METAL_CAPTURE_ENABLED": "1"})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.gputrace").exists()
