@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # Builds the extension with ThreadSanitizer and with AddressSanitizer + UBSan, preloads the runtime into Python and runs
-# tests/sanitize_check.py: several threads on one device, batches dropped in every state, errors, closing.
+# tests/sanitize_check.py: several threads on one device, batches dropped in every state, errors, closing. Where clang and GNUstep
+# are there, the same on the fake Metal, and the whole test suite on it under AddressSanitizer + UBSan.
 #   bash tests/sanitize.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(readlink -f "$(dirname "$1")")/$(basename "$1")
 nanobind=$("$python" -m nanobind --cmake_dir 2>/dev/null || { "$python" -m pip install --quiet nanobind && "$python" -m nanobind --cmake_dir; })
 command -v cmake >/dev/null && command -v ninja >/dev/null || { "$python" -m pip install --quiet cmake ninja; PATH=$(dirname "$python"):$PATH; }
+# Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
+export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
+export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
+seconds=${SECONDS_EACH:-10}
 
 for kind in thread address,undefined; do
   name=${kind%%,*}
@@ -17,8 +22,20 @@ for kind in thread address,undefined; do
   cp "$dir"/_core*.so "$dir/metalmm/"
   mkdir -p "$dir/metalmm/resources/csrc" && cp -r kernels "$dir/metalmm/resources/" && cp -r csrc/msl "$dir/metalmm/resources/csrc/"
   runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
-  echo "== $name sanitizer"
-  # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
-  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1" \
-    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_CACHE="$PWD/build/test-cache" PYTHONPATH="$dir" "$python" tests/sanitize_check.py "${SECONDS_EACH:-10}"
+  echo "== $name sanitizer, device cpu"
+  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=cpu \
+    PYTHONPATH="$dir" "$python" tests/sanitize_check.py "$seconds"
 done
+
+command -v clang++ >/dev/null && command -v gnustep-config >/dev/null || { echo "== no clang and GNUstep: nothing checked on the fake Metal"; exit 0; }
+for kind in thread address,undefined; do
+  name=${kind%%,*}
+  export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
+  bash tests/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
+  # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
+  runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
+  echo "== $name sanitizer, device metal on the fake"
+  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fake_metal/tsan_suppressions" \
+    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal "$python" tests/on_fake_metal.py tests/sanitize_check.py "$seconds"
+done
+LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal "$python" tests/on_fake_metal.py -m pytest -q -p no:cacheprovider

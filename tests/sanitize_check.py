@@ -26,10 +26,11 @@ kernel void diverges(device float* y, uint t [[thread_index_in_threadgroup]]) {
 
 
 def main(seconds: float) -> None:
-    device = metalmm.Device("cpu", threads=2)
+    device = metalmm.Device()
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((1, 200)).astype(np.float16), rng.standard_normal((300, 200)).astype(np.float16)
     names = ["m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg128", "gemm_tiled/baseline"]
+    names += ["mps/baseline"] if device.name == "metal" else ["blas/baseline"]
     expected = {v: metalmm.matmul(v, a, b, transpose_b=True, device=device) for v in names}
     diverges = device.compile(SOURCE).kernel("diverges")
     problems: list[BaseException] = []
@@ -46,8 +47,19 @@ def main(seconds: float) -> None:
                 np.testing.assert_array_equal(np.asarray(call()), expected[v])
                 with device.batch() as batch:
                     outs = [batch.matmul(v, a, w, transpose_b=True) for _ in range(3)]
+                    again = device.batch()
+                    again.add(call)
                 for out in outs:
                     np.testing.assert_array_equal(np.asarray(out), expected[v])
+                recording = again.record()
+                for _ in range(3):
+                    recording.replay()
+                if counts[index] % 2:  # the others are dropped in flight
+                    recording.wait()
+                dropped = device.batch()
+                dropped.matmul(v, a, w, transpose_b=True)
+                dropped.submit()
+                del dropped
                 device.batch().matmul(v, a, w, transpose_b=True)  # dropped before it is submitted
                 counts[index] += 1
                 if counts[index] % 50 == 0:

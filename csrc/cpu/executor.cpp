@@ -2,8 +2,10 @@
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <ucontext.h>  // macOS has it for those alone who ask for an older POSIX
+#endif
 
 #include <algorithm>
 #include <cstdio>

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,6 @@ _COMMON_FLAGS = [
     "-shared",
     "-fPIC",
     "-fvisibility=hidden",
-    "-Wl,-Bsymbolic",
     "-fno-strict-aliasing",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -66,6 +66,8 @@ class Compiler:
         # Without the machine's own half arithmetic: a * b + c in half would become one instruction with one rounding.
         is_arm = platform.machine() in ("arm64", "aarch64")
         native = ["-mcpu=native+nofp16"] if is_arm else ["-march=native", "-mno-avx512fp16"]
+        if sys.platform != "darwin":  # whose linker binds symbols so by itself
+            native.append("-Wl,-Bsymbolic")
         if self.kind == "clang":
             half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fallow-half-arguments-and-returns"]
             return [*_COMMON_FLAGS, *native, *half, f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than"]

@@ -235,7 +235,8 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 @implementation FakeEncoder
 - (void)dealloc {
   if (!ended) fake::violation("not-ended", "an encoder is deallocated without endEncoding");
-  if (!ended) commands->encoder = nil;
+  if (commands->encoder == self) commands->encoder = nil;
+  [commands release];
   [super dealloc];
 }
 - (void)endEncoding {
@@ -428,7 +429,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   if (encoder) fake::violation("encoder-open", "a second encoder is opened before endEncoding of the first");
   if (fake::fault("encoder")) return nil;
   FakeEncoder* e = [[[kind alloc] init] autorelease];
-  e->commands = self;
+  e->commands = [self retain];
   encoder = e;
   return e;
 }
