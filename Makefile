@@ -1,4 +1,5 @@
-# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite.
+# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite, on the CPU device and on Metal
+# (off a Mac: on a fake Metal, where clang and GNUstep are installed).
 # Both make what they need: a virtual environment in .venv with the package built into it.
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,21 @@ bench: $(VENV)/.built
 
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
-	$(BIN)/python -m pytest $(ARGS)
+	METALMM_DEVICE=cpu $(BIN)/python -m pytest $(ARGS)
+ifeq ($(shell uname),Darwin)
+	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest $(ARGS)
+else
+	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then $(MAKE) --no-print-directory test-on-fake-metal; \
+	else echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
+	test -z "$(REQUIRE_METAL)"; fi
+endif
+
+# The whole suite on the Metal device's own code, against the fake Metal of tests/fake_metal.
+.PHONY: fake-metal test-on-fake-metal
+fake-metal: $(VENV)/.built
+	bash tests/fake_metal.sh $(BIN)/python
+test-on-fake-metal: fake-metal
+	METALMM_DEVICE=metal $(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
 
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
 sanitize: $(VENV)/.built
@@ -23,7 +38,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	cp build/*/_core.pyi python/metalmm/  # generated; an editable install keeps it elsewhere
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.metal' ':!csrc/msl/runtime')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.mm' '*.metal' ':!csrc/msl/runtime' ':!tests/fake_metal/apple')
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metalmm needs Python 3.11 or later; set PYTHON=")'

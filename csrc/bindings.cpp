@@ -163,6 +163,15 @@ std::shared_ptr<Device> cpu_device(unsigned threads, size_t threadgroup_memory_l
   return std::make_shared<cpu::CpuDevice>(cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers});
 }
 
+std::shared_ptr<Device> metal_device(int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
+#if METALMM_METAL
+  return metal::make_device({index, spin, most_operations, most_bytes});
+#else
+  (void)index, (void)spin, (void)most_operations, (void)most_bytes;
+  throw Error(ErrorKind::device, "this build of metalmm has no device metal");
+#endif
+}
+
 DeviceState& state_of(nb::handle device) {
   if (!nb::isinstance<PyDevice>(device)) throw Error(ErrorKind::device, "device is not a metalmm.Device");
   DeviceState* state = nb::inst_ptr<PyDevice>(device)->state;
@@ -772,14 +781,12 @@ NB_MODULE(_core, m) {
             new (self) PyDevice(cpu_device(threads, threadgroup_memory_limit, lenient_barriers));
           },
           "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a)
-#if METALMM_METAL
       .def(
           "__init__",
           [](PyDevice* self, int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
-            new (self) PyDevice(metal::make_device({index, spin, most_operations, most_bytes}));
+            new (self) PyDevice(metal_device(index, spin, most_operations, most_bytes));
           },
           "index"_a, "spin"_a, "most_operations"_a, "most_bytes"_a)
-#endif
       .def_prop_ro(
           "name", [](const PyDevice& d) { return d.state->open()->name(); }, "cpu or metal.")
       .def_prop_ro(

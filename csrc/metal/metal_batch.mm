@@ -240,7 +240,8 @@ void MetalSubmission::synchronize() {
   list_->for_each_buffer([&](const Buffer& b) {
     if (b.native()) [blit synchronizeResource:static_cast<id<MTLBuffer>>(b.native())];
   });
-  if (staging_) staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:static_cast<id<MTLBuffer>>(b->native())]; });
+  if (staging_)
+    staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:static_cast<id<MTLBuffer>>(b->native())]; });
   [blit endEncoding];
 }
 

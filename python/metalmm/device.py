@@ -67,7 +67,7 @@ class Device(_core.Device):
             raise DeviceError(
                 f"spin is {spin}, most_operations {most_operations}, most_bytes {most_bytes}; spin is 0 to 1 second, the others at least 1"
             )
-        super().__init__(index=-1 if index is None else index, spin=spin, most_operations=most_operations, most_bytes=most_bytes)  # type: ignore[call-overload]
+        super().__init__(index=-1 if index is None else index, spin=spin, most_operations=most_operations, most_bytes=most_bytes)
 
     def compile(self, source: str | Path, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, Any] | None = None) -> Library:
         """A library of the kernels in MSL source text, or in a file if `source` is a Path or a path that ends in .metal or .h.
