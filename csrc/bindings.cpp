@@ -98,10 +98,11 @@ void give_warnings(Device& device) {
 std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, const MatmulSpec& spec) {
   if (v.builtin == "blas") return blas_pipeline(v.id, spec.transpose_a, spec.transpose_b);
   PipelineSource source;
-  source.kernel = v.id, source.builtin = v.builtin;
+  source.name = v.id, source.builtin = v.builtin;
   source.transpose_a = spec.transpose_a, source.transpose_b = spec.transpose_b;
   auto built = nb::cast<nb::tuple>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
   source.code = nb::cast<std::string>(built[0]), source.archive = nb::cast<std::string>(built[1]);
+  source.kernel = nb::cast<std::string>(built[2]);
   std::shared_ptr<Device> running = state.open();
   std::shared_ptr<Pipeline> pipeline;
   {
@@ -437,7 +438,7 @@ class Kernel {
   Kernel(nb::object device, const std::string& code, const std::string& archive, const std::string& name, nb::dict constants)
       : device_(std::move(device)), state_(state_of(device_)) {
     PipelineSource source;
-    source.kernel = name, source.code = code, source.archive = archive;
+    source.name = source.kernel = name, source.code = code, source.archive = archive;
     for (auto [key, value] : constants) source.constants.push_back(constant_of(key, value));
     pipeline_ = state_.device->load_pipeline(source);
     give_warnings(*state_.device);

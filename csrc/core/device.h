@@ -126,6 +126,7 @@ struct FunctionConstant {
 
 // What a pipeline is made of.
 struct PipelineSource {
+  std::string name;     // for messages
   std::string kernel;   // host name
   std::string code;     // for the CPU device the path of a compiled module, for Metal MSL
   std::string archive;  // Metal: where the machine code is kept

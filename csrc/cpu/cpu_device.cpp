@@ -129,7 +129,7 @@ std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) {
 }
 
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
-  return std::make_shared<CpuPipeline>(source.code, source.kernel);
+  return std::make_shared<CpuPipeline>(source.code, source.name);
 }
 
 Info CpuDevice::info() const {

@@ -141,7 +141,7 @@ void MetalSubmission::open(size_t first, bool retained) {
     auto descriptor = Handle<MTLCounterSampleBufferDescriptor*>::adopt([[MTLCounterSampleBufferDescriptor alloc] init]);
     [descriptor.get() setCounterSet:device_->timestamps()];
     [descriptor.get() setStorageMode:MTLStorageModeShared];
-    [descriptor.get() setSampleCount:kMostSamples];
+    [descriptor.get() setSampleCount:std::min<NSUInteger>(2 * (list_->size() - first), kMostSamples)];
     parts_.back().samples = Handle<id<MTLCounterSampleBuffer>>::adopt([device_->get() newCounterSampleBufferWithDescriptor:descriptor.get()
                                                                                                                      error:nullptr]);
     if (!parts_.back().samples) per_dispatch_ = false;  // none left; the times are then not available
@@ -214,7 +214,7 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   }
   auto objects = std::make_shared<std::vector<Handle<id>>>();
   work_->owned.push_back(objects);
-  encoder_->end();
+  encoder_->sample(nil, 0);  // MPS makes its own pass, so that the time of the epilogue alone would be taken for the whole
   timing_.calls++;
   if (pipeline.kind == MetalPipeline::Kind::mps_matvec)
     device_->mps().encode_matvec(open_.get(), what, *objects);

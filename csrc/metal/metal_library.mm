@@ -125,25 +125,25 @@ Handle<id<MTLFunction>> MetalDevice::function(id<MTLLibrary> library, const Pipe
   NSDictionary* known = [plain.get() functionConstantsDictionary];
   auto values = Handle<MTLFunctionConstantValues*>::adopt([[MTLFunctionConstantValues alloc] init]);
   for (const FunctionConstant& given : source.constants)
-    if (MTLFunctionConstant* constant = find_constant(known, given, source.kernel))
-      set_constant(values.get(), constant, given, source.kernel);
+    if (MTLFunctionConstant* constant = find_constant(known, given, source.name))
+      set_constant(values.get(), constant, given, source.name);
   if ([known count] == 0) return plain;
   NSError* error = nil;
   auto specialized = Handle<id<MTLFunction>>::adopt([library newFunctionWithName:ns_string(source.kernel)
                                                                   constantValues:values.get()
                                                                            error:&error]);
-  if (!specialized) compile_error(source.kernel, text_of(error));
+  if (!specialized) compile_error(source.name, text_of(error));
   return specialized;
 }
 
 std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& source) {
   AutoreleasePool pool;
   auto pipeline = std::make_shared<MetalPipeline>();
-  pipeline->name = source.kernel;
+  pipeline->name = source.name;
   pipeline->transpose_a = source.transpose_a, pipeline->transpose_b = source.transpose_b;
   if (source.builtin == "mps_matmul") pipeline->kind = MetalPipeline::Kind::mps_matmul;
   if (source.builtin == "mps_matvec") pipeline->kind = MetalPipeline::Kind::mps_matvec;
-  auto compiled = library(source.code, "kernel '" + source.kernel + "': ");
+  auto compiled = library(source.code, "kernel '" + source.name + "': ");
   build_state(*pipeline, function(compiled.get(), source).get(), source.archive);
   if (pipeline->kind != MetalPipeline::Kind::kernel) {  // what it takes is what MPS takes; the kernel finds the product in place of A
     pipeline->arguments[0].bytes = 2;

@@ -264,14 +264,20 @@ def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) 
 
 
 def assemble(v: Variant, transpose_a: bool, transpose_b: bool) -> str:
-    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named by the variant's id."""
+    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named after the variant's id."""
     if not v.kernel:
         return ""
     instance = v.instance(transpose_a, transpose_b)
-    return f'{inline_includes(v.source)}\ntemplate [[host_name("{v}")]] [[kernel]] decltype({instance}) {instance};\n'
+    return f'{inline_includes(v.source)}\ntemplate [[host_name("{_host_name(v)}")]] [[kernel]] decltype({instance}) {instance};\n'
 
 
-def build_pipeline(device: Device, variant: str, transpose_a: bool, transpose_b: bool) -> tuple[str, str]:
-    """Code of a variant as the device takes it, and the file for its machine code; the extension asks for it on the first use."""
+def _host_name(v: Variant) -> str:
+    return re.sub(r"\W", "_", v)  # nobody says that Metal takes a '/'
+
+
+def build_pipeline(device: Device, variant: str, transpose_a: bool, transpose_b: bool) -> tuple[str, str, str]:
+    """Code of a variant as the device takes it, the file for its machine code and the kernel's name in it; the extension asks
+    for it on the first use."""
     v = get(variant)
-    return device._code(assemble(v, transpose_a, transpose_b), str(v), str(v.source))
+    code, archive = device._code(assemble(v, transpose_a, transpose_b), _host_name(v), str(v.source))
+    return code, archive, _host_name(v)
