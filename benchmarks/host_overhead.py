@@ -108,8 +108,9 @@ def single_calls(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int)
     for _ in range(rounds):
         for name, call in calls.items():
             samples[name].append(per_call(call, 20))
-        prepared()
-        own.append(prepared.device_seconds or 0.0)
+        for _ in range(20):
+            prepared()
+            own.append(prepared.device_seconds or 0.0)
     kernel = us(own)
     print(f"one at a time; the kernel's own time {kernel:.2f} us" + ("" if any(own) else " (n/a: counted as the host's)"))
     print(f"{'':42s}{'total us':>9s}{'host us':>9s}")

@@ -324,7 +324,7 @@ class PyRecording {
 class Batch {
  public:
   Batch(nb::object device, bool per_dispatch)
-      : device_(std::move(device)), state_(state_of(device_)), per_dispatch_(per_dispatch), batch_(fresh()) {}
+      : device_(std::move(device)), state_(state_of(device_)), running_(state_.open()), per_dispatch_(per_dispatch), batch_(fresh()) {}
 
   nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
                     bool transpose_a, bool transpose_b, nb::handle out) {
@@ -354,8 +354,11 @@ class Batch {
   void submit() {
     state_.open();
     std::shared_ptr<CommandBatch> batch = batch_;
-    nb::gil_scoped_release unlocked;
-    batch->submit();
+    {
+      nb::gil_scoped_release unlocked;
+      batch->submit();
+    }
+    give_warnings(*running_);
   }
   void wait() {
     state_.open();
@@ -382,9 +385,10 @@ class Batch {
   const nb::object& device() const { return device_; }
 
  private:
-  std::shared_ptr<CommandBatch> fresh() const { return std::make_shared<CommandBatch>(state_.open(), per_dispatch_); }
+  std::shared_ptr<CommandBatch> fresh() const { return std::make_shared<CommandBatch>(running_, per_dispatch_); }
   nb::object device_;
   DeviceState& state_;
+  std::shared_ptr<Device> running_;
   bool per_dispatch_;
   std::shared_ptr<CommandBatch> batch_;
 };

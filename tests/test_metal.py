@@ -85,6 +85,18 @@ MISUSES = {
     "mps-columns": "left matrix is 4 x 8; the kernel takes 4 x 4",
     "mps-batch": "batches that differ",
     "mps-matrix-bytes": "MPSMatrix: matrixBytes 36 for 4 rows of 8",
+    "threadgroup-memory": "a length of 20, which is no multiple of 16",
+    "bytes-written": "bytes at buffer index 1, which the kernel may write",
+    "index": "buffer index 31",
+    "barrier": "a barrier that does not order buffers",
+    "wait": "waitUntilCompleted before commit",
+    "unread-status": "nobody has read its status after it was done",
+    "event": "an event's value that does not rise",
+    "did-modify": "of a buffer that is not managed",
+    "synchronize": "of a buffer that is not managed",
+    "residency": "of something that was not added",
+    "buffer-length": "newBufferWithLength: of 0",
+    "mps-unretained": "a command buffer that does not retain what it uses",
     "queue-full": "more command buffers than the queue has",
     "samples": "more than 32 KB of samples",
     "no-copy": "memory that is not whole pages",
@@ -347,6 +359,22 @@ def test_a_dropped_batch_keeps_its_memory_until_the_gpu_is_done(device: metalmm.
 
 
 @needs_fake
+def test_a_dropped_batch_that_fails_is_a_warning(device: metalmm.Device) -> None:
+    FAKE.inject("command_buffer_status")
+    batch = device.batch()
+    batch.matmul(V, half(1, 16), half(16, 16))
+    batch.submit()
+    del batch
+    right(metalmm.matmul(V, half(1, 16), half(16, 16), device=device), half(1, 16), half(16, 16))  # waits for both
+    with pytest.warns(RuntimeWarning, match="a batch that nobody waited for failed: injected"):
+        for _ in range(2):
+            batch = device.batch()
+            batch.matmul(V, half(1, 16), half(16, 16))
+            batch.submit()
+            del batch
+
+
+@needs_fake
 def test_what_a_failed_wait_held_is_let_go() -> None:
     device = metalmm.Device("metal")
     metalmm.matmul(V, half(1, 16), half(16, 16), device=device)
@@ -402,6 +430,18 @@ def test_missing_times_are_not_zero(like: Callable[..., metalmm.Device]) -> None
     assert batch.timing.device is None
     assert batch.timing.dispatches == []
     assert "device=n/a" in repr(batch.timing)
+
+
+@needs_fake
+@pytest.mark.parametrize("fault", ["counters", "resolve_counters"])
+def test_times_that_cannot_be_had_are_none(fault: str) -> None:
+    device = metalmm.Device("metal")
+    FAKE.inject(fault)
+    with device.batch(per_dispatch=True) as batch:
+        y = batch.matmul(V, half(1, 16), half(16, 16))
+    right(y, half(1, 16), half(16, 16))
+    assert batch.timing.dispatches in ([], [None])
+    assert batch.timing.device is not None
 
 
 def test_each_dispatch_can_be_timed(device: metalmm.Device) -> None:

@@ -264,7 +264,7 @@ void MetalSubmission::wait() {
     AutoreleasePool pool;
     spin();
     work_->wait();
-    for (size_t i = 0; i < parts_.size() && !failure_; i++) check(i);
+    for (size_t i = 0; i < parts_.size(); i++) check(i);
     if (staging_ && !failure_) staging_->copy_out();
     finish(seconds(Clock::now() - begin));
   }
@@ -284,7 +284,7 @@ void MetalSubmission::finish(double waited) {
 
 void MetalSubmission::check(size_t i) {
   id<MTLCommandBuffer> commands = work_->command_buffers[i].get();
-  if ([commands status] == MTLCommandBufferStatusCompleted) return;
+  if ([commands status] == MTLCommandBufferStatusCompleted || failure_) return;  // the first to fail is told
   NSError* error = [commands error];
   const Part& part = parts_[i];
   std::string where = "command buffer " + std::to_string(i + 1) + " of " + std::to_string(parts_.size()) + " (" +

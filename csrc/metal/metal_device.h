@@ -28,6 +28,7 @@ struct InFlight {
   std::vector<std::shared_ptr<void>> owned;
   bool done() const;
   void wait() const;
+  std::string failure() const;  // of the first command buffer that failed, once all are done
 };
 
 class MetalDevice : public Device {
@@ -80,6 +81,7 @@ class MetalDevice : public Device {
                                                    MTLComputePipelineReflection** reflection);
   void save_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path);
   void warn(const std::string& text);
+  void warn_of_failure(const InFlight& work);
 
   MetalOptions options_;
   Handle<id<MTLDevice>> device_;

@@ -58,6 +58,12 @@ void InFlight::wait() const {
   for (auto& b : command_buffers) [b.get() waitUntilCompleted];
 }
 
+std::string InFlight::failure() const {
+  for (auto& b : command_buffers)
+    if ([b.get() status] == MTLCommandBufferStatusError) return text_of([b.get() error]);
+  return {};
+}
+
 std::vector<std::string> device_names() {
   AutoreleasePool pool;
   std::vector<std::string> names;
@@ -122,6 +128,11 @@ Info MetalDevice::counters() const {
 void MetalDevice::warn(const std::string& text) {
   std::lock_guard lock(mutex_);
   warnings_.push_back("metalmm: " + text);
+}
+
+void MetalDevice::warn_of_failure(const InFlight& work) {
+  std::string failure = work.failure();
+  if (!failure.empty()) warn("a batch that nobody waited for failed: " + failure);
 }
 
 std::vector<std::string> MetalDevice::take_warnings() {
@@ -227,12 +238,16 @@ void MetalDevice::commit_residency() {
 
 // Finished work is let go outside the lock: that may release NumPy memory, which takes the GIL.
 void MetalDevice::park(std::unique_ptr<InFlight> work) {
-  std::vector<std::unique_ptr<InFlight>> finished;  // destroyed after the lock
-  std::lock_guard lock(mutex_);
-  for (auto& p : parked_)
-    if (p->done()) finished.push_back(std::move(p));
-  parked_.erase(std::remove(parked_.begin(), parked_.end(), nullptr), parked_.end());
-  parked_.push_back(std::move(work));
+  AutoreleasePool pool;
+  std::vector<std::unique_ptr<InFlight>> finished;
+  {
+    std::lock_guard lock(mutex_);
+    parked_.push_back(std::move(work));
+    for (auto& p : parked_)
+      if (p->done()) finished.push_back(std::move(p));
+    parked_.erase(std::remove(parked_.begin(), parked_.end(), nullptr), parked_.end());
+  }
+  for (auto& f : finished) warn_of_failure(*f);
 }
 
 void MetalDevice::wait_until_idle() {
@@ -241,7 +256,10 @@ void MetalDevice::wait_until_idle() {
     std::lock_guard lock(mutex_);
     std::swap(work, parked_);
   }
-  for (auto& w : work) w->wait();
+  for (auto& w : work) {
+    w->wait();
+    warn_of_failure(*w);
+  }
 }
 
 // -- capture ----------------------------------------------------------------------------------------------------------

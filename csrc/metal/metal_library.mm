@@ -125,8 +125,7 @@ Handle<id<MTLFunction>> MetalDevice::function(id<MTLLibrary> library, const Pipe
   NSDictionary* known = [plain.get() functionConstantsDictionary];
   auto values = Handle<MTLFunctionConstantValues*>::adopt([[MTLFunctionConstantValues alloc] init]);
   for (const FunctionConstant& given : source.constants)
-    if (MTLFunctionConstant* constant = find_constant(known, given, source.name))
-      set_constant(values.get(), constant, given, source.name);
+    if (MTLFunctionConstant* constant = find_constant(known, given, source.name)) set_constant(values.get(), constant, given, source.name);
   if ([known count] == 0) return plain;
   NSError* error = nil;
   auto specialized = Handle<id<MTLFunction>>::adopt([library newFunctionWithName:ns_string(source.kernel)

@@ -150,6 +150,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
   MTLCommandBufferStatus status_;
   NSError* error_;
   double start, finish;
+  BOOL read;  // its status, once it was done
 }
 - (void)run;
 - (fake::Command*)add:(fake::Command::Kind)kind from:(id)encoder;

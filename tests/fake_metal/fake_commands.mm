@@ -394,8 +394,8 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 }
 - (void)dealloc {
   if (encoder) fake::violation("not-ended", "a command buffer is deallocated with an encoder open");
-  if (status_ == MTLCommandBufferStatusCommitted)
-    fake::violation("dropped-in-flight", "a command buffer is deallocated before it is done, and nobody has read its status");
+  if (status_ >= MTLCommandBufferStatusCommitted && !read)
+    fake::violation("unread-status", "a command buffer is deallocated, and nobody has read its status after it was done");
   if (retained)
     for (fake::Command& c : *log)
       if (c.kind == Kind::buffer) [c.object release];
@@ -471,7 +471,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   {
     std::lock_guard lock(fake::gpu_mutex);
     status_ = MTLCommandBufferStatusCommitted;
-    fake::pending.push_back(self);
+    fake::pending.push_back([self retain]);  // as Metal does until it is done
     fake::set_in_flight(self, true);
   }
   if (fake::settings.run_on_commit) [self waitUntilCompleted];
@@ -483,6 +483,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
     FakeCommandBuffer* next = fake::pending.front();
     fake::pending.erase(fake::pending.begin());
     [next run];
+    [next release];
   }
 }
 - (void)run {
@@ -507,6 +508,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 }
 - (MTLCommandBufferStatus)status {
   std::lock_guard lock(fake::gpu_mutex);
+  read = status_ >= MTLCommandBufferStatusCompleted;
   return status_;
 }
 - (NSError*)error {

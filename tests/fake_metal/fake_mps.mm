@@ -117,7 +117,7 @@ void encode(FakeCommandBuffer* commands, const KernelState& k, const MatrixState
   c->run = std::make_shared<std::function<std::string()>>([=] { return multiply(k, a, b, d); });
   for (auto* m : {&a, &b, &d}) {
     auto* keep = [commands add:Kind::buffer from:nil];
-    keep->object = [m->buffer retain];
+    keep->object = commands->retained ? [m->buffer retain] : m->buffer;
     keep->index = 0;
   }
 }

@@ -5,6 +5,11 @@
 
 namespace {
 
+struct AutoreleasePool {
+  NSAutoreleasePool* pool = [[NSAutoreleasePool alloc] init];
+  ~AutoreleasePool() { [pool drain]; }
+};
+
 constexpr const char* kSource = R"(#include <metal_stdlib>
 using namespace metal;
 kernel void add(const device float* x [[buffer(0)]], device float* y [[buffer(1)]], constant float& z [[buffer(2)]],
@@ -48,6 +53,7 @@ struct Bench {
     [encoder endEncoding];
     [commands commit];
     [commands waitUntilCompleted];
+    [commands status];
   }
   // An indirect command buffer with one dispatch.
   id<MTLIndirectCommandBuffer> indirect(id<MTLComputePipelineState> with, NSUInteger most_buffers = 3) {
@@ -82,7 +88,7 @@ struct Bench {
                                                                        interiorColumns:4
                                                                                  alpha:1
                                                                                   beta:0] autorelease];
-    commands = [queue commandBuffer];
+    if (!commands) commands = [queue commandBuffer];
     [kernel encodeToCommandBuffer:commands leftMatrix:a rightMatrix:b resultMatrix:b];
     finish();
   }
@@ -227,6 +233,72 @@ const std::pair<const char*, Misuse> kMisuses[] = {
     {"mps-columns", [](Bench& b) { b.multiply(4, 8, 16, 1, 64); }},
     {"mps-batch", [](Bench& b) { b.multiply(4, 4, 8, 2, 32); }},
     {"mps-matrix-bytes", [](Bench& b) { b.multiply(4, 4, 8, 2, 36); }},
+    {"threadgroup-memory",
+     [](Bench& b) {
+       b.open();
+       [b.encoder setThreadgroupMemoryLength:20 atIndex:0];
+       b.finish();
+     }},
+    {"bytes-written",
+     [](Bench& b) {
+       b.open();
+       b.bind(b.x, b.y);
+       [b.encoder setBytes:&b.z length:4 atIndex:1];
+       b.dispatch();
+       b.finish();
+     }},
+    {"index",
+     [](Bench& b) {
+       b.open();
+       [b.encoder setBuffer:b.x offset:0 atIndex:31];
+       b.finish();
+     }},
+    {"barrier",
+     [](Bench& b) {
+       b.open();
+       [b.encoder memoryBarrierWithScope:MTLBarrierScopeTextures];
+       b.finish();
+     }},
+    {"wait",
+     [](Bench& b) {
+       b.open();
+       [b.encoder endEncoding];
+       [b.commands waitUntilCompleted];
+     }},
+    {"unread-status",
+     [](Bench& b) {
+       b.open();
+       [b.encoder endEncoding];
+       [b.commands commit];
+       [b.commands waitUntilCompleted];
+     }},
+    {"event",
+     [](Bench& b) {
+       id<MTLSharedEvent> event = [[b.device newSharedEvent] autorelease];
+       b.open();
+       [b.encoder endEncoding];
+       [b.commands encodeSignalEvent:event value:2];
+       [b.commands encodeSignalEvent:event value:1];
+       [b.commands commit];
+       [b.commands waitUntilCompleted];
+     }},
+    {"did-modify", [](Bench& b) { [b.x didModifyRange:NSMakeRange(0, 4)]; }},
+    {"synchronize",
+     [](Bench& b) {
+       id<MTLCommandBuffer> commands = [b.queue commandBuffer];
+       id<MTLBlitCommandEncoder> blit = [commands blitCommandEncoder];
+       [blit synchronizeResource:b.x];
+       [blit endEncoding];
+       [commands commit];
+       [commands waitUntilCompleted];
+     }},
+    {"residency", [](Bench& b) { [[[b.device newResidencySetWithDescriptor:nil error:nullptr] autorelease] removeAllocation:b.x]; }},
+    {"buffer-length", [](Bench& b) { [b.device newBufferWithLength:0 options:0]; }},
+    {"mps-unretained",
+     [](Bench& b) {
+       b.commands = [b.queue commandBufferWithUnretainedReferences];
+       b.multiply(4, 4, 8, 1, 32);
+     }},
     {"queue-full",
      [](Bench& b) {
        for (int i = 0; i < 5; i++) [b.queue commandBuffer];
@@ -248,7 +320,7 @@ const std::pair<const char*, Misuse> kMisuses[] = {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int fake_metal_misuse(const char* name) {
-  NSAutoreleasePool* pool = [[NSAutoreleasePool alloc] init];
+  AutoreleasePool pool;
   int known = 0;
   for (auto& [key, run] : kMisuses)
     if (std::strcmp(key, name) == 0) {
@@ -256,6 +328,5 @@ extern "C" __attribute__((visibility("default"))) int fake_metal_misuse(const ch
       run(bench);
       known = 1;
     }
-  [pool drain];
   return known;
 }
