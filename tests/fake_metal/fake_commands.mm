@@ -210,6 +210,24 @@ void step(Pass& pass, Command& c) {
 
 }  // namespace
 
+// Logs are used again with the room that they have: their growth is no cost of the library's.
+std::mutex logs_mutex;
+std::vector<std::vector<Command>*> logs;
+
+std::vector<Command>* take_log() {
+  std::lock_guard lock(logs_mutex);
+  if (logs.empty()) return new std::vector<Command>;
+  auto* log = logs.back();
+  logs.pop_back();
+  return log;
+}
+
+void give_log(std::vector<Command>* log) {
+  log->clear();
+  std::lock_guard lock(logs_mutex);
+  logs.push_back(log);
+}
+
 bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   for (Command& c : *commands->log) {
     if (c.object == buffer) return true;
@@ -388,8 +406,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 @implementation FakeCommandBuffer
 - (id)init {
   self = [super init];
-  log = new std::vector<fake::Command>;
-  log->reserve(256);
+  log = fake::take_log();
   return self;
 }
 - (void)dealloc {
@@ -400,7 +417,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
     for (fake::Command& c : *log)
       if (c.kind == Kind::buffer) [c.object release];
   if (status_ < MTLCommandBufferStatusCompleted) queue->open--;
-  delete log;
+  fake::give_log(log);
   [error_ release];
   [queue release];
   [super dealloc];
