@@ -26,7 +26,7 @@ using namespace nb::literals;
 // -- what Python supplies ---------------------------------------------------------------------------------------------
 
 struct Hooks {
-  nb::object build_pipeline;   // (device, variant id, transpose_a, transpose_b) -> (code, archive) of a PipelineSource
+  nb::object build_pipeline;   // (device, variant id, specialization) -> (code, archive, kernel) of a PipelineSource
   nb::object unknown_variant;  // (id) -> message
   nb::object default_device;   // () -> Device
   std::vector<nb::object> exceptions;
@@ -95,12 +95,13 @@ void give_warnings(Device& device) {
     if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2) != 0) throw nb::python_error();
 }
 
-std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, const MatmulSpec& spec) {
-  if (v.builtin == "blas") return blas_pipeline(v.id, spec.transpose_a, spec.transpose_b);
+std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
+  bool transpose_a = specialization & kTransposeA, transpose_b = specialization & kTransposeB;
+  if (v.builtin == "blas") return blas_pipeline(v.id, transpose_a, transpose_b);
   PipelineSource source;
   source.name = v.id, source.builtin = v.builtin;
-  source.transpose_a = spec.transpose_a, source.transpose_b = spec.transpose_b;
-  auto built = nb::cast<nb::tuple>(hooks().build_pipeline(device, v.id, spec.transpose_a, spec.transpose_b));
+  source.transpose_a = transpose_a, source.transpose_b = transpose_b;
+  auto built = nb::cast<nb::tuple>(hooks().build_pipeline(device, v.id, specialization));
   source.code = nb::cast<std::string>(built[0]), source.archive = nb::cast<std::string>(built[1]);
   source.kernel = nb::cast<std::string>(built[2]);
   std::shared_ptr<Device> running = state.open();
@@ -113,11 +114,10 @@ std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, 
   return pipeline;
 }
 
-const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle device, const Variant& v, const MatmulSpec& spec) {
+const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle device, const Variant& v, unsigned s) {
   if (state.pipelines.size() <= v.index) state.pipelines.resize(v.index + 1);
-  unsigned s = spec.specialization();
   if (!state.pipelines[v.index][s]) {
-    auto pipeline = build_pipeline(state, device, v, spec);
+    auto pipeline = build_pipeline(state, device, v, s);
     if (v.tiling.threads > pipeline->max_threads) {
       throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.tiling.threads) + " threads; the kernel allows " +
                                          std::to_string(pipeline->max_threads));
@@ -210,7 +210,7 @@ void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::handle var
   call.out = Operand(call.result, "out", &state);
   if (!out.is_none()) check_out(call.plan, call.args, *call.out.get());
   call.out.get()->buffer->mutable_since = true;
-  call.pipeline = &pipeline_for(state, device, v, call.plan.spec);
+  call.pipeline = &pipeline_for(state, device, v, v.specialization(call.plan.spec, call.plan.params));
 }
 
 nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
@@ -574,12 +574,12 @@ Range range_of(nb::handle pair) {
 
 void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
                       nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, unsigned layouts, bool bias, bool c, bool alpha,
-                      unsigned devices, const std::string& builtin) {
+                      unsigned devices, const std::string& builtin, uint32_t bk, unsigned specializes) {
   Variant v;
   v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
   v.n_values = std::move(n_values), v.layouts = layouts, v.bias = bias, v.c = c, v.alpha = alpha;
-  v.devices = devices, v.builtin = builtin;
+  v.devices = devices, v.builtin = builtin, v.bk = bk, v.specializes = specializes;
   registry().add(std::move(v));
 }
 
@@ -603,7 +603,7 @@ MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transp
   return s;
 }
 
-auto key_of(const MatmulSpec& s) { return std::tuple(s.m, s.n, s.k, s.batch, s.specialization(), s.bias, s.c, s.alpha, s.beta); }
+auto key_of(const MatmulSpec& s) { return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, s.c, s.alpha, s.beta); }
 
 constexpr const char* kMatmulDoc =
     "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n\n"
@@ -627,7 +627,7 @@ NB_MODULE(_core, m) {
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
   });
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
-        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "builtin"_a);
+        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "builtin"_a, "bk"_a, "specializes"_a);
   m.def("_metal_devices", [] {
 #if METALMM_METAL
     return metal::device_names();
@@ -646,8 +646,13 @@ NB_MODULE(_core, m) {
       "_lacks", [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).lacks(spec); },
       "Empty, or why the variant does not support the spec.");
   m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) {
-    pipeline_for(state_of(device), device, registry().find(id), spec);
+    const Variant& v = registry().find(id);
+    pipeline_for(state_of(device), device, v, v.specialization(spec, contiguous_params(spec)));
   });
+  m.def(
+      "_specialization",
+      [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).specialization(spec, contiguous_params(spec)); },
+      "What the kernel is compiled for, for operands that lie densely; bits of SPECIALIZATIONS in manifest.py.");
   m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {
     DeviceState& state = *nb::inst_ptr<PyDevice>(device)->state;  // a closed device has none left
     const Variant& v = registry().find(id);

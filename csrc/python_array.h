@@ -14,7 +14,7 @@ using PipelineRow = std::array<std::shared_ptr<Pipeline>, kSpecializations>;
 // A device with its pipelines; what the Python class Device is made of.
 struct DeviceState {
   std::shared_ptr<Device> device;      // shared with running calls: close() may come from another thread
-  std::vector<PipelineRow> pipelines;  // [variant index][specialization]
+  std::vector<PipelineRow> pipelines;  // [variant index][Specialization bits]
 
   const std::shared_ptr<Device>& open() const {
     if (!device) throw Error(ErrorKind::closed, "the device was closed; make a new metalmm.Device");

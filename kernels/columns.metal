@@ -8,7 +8,7 @@ using namespace metal;
 
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
 // next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
-template <int BN, int BK, int TG, bool VEC, int UNROLL>
+template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
                                                                device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
                                                                const device half* bias [[buffer(4)]],
@@ -39,9 +39,9 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL>
       uint at = col * p.ldb + k0;
       if (next < p.k) prefetch(b + at + BK, BK);
       if constexpr (!VEC) {
-        dot_scalar<UNROLL>(b + at, tile[t], 0, count, sum[c][0]);
+        dot_scalar<UNROLL>(b + at, static_cast<const threadgroup float*>(tile[t]), 0, count, sum[c][0]);
       } else if (count == BK && (phase + at) % 4 == 0) {
-        dot_half4<UNROLL>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count: no loop left
+        dot_half4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
       } else {
         dot_aligning<UNROLL>(b + at, tile[t], count, phase + at, sum[c]);
       }
@@ -97,5 +97,21 @@ template <int BN, int BK, int TG>
   for (uint c = 0; c < COLS; c++) {
     uint local = tid + c * TG;
     if (local < BN && first + local < p.n) store_result(D, C, bias, p, group.z, 0, first + local, sum[c][0] + sum[c][1]);
+  }
+}
+
+// A and B where they lie: no threadgroup memory, no barrier, for shapes whose whole work is the launch. BN = 0: all columns.
+template <int BN, int TG, int UNROLL>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_direct(
+    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
+  const device half* a = A + group.z * p.stride_a;
+  const device half* b = B + group.z * p.stride_b;
+  uint end = BN == 0 ? p.n : min((group.x + 1) * BN, p.n);
+  for (uint col = group.x * BN + tid; col < end; col += TG) {
+    float4 sum = float4(0.0f);
+    dot_scalar<UNROLL>(b + col * p.ldb, a, 0, p.k, sum);
+    store_result(D, C, bias, p, group.z, 0, col, (sum.x + sum.y) + (sum.z + sum.w));
   }
 }

@@ -5,19 +5,30 @@
 #include "include/epilogue.h"
 using namespace metal;
 
-// A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows.
-template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED>
+// A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows. WHOLE_*: the
+// tile cannot leave the matrix that way. VEC: rows of the matrix begin on 8 bytes, so that 4 neighbours are one load.
+template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED, bool WHOLE_ROWS, bool WHOLE_COLS, bool VEC>
 METAL_FUNC void load_tile(const device half* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup half* tile,
                           uint tid) {
-  for (uint i = tid; i < ROWS * COLS; i += TG) {
-    uint r = TRANSPOSED ? i % ROWS : i / COLS, c = TRANSPOSED ? i / ROWS : i % COLS;  // neighbours in memory, neighbouring threads
-    uint row = row0 + r, col = col0 + c;
-    bool inside = row < rows && col < cols;
-    tile[r * PITCH + c] = inside ? source[TRANSPOSED ? col * ld + row : row * ld + col] : half(0.0f);
+  constexpr uint W = VEC && (TRANSPOSED ? WHOLE_ROWS : WHOLE_COLS) ? 4 : 1;
+  constexpr uint LINE = (TRANSPOSED ? ROWS : COLS) / W;  // loads of a line: neighbours in memory, neighbouring threads
+  for (uint i = tid; i < ROWS * COLS / W; i += TG) {
+    uint along = i % LINE * W, across = i / LINE;
+    uint r = TRANSPOSED ? along : across, c = TRANSPOSED ? across : along;
+    bool inside = (WHOLE_ROWS || row0 + r < rows) && (WHOLE_COLS || col0 + c < cols);
+    const device half* from = source + (TRANSPOSED ? (col0 + c) * ld + row0 + r : (row0 + r) * ld + col0 + c);
+    if (W == 4) {
+      half4 v = inside ? *reinterpret_cast<const device half4*>(from) : half4(0.0h);
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < 4; j++) tile[TRANSPOSED ? (r + j) * PITCH + c : r * PITCH + c + j] = v[j];
+    } else {
+      tile[r * PITCH + c] = inside ? *from : half(0.0h);
+    }
   }
 }
 
-template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB>
+// Edges are compiled in only where the call has them.
+template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
 [[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_simdgroup(
     const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
     const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
@@ -38,8 +49,8 @@ template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB>
   for (uint i = 0; i < TM; i++)
     for (uint j = 0; j < TN; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k0 = 0; k0 < p.k; k0 += BK) {
-    load_tile<BM, BK, PITCH_A, TG, TA>(a, p.lda, row0, k0, p.m, p.k, tile_a, tid);
-    load_tile<BK, BN, PITCH_B, TG, TB>(b, p.ldb, k0, col0, p.k, p.n, tile_b, tid);
+    load_tile<BM, BK, PITCH_A, TG, TA, WHOLE_M, WHOLE_K, VEC>(a, p.lda, row0, k0, p.m, p.k, tile_a, tid);
+    load_tile<BK, BN, PITCH_B, TG, TB, WHOLE_K, WHOLE_N, VEC>(b, p.ldb, k0, col0, p.k, p.n, tile_b, tid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
     for (uint k = 0; k < BK; k += 8) {
@@ -57,6 +68,7 @@ template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB>
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = tid; i < BM * BN; i += TG) {
     uint r = i / BN, c = i % BN;
-    if (row0 + r < p.m && col0 + c < p.n) store_result(D, C, bias, p, group.z, row0 + r, col0 + c, tile_d[r * PITCH_D + c]);
+    if ((WHOLE_M || row0 + r < p.m) && (WHOLE_N || col0 + c < p.n))
+      store_result(D, C, bias, p, group.z, row0 + r, col0 + c, tile_d[r * PITCH_D + c]);
   }
 }

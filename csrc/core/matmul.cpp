@@ -142,7 +142,7 @@ std::string MatmulSpec::text() const {
 
 const char* MatmulSpec::layout() const {
   static const char* const names[] = {"nn", "tn", "nt", "tt"};
-  return names[specialization()];
+  return names[layout_index()];
 }
 
 void check_sizes(const MatmulSpec& s) {
@@ -160,9 +160,19 @@ void check_sizes(const MatmulSpec& s) {
 
 bool Variant::supports(const MatmulSpec& s) const {
   auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
-  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.specialization() & 1) &&
+  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
          (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
          (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
+}
+
+unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) const {
+  unsigned found = s.layout_index();
+  if (specializes == (kTransposeA | kTransposeB)) return found;
+  if (s.m % tiling.bm == 0) found |= kAlignM;
+  if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
+  if (s.k % bk == 0) found |= kAlignK;
+  if ((p.lda | p.ldb | p.stride_a | p.stride_b | p.phase_a | p.phase_b) % 4 == 0) found |= kVec4;
+  return found & (specializes | kTransposeA | kTransposeB);
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {
@@ -180,9 +190,9 @@ std::string Variant::lacks(const MatmulSpec& s) const {
     for (uint32_t v : n_values) list += (list.empty() ? "" : ", ") + std::to_string(v);
     return "n=" + std::to_string(s.n) + " is not one of " + list;
   }
-  if (!(layouts >> s.specialization() & 1)) {
+  if (!(layouts >> s.layout_index() & 1)) {
     std::string list;
-    for (unsigned i = 0; i < kSpecializations; i++) {
+    for (unsigned i = 0; i < kLayouts; i++) {
       MatmulSpec other;
       other.transpose_a = i & 1, other.transpose_b = i & 2;
       if (layouts >> i & 1) list += (list.empty() ? "" : ", ") + std::string(other.layout());
@@ -230,6 +240,29 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
   int64_t shape[] = {s.batch, s.m, s.n};
   std::copy(plan.out_ndim == 3 ? shape : shape + 1, shape + 3, plan.out_shape);
   return plan;
+}
+
+MatmulParams contiguous_params(const MatmulSpec& s) {
+  uint32_t lda = s.transpose_a ? s.m : s.k, ldb = s.transpose_b ? s.k : s.n;
+  bool batched = s.batch > 1;
+  return {s.m,
+          s.n,
+          s.k,
+          s.batch,
+          lda,
+          ldb,
+          s.c ? s.n : 0,
+          s.n,
+          batched ? s.m * s.k : 0,
+          batched ? s.k * s.n : 0,
+          batched && s.c ? s.m * s.n : 0,
+          batched ? s.m * s.n : 0,
+          s.alpha,
+          s.beta,
+          s.bias,
+          s.c,
+          0,
+          0};
 }
 
 void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out) {

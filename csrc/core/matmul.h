@@ -15,9 +15,20 @@ struct MatmulSpec {
 
   std::string text() const;
   const char* layout() const;  // nn, nt, tn or tt
-  unsigned specialization() const { return (transpose_a ? 1u : 0u) | (transpose_b ? 2u : 0u); }
+  unsigned layout_index() const { return (transpose_a ? 1u : 0u) | (transpose_b ? 2u : 0u); }
 };
-constexpr unsigned kSpecializations = 4;
+constexpr unsigned kLayouts = 4;
+
+// What a kernel may be compiled for; bits in the order of SPECIALIZATIONS in manifest.py. The first two are the layout's.
+enum Specialization : unsigned {
+  kTransposeA = 1,
+  kTransposeB = 2,
+  kAlignM = 4,  // a whole number of tiles
+  kAlignN = 8,
+  kAlignK = 16,
+  kVec4 = 32  // A and B can be read as half4 wherever a row begins
+};
+constexpr unsigned kSpecializations = 64;
 
 // Throws where a size is zero or the elements of an operand cannot be counted in 32 bits.
 void check_sizes(const MatmulSpec& spec);
@@ -38,13 +49,16 @@ struct Variant {
   bool enabled = true;
   Tiling tiling;
   Range m, n, k, batch;
-  std::vector<uint32_t> n_values;  // empty: any
-  unsigned layouts = 0;            // bit per specialization()
+  std::vector<uint32_t> n_values;                    // empty: any
+  unsigned layouts = 0;                              // bit per layout_index()
+  uint32_t bk = 1;                                   // of a tile, for kAlignK
+  unsigned specializes = kTransposeA | kTransposeB;  // those that its kernel is compiled for
   bool bias = true, c = true, alpha = true;
   unsigned devices = 0;  // bits of DeviceKind
   std::string builtin;   // empty: a kernel of ours
 
   bool supports(const MatmulSpec& spec) const;
+  unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
   // Empty, or what this variant lacks for the operation, in words.
   std::string lacks(const MatmulSpec& spec) const;
 };
@@ -81,6 +95,7 @@ struct MatmulPlan {
 };
 
 MatmulPlan plan_matmul(const MatmulArgs& args);
+MatmulParams contiguous_params(const MatmulSpec& spec);  // of operands that lie densely at aligned addresses
 void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out);
 
 // Buffer indices of every matmul kernel.

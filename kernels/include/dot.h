@@ -1,43 +1,80 @@
-// Inner products of one row of B with a vector that lies in threadgroup memory as float.
+// Inner products of one row of B with a vector: in device memory, or in threadgroup memory as float.
 #pragma once
 #include <metal_stdlib>
 
+// How the lanes of a simdgroup, which all need the same four elements of A, come to them.
+enum ReadA {
+  READ_EACH = 0,    // every lane reads threadgroup memory; the hardware broadcasts
+  READ_ONCE = 1,    // one lane reads and broadcasts
+  READ_PACKED = 2,  // every lane, as one packed vector
+};
+
+template <int READ>
+METAL_FUNC float4 read_a(const threadgroup float* a) {
+  if (READ == READ_ONCE) {
+    float4 x = float4(0.0f);
+    if (metal::simd_is_first()) x = float4(a[0], a[1], a[2], a[3]);
+    return metal::simd_broadcast_first(x);
+  }
+  if (READ == READ_PACKED) return float4(*reinterpret_cast<const threadgroup metal::packed_float4*>(a));
+  return float4(a[0], a[1], a[2], a[3]);
+}
+
 // Four independent chains hide the latency of dependent float32 FMAs, 11 cycles on Apple GPUs at low occupancy.
-template <int UNROLL>
-METAL_FUNC void dot_scalar(const device half* b, const threadgroup float* a, uint begin, uint end, thread float4& sum) {
+template <int UNROLL, class Vector>
+METAL_FUNC void dot_scalar(const device half* b, Vector a, uint begin, uint end, thread float4& sum) {
   uint i = begin;
   for (; i + UNROLL <= end; i += UNROLL) {
 #pragma clang loop unroll(full)
-    for (uint u = 0; u < UNROLL; u++) sum[u % 4] += a[i + u] * float(b[i + u]);
+    for (uint u = 0; u < UNROLL; u++) sum[u % 4] += float(a[i + u]) * float(b[i + u]);
   }
-  for (; i < end; i++) sum[0] += a[i] * float(b[i]);
+  for (; i < end; i++) sum[0] += float(a[i]) * float(b[i]);
 }
 
 template <int UNROLL>
+METAL_FUNC void load_half4(const device half* b, thread half4 (&to)[UNROLL]) {
+  const device half4* v = reinterpret_cast<const device half4*>(b);
+#pragma clang loop unroll(full)
+  for (uint u = 0; u < UNROLL; u++) to[u] = v[u];
+}
+
+template <int UNROLL, int READ>
+METAL_FUNC void use_half4(const thread half4 (&loaded)[UNROLL], const threadgroup float* a, thread float4 (&sum)[4]) {
+#pragma clang loop unroll(full)
+  for (uint u = 0; u < UNROLL; u++) sum[u % 4] += read_a<READ>(a + 4 * u) * float4(loaded[u]);
+}
+
+// b stands on 8 bytes. PIPELINED: the next UNROLL loads are in flight while these are used; else all UNROLL before the first use.
+template <int UNROLL, int READ, bool PIPELINED>
 METAL_FUNC void dot_half4(const device half* b, const threadgroup float* a, uint begin, uint end, thread float4 (&sum)[4]) {
+  constexpr uint STEP = 4 * UNROLL;
   uint i = begin;
-  for (; i + 4 * UNROLL <= end; i += 4 * UNROLL) {
-    const device half4* v = reinterpret_cast<const device half4*>(b + i);
-    half4 loaded[UNROLL];  // all in flight before the first use
+  if (PIPELINED && begin + STEP <= end) {
+    half4 now[UNROLL], next[UNROLL];
+    load_half4<UNROLL>(b + i, now);
+    for (; i + 2 * STEP <= end; i += STEP) {
+      load_half4<UNROLL>(b + i + STEP, next);
+      use_half4<UNROLL, READ>(now, a + i, sum);
 #pragma clang loop unroll(full)
-    for (uint u = 0; u < UNROLL; u++) loaded[u] = v[u];
-#pragma clang loop unroll(full)
-    for (uint u = 0; u < UNROLL; u++) {
-      const threadgroup float* x = a + i + 4 * u;
-      sum[u % 4] += float4(x[0], x[1], x[2], x[3]) * float4(loaded[u]);
+      for (uint u = 0; u < UNROLL; u++) now[u] = next[u];
     }
+    use_half4<UNROLL, READ>(now, a + i, sum);
+    i += STEP;
   }
-  for (; i + 4 <= end; i += 4) {
-    const threadgroup float* x = a + i;
-    sum[0] += float4(x[0], x[1], x[2], x[3]) * float4(*reinterpret_cast<const device half4*>(b + i));
+  for (; i + STEP <= end; i += STEP) {
+    half4 loaded[UNROLL];
+    load_half4<UNROLL>(b + i, loaded);
+    use_half4<UNROLL, READ>(loaded, a + i, sum);
   }
+  for (; i + 4 <= end; i += 4) sum[0] += read_a<READ>(a + i) * float4(*reinterpret_cast<const device half4*>(b + i));
   for (; i < end; i++) sum[0][0] += a[i] * float(b[i]);
 }
 
-// `phase`: where b stands within 8 bytes, in elements. Scalars up to the first aligned half4, scalars after the last.
+// `phase`: where b stands within 8 bytes, in elements. Scalars up to the first aligned half4, scalars after the last. Rows of a
+// simdgroup may differ in phase, and then no lane reads A for another.
 template <int UNROLL>
 METAL_FUNC void dot_aligning(const device half* b, const threadgroup float* a, uint count, uint phase, thread float4 (&sum)[4]) {
   uint head = metal::min((4 - phase % 4) % 4, count);
   for (uint i = 0; i < head; i++) sum[0][0] += a[i] * float(b[i]);
-  dot_half4<UNROLL>(b, a, head, count, sum);
+  dot_half4<UNROLL, READ_EACH, false>(b, a, head, count, sum);
 }

@@ -17,6 +17,10 @@ from .errors import DeviceError, ManifestError
 if TYPE_CHECKING:
     from .device import Device
 
+# What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. The bits of
+# Specialization in csrc/core/matmul.h. ta, tb: transposes; align_*: a whole number of tiles (bm, bn, and the parameter bk);
+# vec: A and B can be read as half4 wherever a row begins.
+SPECIALIZATIONS = ("ta", "tb", "align_m", "align_n", "align_k", "vec")
 LAYOUTS = ("nn", "tn", "nt", "tt")  # the index is transpose_a + 2 * transpose_b
 _SIZES = ("m", "n", "k", "batch")
 _FIELDS = {
@@ -70,9 +74,10 @@ class Variant(str):
         """Empty, or why this variant does not support the operation."""
         return _core._lacks(self, spec)
 
-    def instance(self, transpose_a: bool, transpose_b: bool) -> str:
-        """The kernel's template-id, such as ``columns<64, 128, 128, true, 8>``."""
-        values = {**self.params, "threads": self.threads, "ta": transpose_a, "tb": transpose_b}
+    def instance(self, specialization: int) -> str:
+        """The kernel's template-id, such as ``columns<64, 128, 128, true, 8>``; specialization: bits of SPECIALIZATIONS."""
+        chosen = {name: bool(specialization >> i & 1) for i, name in enumerate(SPECIALIZATIONS)}
+        values = {**chosen, "threads": self.threads, **self.params}
         return f"{self.kernel}<{', '.join(_cpp(values[name]) for name in self.template)}>"
 
 
@@ -173,7 +178,7 @@ def _variant(path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) ->
     v.template = tuple(need("template", list))
     v.params = {key: value for key, value in merged.items() if key not in _FIELDS}
     v.threads = need("threads", int)
-    if missing := [t for t in v.template if t not in (*v.params, "threads", "ta", "tb")]:
+    if missing := [t for t in v.template if t not in (*v.params, "threads", *SPECIALIZATIONS)]:
         raise ManifestError(f"{path}: {v}: template argument '{missing[0]}' has no value")
     if bad := [key for key, value in v.params.items() if not isinstance(value, int)]:
         raise ManifestError(f"{path}: {v}: parameter '{bad[0]}' is {v.params[bad[0]]!r}; parameters are integers or booleans")
@@ -230,6 +235,8 @@ def _register(v: Variant) -> None:
         alpha=v.supports.get("alpha", True),
         devices=sum(1 << DEVICES.index(d) for d in v.devices),
         builtin=v.builtin,
+        bk=max(v.params.get("bk", 1), 1),
+        specializes=sum(1 << i for i, name in enumerate(SPECIALIZATIONS) if name in v.template and name not in v.params),
         **ranges,
     )
     for device in list(_devices):
@@ -263,11 +270,11 @@ def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) 
     return f'#line 1 "{name}"\n' + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
 
 
-def assemble(v: Variant, transpose_a: bool, transpose_b: bool) -> str:
+def assemble(v: Variant, specialization: int) -> str:
     """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named after the variant's id."""
     if not v.kernel:
         return ""
-    instance = v.instance(transpose_a, transpose_b)
+    instance = v.instance(specialization)
     return f'{inline_includes(v.source)}\ntemplate [[host_name("{_host_name(v)}")]] [[kernel]] decltype({instance}) {instance};\n'
 
 
@@ -275,9 +282,9 @@ def _host_name(v: Variant) -> str:
     return re.sub(r"\W", "_", v)  # nobody says that Metal takes a '/'
 
 
-def build_pipeline(device: Device, variant: str, transpose_a: bool, transpose_b: bool) -> tuple[str, str, str]:
+def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[str, str, str]:
     """Code of a variant as the device takes it, the file for its machine code and the kernel's name in it; the extension asks
     for it on the first use."""
     v = get(variant)
-    code, archive = device._code(assemble(v, transpose_a, transpose_b), _host_name(v), str(v.source))
+    code, archive = device._code(assemble(v, specialization), _host_name(v), str(v.source))
     return code, archive, _host_name(v)

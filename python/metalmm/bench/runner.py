@@ -85,7 +85,7 @@ def cold_copies(shape: Shape) -> int:
 
 def compile_all(device: Device, work: list[tuple[Shape, list[Variant]]], progress: Progress) -> None:
     """Every pipeline that the runs will need, on all cores."""
-    needed = {(str(v), s.layout): (v, s) for s, vs in work for v in vs}
+    needed = {(str(v), _core._specialization(v, s.spec)): (v, s) for s, vs in work for v in vs}
     done = 0
     with ThreadPoolExecutor(max_workers=device.threads) as pool:
         for _ in pool.map(lambda pair: _core._prepare_pipeline(device, pair[0], pair[1].spec), needed.values()):
@@ -183,7 +183,7 @@ def as_json(shape: Shape, results: list[Result], baseline: str | None, tags: dic
     by_id = {str(v): v for v in variants()}
     rows = []
     for r in results:
-        text = assemble(by_id[r.variant], shape.transpose_a, shape.transpose_b)
+        text = assemble(by_id[r.variant], _core._specialization(r.variant, shape.spec))
         rows.append(
             {
                 "variant": r.variant,

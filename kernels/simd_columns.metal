@@ -1,0 +1,104 @@
+// B given as N x K rows (NT), few rows of A: a simdgroup owns COLS columns for all rows, its lanes share each column's K, 8
+// neighbouring elements a lane, so that every load of B is 512 contiguous bytes and every byte is loaded once.
+//
+// For m = 1, per output: k / 256 loads of two half4s a lane, all COLS of them and the next ones in flight; A read once a step for
+// COLS columns; no threadgroup memory and no barrier unless SPLIT > 1, then one. Apple's GPUs should like it: the kernel is a stream
+// of whole 128-byte lines, many independent loads a lane hide their latency, and n / COLS simdgroups fill the cores also where
+// n = 896. SPLIT simdgroups share K where n alone gives too few (k = 4864).
+#include <metal_stdlib>
+
+#include "include/epilogue.h"
+#include "include/prefetch.h"
+using namespace metal;
+
+struct Half8 {
+  half4 low, high;
+};
+
+METAL_FUNC Half8 load8(const device half* p) {
+  const device half4* v = reinterpret_cast<const device half4*>(p);
+  return {v[0], v[1]};
+}
+
+METAL_FUNC float dot8(Half8 x, Half8 y) {
+  float4 s = float4(x.low) * float4(y.low) + float4(x.high) * float4(y.high);
+  return (s.x + s.y) + (s.z + s.w);
+}
+
+// TG / 32 / SPLIT sets of COLS columns in a threadgroup. VEC: rows of A and B begin on 8 bytes.
+template <int ROWS, int COLS, int SPLIT, int TG, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
+                                                                    device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
+                                                                    const device half* bias [[buffer(4)]],
+                                                                    constant MatmulParams& p [[buffer(5)]],
+                                                                    uint3 group [[threadgroup_position_in_grid]],
+                                                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                                    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint SETS = TG / 32 / SPLIT;
+  threadgroup float partial[SETS][SPLIT][ROWS][COLS];
+  uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
+  uint first = (group.x * SETS + set) * COLS;
+  uint columns = first < p.n ? min(uint(COLS), p.n - first) : 0;
+  uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
+  const device half* a = A + group.z * p.stride_a + row0 * p.lda;
+  const device half* b = B + group.z * p.stride_b + first * p.ldb;
+  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 255) / 256 * 256;
+  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+
+  float sum[ROWS][COLS] = {};
+  uint k = begin;
+  if (VEC && columns == COLS) {
+    uint at = begin + 8 * lane;
+    Half8 now[COLS];
+    if (at + 8 <= end)
+      for (uint c = 0; c < COLS; c++) now[c] = load8(b + c * p.ldb + at);
+    for (; at + 8 <= end; at += 256) {
+      Half8 next[COLS];
+      bool more = at + 264 <= end;
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        if (more) next[c] = load8(b + c * p.ldb + at + 256);
+      }
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) {
+        if (r >= rows) break;
+        Half8 x = load8(a + r * p.lda + at);
+        for (uint c = 0; c < COLS; c++) sum[r][c] += dot8(x, now[c]);
+      }
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) now[c] = next[c];
+    }
+    k = begin + (end - begin) / 8 * 8;  // what is left is less than a lane's 8
+  }
+  for (k += lane; k < end; k += 32) {
+    for (uint c = 0; c < columns; c++) {
+      float y = float(b[c * p.ldb + k]);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        if (r < rows) sum[r][c] += float(a[r * p.lda + k]) * y;
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) {
+    if (r >= rows) break;
+    for (uint c = 0; c < COLS; c++) sum[r][c] = simd_sum(sum[r][c]);
+  }
+  if (SPLIT > 1) {
+    if (lane == 0)
+      for (uint r = 0; r < rows; r++)
+        for (uint c = 0; c < COLS; c++) partial[set][share][r][c] = sum[r][c];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (share != 0) return;
+    for (uint r = 0; r < rows; r++)
+      for (uint c = 0; c < COLS; c++) {
+        sum[r][c] = partial[set][0][r][c];
+        for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[set][s][r][c];
+      }
+  }
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++)  // constant indices: the sums stay in registers; neighbouring lanes, neighbouring columns
+      if (lane == c && c < columns && r < rows) store_result(D, C, bias, p, group.z, row0 + r, first + c, sum[r][c]);
+  }
+}
