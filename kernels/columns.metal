@@ -40,8 +40,10 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED
       if (next < p.k) prefetch(b + at + BK, BK);
       if constexpr (!VEC) {
         dot_scalar<UNROLL>(b + at, static_cast<const threadgroup float*>(tile[t]), 0, count, sum[c][0]);
-      } else if (count == BK && (phase + at) % 4 == 0) {
+      } else if ((phase + at) % 4 == 0 && count == BK) {
         dot_half4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
+      } else if ((phase + at) % 4 == 0 && READ != READ_ONCE) {
+        dot_half4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, count, sum[c]);
       } else {
         dot_aligning<UNROLL>(b + at, tile[t], count, phase + at, sum[c]);
       }
