@@ -160,8 +160,8 @@ struct PyDevice {
   PyDevice(const PyDevice&) = delete;
 };
 
-std::shared_ptr<Device> cpu_device(unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers) {
-  return std::make_shared<cpu::CpuDevice>(cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers});
+std::shared_ptr<Device> cpu_device(unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers, bool debug) {
+  return std::make_shared<cpu::CpuDevice>(cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers, debug});
 }
 
 std::shared_ptr<Device> metal_device(int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
@@ -283,7 +283,12 @@ class PyRecording {
     state_.open();
     if (pending_.size() >= kMostPending) wait_for_first();
     auto start = Clock::now();
-    pending_.push_back(recording_->replay());
+    std::shared_ptr<Submission> submission;
+    {
+      nb::gil_scoped_release unlocked;
+      submission = recording_->replay();
+    }
+    pending_.push_back(std::move(submission));
     taken_ = seconds(Clock::now() - start);
   }
   void wait() {
@@ -299,16 +304,20 @@ class PyRecording {
   size_t size() const { return size_; }
 
  private:
-  static constexpr size_t kMostPending = 32;  // a Metal queue has 64 command buffers
+  static constexpr size_t kMostPending = 32;  // far below what a queue has
+  // Stays in the list until it is done: another thread may wait, too.
   void wait_for_first() {
-    std::shared_ptr<Submission> first = std::move(pending_.front());
-    pending_.pop_front();
+    std::shared_ptr<Submission> first = pending_.front();
+    std::exception_ptr failure;
     try {
       nb::gil_scoped_release unlocked;
       first->wait();
     } catch (...) {
-      if (!failure_) failure_ = std::current_exception();
+      failure = std::current_exception();
     }
+    if (pending_.empty() || pending_.front() != first) return;
+    pending_.pop_front();
+    if (!failure_) failure_ = failure;
     last_ = first->timing();
   }
   nb::object device_;
@@ -352,12 +361,7 @@ class Batch {
     batch_->encode(d);
   }
   void submit() {
-    state_.open();
-    std::shared_ptr<CommandBatch> batch = batch_;
-    {
-      nb::gil_scoped_release unlocked;
-      batch->submit();
-    }
+    hand_over();
     give_warnings(*running_);
   }
   void wait() {
@@ -373,11 +377,11 @@ class Batch {
   }
   void exit(nb::handle type, nb::handle, nb::handle) {
     if (!type.is_none()) {
-      batch_ = fresh();  // dropped: nothing of it will run
+      batch_ = fresh();  // dropped: nothing of it will run that was not submitted
       return;
     }
     if (batch_->recorded()) return;
-    if (!batch_->submitted()) submit();
+    if (!batch_->submitted()) hand_over();
     wait();
   }
   BatchTiming timing() const { return batch_->timing(); }
@@ -387,6 +391,13 @@ class Batch {
  private:
   std::shared_ptr<CommandBatch> fresh() const { return std::make_shared<CommandBatch>(running_, per_dispatch_); }
   nb::object device_;
+  void hand_over() {
+    state_.open();
+    std::shared_ptr<CommandBatch> batch = batch_;
+    batch->close();
+    nb::gil_scoped_release unlocked;
+    batch->submit();
+  }
   DeviceState& state_;
   std::shared_ptr<Device> running_;
   bool per_dispatch_;
@@ -444,8 +455,12 @@ class Kernel {
     PipelineSource source;
     source.name = source.kernel = name, source.code = code, source.archive = archive;
     for (auto [key, value] : constants) source.constants.push_back(constant_of(key, value));
-    pipeline_ = state_.device->load_pipeline(source);
-    give_warnings(*state_.device);
+    std::shared_ptr<Device> device_of_source = state_.device;
+    {
+      nb::gil_scoped_release unlocked;  // Metal compiles here
+      pipeline_ = device_of_source->load_pipeline(source);
+    }
+    give_warnings(*device_of_source);
   }
 
   std::optional<double> call(nb::args args, nb::handle grid, nb::handle threadgroup, nb::handle threadgroup_memory, nb::handle batch) {
@@ -465,7 +480,7 @@ class Kernel {
       if (!target.device().is(device_))
         throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
       target.encode(d);
-      return 0.0;
+      return std::nullopt;
     }
     double took;
     {
@@ -635,7 +650,11 @@ NB_MODULE(_core, m) {
     return std::vector<std::string>{};
 #endif
   });
-  m.def("_kernel_names", [](nb::handle device, const std::string& code) { return state_of(device).device->kernel_names(code); });
+  m.def("_kernel_names", [](nb::handle device, const std::string& code) {
+    std::shared_ptr<Device> running = state_of(device).device;
+    nb::gil_scoped_release unlocked;
+    return running->kernel_names(code);
+  });
   m.def("_start_capture", [](nb::handle device, const std::string& path) { state_of(device).device->start_capture(path); });
   m.def("_stop_capture", [] {
 #if METALMM_METAL
@@ -771,7 +790,8 @@ NB_MODULE(_core, m) {
            "Runs the kernel over `grid` threadgroups of `threadgroup` threads. Arguments are its buffers in index order, or one dict\n"
            "{index: buffer}: NumPy arrays (used in place), metalmm.Array, bytes for constants, or None for one that the kernel will\n"
            "not touch (it finds 4 KB of zeros). threadgroup_memory: bytes of each\n"
-           "dynamic threadgroup argument. With batch=, it is added there instead. Returns the seconds that the device worked.\n"
+           "dynamic threadgroup argument. With batch=, it is added there instead, and None returned. Returns the seconds that the device "
+           "worked, or None.\n"
            "Raises KernelError for a dispatch that Metal would refuse.")
       .def_prop_ro("name", [](const Kernel& k) { return k.pipeline().name; })
       .def_prop_ro("max_total_threads_per_threadgroup", [](const Kernel& k) { return k.pipeline().max_threads; })
@@ -787,10 +807,10 @@ NB_MODULE(_core, m) {
   nb::class_<PyDevice>(m, "Device")
       .def(
           "__init__",
-          [](PyDevice* self, unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers) {
-            new (self) PyDevice(cpu_device(threads, threadgroup_memory_limit, lenient_barriers));
+          [](PyDevice* self, unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers, bool debug) {
+            new (self) PyDevice(cpu_device(threads, threadgroup_memory_limit, lenient_barriers, debug));
           },
-          "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a)
+          "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a, "debug"_a)
       .def(
           "__init__",
           [](PyDevice* self, int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
@@ -811,6 +831,15 @@ NB_MODULE(_core, m) {
             return cpu ? std::optional<unsigned>(cpu->threads()) : std::nullopt;
           },
           "OS threads that work for it; None on a GPU.")
+      .def(
+          "_watch",
+          [](PyDevice& d, nb::handle out, nb::handle counts) {
+            auto* cpu = dynamic_cast<cpu::CpuDevice*>(d.state->open().get());
+            Tensor o = tensor_of(out, "out"), c = tensor_of(counts, "counts");
+            if (!cpu || c.buffer->size() * 2 < o.buffer->size()) throw Error(ErrorKind::device, "writes are counted on device cpu");
+            cpu->watch(o.buffer->data(), o.buffer->data() + o.buffer->size(), c.buffer->data());
+          },
+          "out"_a, "counts"_a)
       .def("array", &device_array, "array"_a, "A copy of a NumPy array in the device's memory.")
       .def(
           "empty",
@@ -842,10 +871,15 @@ NB_MODULE(_core, m) {
       .def(
           "close",
           [](PyDevice& d) {
-            // Let go without the GIL: a GPU may have work to finish, which ends in releasing NumPy memory.
             auto pipelines = std::move(d.state->pipelines);
             auto device = std::move(d.state->device);
             d.state->pipelines.clear();
+            if (!device) return;
+            {
+              nb::gil_scoped_release unlocked;  // a GPU may have work to finish, which ends in releasing NumPy memory
+              device->finish();
+            }
+            give_warnings(*device);
             nb::gil_scoped_release unlocked;
             pipelines.clear();
             device.reset();

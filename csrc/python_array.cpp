@@ -88,6 +88,7 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
 nb::object to_numpy(const Array& array) {
   array.state->open();
   const Tensor& t = array.tensor;
+  t.buffer->mutable_since = true;  // through the view
   size_t shape[kMaxDims];
   for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
   nb::object self = nb::find(array);

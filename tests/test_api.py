@@ -11,6 +11,7 @@ import metalmm
 import numpy as np
 import pytest
 from conftest import DEVICE, REAL_GPU
+from metalmm import manifest
 
 V = "gemv/baseline"
 
@@ -58,6 +59,16 @@ def test_array_shares_memory_with_numpy_and_dlpack(device: metalmm.Device) -> No
     del array  # the view keeps the memory
     assert view[0, 0] == 100
     assert device.empty((2, 3, 4), "int32").dtype == "int32"
+
+
+def test_blas_sees_what_is_written_to_its_weights() -> None:
+    cpu = metalmm.Device("cpu")
+    a, w = np.ones((1, 4), np.float16), cpu.array(np.ones((4, 4), np.float16))
+    assert (np.asarray(metalmm.matmul("blas/baseline", a, w, device=cpu)) == 4).all()
+    w.numpy()[...] = 5
+    assert (np.asarray(metalmm.matmul("blas/baseline", a, w, device=cpu)) == 20).all()
+    metalmm.matmul("gemv/baseline", np.ones((1, 4), np.float16), np.eye(4, dtype=np.float16), out=(x := cpu.empty((1, 4))))
+    assert (np.asarray(metalmm.matmul("blas/baseline", np.ones((1, 1), np.float16), x, device=cpu)) == 1).all()
 
 
 def test_prepared_call_reads_its_arrays_each_time(arrays: Any, device: metalmm.Device) -> None:
@@ -149,10 +160,10 @@ def test_variants_by_spec_family_and_state() -> None:
     assert all("nt" in v.supports["layouts"] for v in found)
     assert {v.family for v in metalmm.variants(family="gemv")} == {"gemv"}
     assert not any(v.enabled for v in metalmm.variants(enabled=False))
-    assert metalmm.variants(metalmm.MatmulSpec(m=3, n=4, k=5), device=metalmm.Device("cpu")) == [
+    assert metalmm.variants(metalmm.MatmulSpec(m=3, n=4, k=5), device=metalmm.Device("cpu"), enabled=True)[:3] == [
         "gemv/smalln",
         "gemm_tiled/baseline",
-        "blas/baseline",
+        "small_m/nn_w4_s4_tg128",
     ]
     with pytest.raises(metalmm.UnknownVariantError, match=r"no family 'gemw'; there are:.*gemv"):
         metalmm.variants(family="gemw")
@@ -161,36 +172,68 @@ def test_variants_by_spec_family_and_state() -> None:
 
 
 def test_manifest_parameters_agree_with_names() -> None:
-    """Tokens of a name count only when digits follow: tg64, but not tgread. Without one: bn128, tg128."""
+    """Tokens of a name count only when digits follow: tg64, but not tgread. Without one: bn128, tg128; `single`: all columns."""
     for v in metalmm.variants():
-        if not v.family.startswith("m1_optimized_v"):
+        if not v.family.startswith("m1_optimized_v") or v.family == "m1_optimized_v6":
             continue
         tokens = dict(re.findall(r"(?:^|_)(bn|bk|tg)(\d+)", v.name))
-        assert v.tile == (1, int(tokens.get("bn", 128))), v
-        assert v.threads == (int(tokens["bn"]) if v.kernel == "gemv" else int(tokens.get("tg", 128))), v
-        assert v.params["bn"] == v.tile[1], v
+        columns = 0 if "single" in v.name else int(tokens.get("bn", 128))
+        assert v.tile == (1, columns), v
+        assert v.threads == (columns if v.kernel == "gemv" else int(tokens.get("tg", 128))), v
+        assert v.params["bn"] == columns, v
         if "bk" in tokens:
             assert v.params["bk"] == int(tokens["bk"]), v
+        assert v.params.get("unroll", 0) == (16 if "unroll16" in v.name or "ultra" in v.name else v.params.get("unroll", 0))
+        assert v.params.get("read", 0) == (1 if "sgbr" in v.name else 2 if "_vA" in v.name else 0), v
 
 
-def test_the_ids_of_this_release_are_there() -> None:
-    v2 = {f"nt_bn{bn}_{kind}" for bn in (64, 128) for kind in
-          ["col", "col_bk64_tg128", "col_bk128_tg128", "col_bk64_tg64", "col_vec4_bk64_tg128", "col_vec4_bk128_tg128",
-           "col_bt_bk64_tg128", "col_bt_bk128_tg128", "col_bt_bk64_tg64", "row"]}  # fmt: skip
-    v4 = {"nt_bn4_largek_smalln_tg256", "nt_bn8_largek_smalln_tg256", "nt_bn16_largek_smalln_tg256", "nt_bn8_largek_smalln_tg128"}
-    wanted = {
-        "gemv/baseline",
-        "gemv/smalln",
-        "gemm_tiled/baseline",
-        "mps/baseline",
-        "mps/matvec",
-        "blas/baseline",
-        *(f"m1_optimized/simd_{s}" for s in ("basic", "tiled_1", "tiled_2", "tiled_4")),
-    }
-    wanted |= {f"m1_optimized_v2/{n}" for n in v2} | {f"m1_optimized_v4/{n}" for n in v4}
-    assert wanted == {str(v) for v in metalmm.variants() if not v.family.startswith("my_")}
+def test_tiles_of_mlx_are_those_of_their_names() -> None:
+    tiles = {"baseline": (32, 32, 16, 2, 2), "m1_fast": (8, 128, 64, 1, 4), "bk64": (32, 32, 64, 2, 2), "nn_fast": (32, 64, 32, 2, 2),
+             "nn_wide": (16, 128, 32, 1, 4), "nn_transposed": (32, 64, 32, 2, 2)}  # fmt: skip
+    for v in metalmm.variants(family="mlx"):
+        kind = next(key for key in tiles if v.name.startswith(key))
+        assert tuple(v.params[p] for p in ("bm", "bn", "bk", "wm", "wn")) == tiles[kind], v
+        assert v.supports["layouts"] == [
+            {"baseline": "nt", "nn_transposed": "nt"}.get(v.name, v.name[-2:] if v.name[-2:] in manifest.LAYOUTS else "nn")
+        ]
+
+
+def each(pattern: str) -> set[str]:
+    """a{1,2}b -> a1b, a2b"""
+    found = re.search(r"\{([^}]*)\}", pattern)
+    if not found:
+        return {pattern}
+    return set().union(*(each(pattern[: found.start()] + x + pattern[found.end() :]) for x in found[1].split(",")))
+
+
+# Every id of the project's list that is not quantized, as the list writes them.
+IDS = [
+    "gemv/{baseline,smalln}", "gemm_tiled/baseline", "m1_optimized/simd_{basic,tiled_1,tiled_2,tiled_4}", "mps/baseline",
+    "m1_optimized_v2/nt_bn{64,128}_col", "m1_optimized_v2/nt_bn{64,128}_col_bk{64,128}_tg128", "m1_optimized_v2/nt_bn{64,128}_col_bk64_tg64",
+    "m1_optimized_v2/nt_bn{64,128}_col_vec4_bk{64,128}_tg128", "m1_optimized_v2/nt_bn{64,128}_col_bt_bk{64,128}_tg128",
+    "m1_optimized_v2/nt_bn{64,128}_col_bt_bk64_tg64", "m1_optimized_v2/nt_bn{64,128}_row",
+    "m1_optimized_v3/nt_bn{64,128,256}_col_vec4_sgbr_bk{64,128}_tg128", "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_bk{64,128}_tg128",
+    "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_bk64_tg64", "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_vA_bk{64,128}_tg128",
+    "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_vA_bk64_tg64", "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_unroll16_bk{64,128}_tg128",
+    "m1_optimized_v3/nt_bn{64,128}_col_vec4_tgread_vA_unroll16_bk{64,128}_tg128",
+    "m1_optimized_v4/nt_bn256_col_vec4_tgread_bk{64,128}_tg128", "m1_optimized_v4/nt_tiny_bn{32,64}_tg64",
+    "m1_optimized_v4/nt_bn{4,8,16}_largek_smalln_tg256", "m1_optimized_v4/nt_bn8_largek_smalln_tg128",
+    "m1_optimized_v5/nt_ultra_tiny_{bn32,single}_tg32", "m1_optimized_v5/nt_bn{4,8,16}_largek_smalln_tg{256,512}",
+    "mlx/{baseline,baseline_nn,nn_fast,nn_wide,nn_transposed}", "mlx/{m1_fast,bk64}_{nt,nn,tn,tt}",
+]  # fmt: skip
+ON_IN_V3 = {f"m1_optimized_v3/nt_bn{x}_tg128" for x in ("128_col_vec4_tgread_bk64", "128_col_vec4_tgread_bk128", "64_col_vec4_tgread_bk128",
+                                                        "128_col_vec4_sgbr_bk64", "128_col_vec4_tgread_vA_bk64")}  # fmt: skip
+
+
+def test_every_id_of_the_list_is_there() -> None:
+    wanted = set().union(*(each(pattern) for pattern in IDS))
+    assert len(wanted) == 83
+    there = {str(v) for v in metalmm.variants()}
+    assert wanted <= there
+    ours = {v for v in there - wanted if not v.startswith(("m1_optimized_v6/", "small_m/", "my_"))}
+    assert ours == {"mps/matvec", "blas/baseline"}
     off = {str(v) for v in metalmm.variants(enabled=False)}
-    assert off == {v for v in wanted if "_bt_" in v or v.endswith("_row")}
+    assert off == {v for v in wanted if "_bt_" in v or v.endswith("_row")} | {v for v in wanted if "_v3/" in v} - ON_IN_V3
     assert all(v.reason for v in metalmm.variants(enabled=False))
 
 

@@ -273,6 +273,66 @@ def test_arrays_on_whole_pages_are_not_copied() -> None:
     assert device.counters["pooled_bytes"] == held, "taken from the pool and given back"
 
 
+def test_copies_stand_as_the_host_memory_does(device: metalmm.Device) -> None:
+    """Kernels are told where rows begin within 8 bytes, by the host's address."""
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(const device half* x, device uint* y) { y[0] = uint(reinterpret_cast<ulong>(x) % 16); }"
+    kernel, store = device.compile(source).kernel("k"), half(64)
+    for offset in range(8):
+        y = np.zeros(1, np.uint32)
+        kernel(store[offset:], y, grid=1, threadgroup=1)
+        assert y[0] == store[offset:].ctypes.data % 16
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_submissions_that_share_numpy_memory_run_in_order(aligned: bool, device: metalmm.Device) -> None:
+    x = pages((1, 64)) if aligned else np.zeros((1, 64), np.float16)
+    a, w = half(1, 64), np.eye(64, dtype=np.float16) * np.float16(2)
+    first, second = device.batch(), device.batch()
+    first.matmul(V, a, w, out=x)
+    y = second.matmul(V, x, w)
+    first.submit()
+    second.submit()
+    second.wait()
+    first.wait()
+    np.testing.assert_array_equal(y, a * 4)
+    x[...] = 0
+    batch = device.batch()
+    batch.matmul(V, a, w, c=x, beta=1.0, out=x)
+    recording = batch.record()
+    for _ in range(3):
+        recording.replay()
+    recording.wait()
+    np.testing.assert_array_equal(x, a * 2 + a * 2 + a * 2)
+
+
+def test_a_view_of_a_device_array_is_that_array(device: metalmm.Device) -> None:
+    w = np.eye(64, dtype=np.float16) * np.float16(2)
+    x = device.empty((1, 64))
+    with device.batch() as batch:
+        batch.matmul(V, half(1, 64), w, out=x)
+        y = batch.matmul(V, x.numpy(), w)
+        batch.matmul(V, half(1, 64, seed=1), w, out=x.numpy())
+    np.testing.assert_array_equal(y, half(1, 64) * 4)
+    np.testing.assert_array_equal(np.asarray(x), half(1, 64, seed=1) * 2)
+
+
+def test_arrays_of_no_bytes_can_be_bound(device: metalmm.Device) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* y) { y[0] = 1.0f; }"
+    y = np.zeros(1, np.float32)
+    device.compile(source).kernel("k")({0: y, 7: np.zeros(0, np.float32)}, grid=1, threadgroup=1)
+    assert y[0] == 1
+
+
+def test_bytes_are_bound_anew_after_others(device: metalmm.Device) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(constant int* x, device int* y) { y[0] = x[0]; }"
+    kernel, y = device.compile(source).kernel("k"), np.zeros((4, 1), np.int32)
+    small = np.int32([1, 0, 0, 0]).tobytes()
+    with device.batch() as batch:
+        for i, data in enumerate((small, np.full(64, 2, np.int32).tobytes(), small, np.full(2000, 3, np.int32).tobytes())):
+            assert kernel(data, y[i], grid=1, threadgroup=1, batch=batch) is None
+    np.testing.assert_array_equal(y[:, 0], [1, 2, 1, 3])
+
+
 @needs_fake
 def test_pages_that_the_gpu_cannot_map_are_copied(device: metalmm.Device) -> None:
     a, b, out = half(1, 64), pages((64, 64)), pages((1, 64))
@@ -407,6 +467,10 @@ def test_every_kind_of_device_computes(settings: dict[str, int], like: Callable[
     view = da.numpy()
     view *= 2  # the host writes; the GPU must see it
     right(metalmm.matmul(V, da, db), a * 2, b)
+    big = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(constant int* x, device int* y) { y[0] = x[4999]; }"
+    number = np.zeros(1, np.int32)
+    device.compile(big).kernel("k")(np.arange(5000, dtype=np.int32).tobytes(), number, grid=1, threadgroup=1)
+    assert number[0] == 4999
     recorded = device.batch()
     recorded.matmul(V, da, db, out=y)
     replay = recorded.record()
@@ -462,6 +526,28 @@ def test_each_dispatch_can_be_timed(device: metalmm.Device) -> None:
     assert batch.timing.device > 0
 
 
+def test_a_timed_batch_may_be_dropped(device: metalmm.Device) -> None:
+    batch = device.batch(per_dispatch=True)
+    batch.matmul(V, half(1, 16), half(16, 16))
+    batch.submit()
+    del batch
+    gc.collect()
+    right(metalmm.matmul(V, half(1, 16), half(16, 16), device=device), half(1, 16), half(16, 16))
+
+
+@needs_fake
+def test_closing_a_device_tells_of_what_failed() -> None:
+    device = metalmm.Device("metal")
+    FAKE.inject("command_buffer_status")
+    batch = device.batch()
+    batch.matmul(V, half(1, 16), half(16, 16))
+    batch.submit()
+    del batch
+    with pytest.warns(RuntimeWarning, match="nobody waited for failed"):
+        device.close()
+    assert repr(device) == "metalmm.Device(closed)"
+
+
 def test_two_threads_on_one_device(device: metalmm.Device) -> None:
     a, b = half(1, 64), half(64, 64, seed=1)
     problems: list[BaseException] = []
@@ -500,7 +586,7 @@ def test_a_recording_runs_again_and_again(variant: str, device: metalmm.Device) 
     batch, x, y = chain(device, 5, variant)
     recording = batch.record()
     assert len(recording) == 5
-    with pytest.raises(metalmm.ClosedError, match="before submit"):
+    with pytest.raises(metalmm.ClosedError, match="was not submitted"):
         batch.wait()
     with pytest.raises(metalmm.ClosedError, match="recorded"):
         batch.submit()
@@ -568,6 +654,12 @@ def test_mps_kernels_are_kept_by_shape(device: metalmm.Device) -> None:
     assert device.counters["mps_kernels"] == before + 1
     right(metalmm.matmul("mps/baseline", a, b, alpha=0.5, device=device), a, b, alpha=0.5)
     assert device.counters["mps_kernels"] == before + 2
+
+
+def test_a_nan_in_alpha_is_the_key_of_itself_alone(device: metalmm.Device) -> None:
+    a, b = half(2, 11), half(11, 7, seed=1)
+    assert np.isnan(metalmm.matmul("mps/baseline", a, b, alpha=float("nan"), device=device)).all()
+    right(metalmm.matmul("mps/baseline", a, b, device=device), a, b)
 
 
 def test_mps_adds_c_in_place_and_from_elsewhere(device: metalmm.Device) -> None:

@@ -9,7 +9,7 @@ class ListRecording : public Recording {
  public:
   ListRecording(std::shared_ptr<Device> device, std::shared_ptr<const DispatchList> list)
       : device_(std::move(device)), list_(std::move(list)) {}
-  std::unique_ptr<Submission> replay() override { return device_->submit(list_, false); }
+  std::shared_ptr<Submission> replay() override { return device_->submit(list_, false); }
 
  private:
   std::shared_ptr<Device> device_;
@@ -74,7 +74,6 @@ void CommandBatch::close() {
 }
 
 void CommandBatch::submit() {
-  close();
   std::shared_ptr<Submission> submission = device_->submit(std::move(list_), per_dispatch_);
   std::lock_guard lock(mutex_);
   submission_ = std::move(submission);
@@ -90,7 +89,7 @@ void CommandBatch::wait() {
   std::unique_lock lock(mutex_);
   std::shared_ptr<Submission> submission = submission_;
   lock.unlock();
-  if (!submission) throw Error(ErrorKind::closed, "batch: wait() before submit()");
+  if (!submission) throw Error(ErrorKind::closed, closed_ ? "batch: it was not submitted" : "batch: wait() before submit()");
   submission->wait();
 }
 

@@ -73,6 +73,8 @@ class CommandBatch {
  public:
   CommandBatch(std::shared_ptr<Device> device, bool per_dispatch);
   void encode(const Dispatch& dispatch);
+  // No more is encoded from here on. Under the GIL, as encode(); submit() follows without it.
+  void close();
   void submit();
   void wait();  // throws what went wrong; the batch is over either way
   std::shared_ptr<Recording> record();
@@ -82,8 +84,6 @@ class CommandBatch {
   BatchTiming timing() const;
 
  private:
-  void close();
-
   std::shared_ptr<Device> device_;
   std::shared_ptr<DispatchList> list_ = std::make_shared<DispatchList>();  // the submission's or recording's, once there is one
   mutable std::mutex mutex_;                                               // guards submission_: one thread may submit while another waits

@@ -115,7 +115,7 @@ class Submission {
 class Recording {
  public:
   virtual ~Recording() = default;
-  virtual std::unique_ptr<Submission> replay() = 0;
+  virtual std::shared_ptr<Submission> replay() = 0;
 };
 
 struct FunctionConstant {
@@ -150,13 +150,14 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
-  virtual std::unique_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
+  virtual std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
   virtual std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work);
   // One dispatch, run before this returns; the seconds that the device worked, negative where it cannot tell.
   virtual double run(const Dispatch& dispatch) = 0;
   // Host names of the kernels in MSL source, sorted.
   virtual std::vector<std::string> kernel_names(const std::string& code);
   virtual void start_capture(const std::string& path);
+  virtual void finish() {}  // waits for all that was submitted
   // What went wrong and was mended, in words, once.
   virtual std::vector<std::string> take_warnings() { return {}; }
 };

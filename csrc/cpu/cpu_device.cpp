@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 namespace metalmm::cpu {
 namespace {
@@ -34,6 +35,7 @@ class CpuPipeline : public Pipeline {
       throw Error(ErrorKind::device, "kernel '" + kernel + "': " + path + " was built for another version of metalmm");
     }
     info = described;
+    watch = reinterpret_cast<decltype(watch)>(dlsym(module_, "metalmm_watch"));
     info->bind(context_tls_offset(), &current_context);
     static_threadgroup_bytes = info->static_threadgroup_bytes();
     if (info->max_threads) max_threads = std::min(max_threads, info->max_threads);
@@ -44,7 +46,8 @@ class CpuPipeline : public Pipeline {
     if (module_) dlclose(module_);
   }
   const abi::KernelInfo* info = nullptr;
-  uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
+  void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;  // of a module compiled for a debug device
+  uint8_t* buffers[kMaxBuffers] = {};                                      // before anything is bound
 
  private:
   void add(const abi::ArgInfo& arg) {
@@ -138,8 +141,8 @@ Info CpuDevice::info() const {
           {"unified_memory", true}};
 }
 
-std::unique_ptr<Submission> CpuDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
-  return std::make_unique<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
+std::shared_ptr<Submission> CpuDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+  return std::make_shared<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
 }
 
 double CpuDevice::run(const Dispatch& d) {
@@ -154,6 +157,7 @@ double CpuDevice::execute(const Dispatch& d) {
     return seconds(Clock::now() - start);
   }
   auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
+  if (pipeline.watch) pipeline.watch(watched_.begin, watched_.end, watched_.counts);
   uint8_t* buffers[kMaxBuffers];
   std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
   uint32_t offsets[kMaxBuffers] = {};
@@ -173,7 +177,8 @@ double CpuDevice::execute(const Dispatch& d) {
                               threadgroup_bytes,
                               {d.grid[0], d.grid[1], d.grid[2]},
                               {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
-                              options_.lenient_barriers});
+                              options_.lenient_barriers,
+                              options_.debug ? order_.load() : 0});
   return seconds(Clock::now() - start);
 }
 
@@ -197,6 +202,13 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
 // Threadgroups in x, then y, then z order, a few at a time to each thread.
 void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
+  // A step that has no common factor with the number of threadgroups visits each once.
+  uint64_t step = 1, offset = 0;
+  if (options_.debug) {
+    uint64_t seed = (order_ += 0x9e3779b9u);
+    offset = seed % total;
+    for (step = seed % total | 1; std::gcd(step, total) != 1;) step += 2;
+  }
   uint64_t chunk = std::max<uint64_t>(1, total / (pool_->threads() * 8));
   std::atomic<uint64_t> next{0};
   std::mutex error_mutex;
@@ -212,7 +224,8 @@ void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& cal
     for (;;) {
       uint64_t begin = next.fetch_add(chunk);
       if (begin >= total) break;
-      for (uint64_t i = begin; i < std::min(begin + chunk, total); i++) {
+      for (uint64_t j = begin; j < std::min(begin + chunk, total); j++) {
+        uint64_t i = options_.debug ? (j * step + offset) % total : j;
         abi::Uint3 position = {static_cast<uint32_t>(i % call.grid.x), static_cast<uint32_t>(i / call.grid.x % call.grid.y),
                                static_cast<uint32_t>(i / call.grid.x / call.grid.y)};
         std::string failure = executor->run(call, position);

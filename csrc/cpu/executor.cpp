@@ -224,7 +224,9 @@ uint32_t Executor::next_lane() {
   if (g->simd_wait) return complete_divergent(g);
   state_.groups_ready &= ~(1u << (g->base / abi::kSimdWidth));
   if (!state_.groups_ready) return release_barrier();
-  state_.group = &groups_[fiber::next_in(state_.groups_ready, g->base / abi::kSimdWidth)];
+  uint32_t after = g->base / abi::kSimdWidth;
+  if (call_->order) after = (after * 7 + call_->order) % 32;
+  state_.group = &groups_[fiber::next_in(state_.groups_ready, after)];
   return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
 }
 

@@ -28,6 +28,7 @@ struct KernelCall {
   size_t threadgroup_bytes;
   abi::Uint3 grid, threadgroup;
   bool lenient_barriers;  // threads that have returned count as having reached every barrier
+  uint32_t order;         // not 0: simdgroups take turns in another order
 };
 
 class Executor {

@@ -15,12 +15,12 @@ class Staging {
  public:
   Staging(MetalDevice& device, const DispatchList& list);
   Place find(const Buffer& buffer, size_t offset) const;
-  bool copies() const { return copies_; }
   void copy_in();
   void copy_out();  // what a dispatch may have written
   template <class Use>
   void for_each(Use&& use) const {
     for (const Block& b : blocks_) use(b.stand_in);
+    if (nothing_) use(nothing_);
   }
 
  private:
@@ -28,11 +28,14 @@ class Staging {
     uint8_t *begin, *end;
     bool written;
     std::shared_ptr<Buffer> stand_in;
+    size_t pad;  // where the data begins in a copy
     bool copied;
   };
+  void merge();
+  void allocate(Block& block, bool mps);
   MetalDevice& device_;
-  std::vector<Block> blocks_;  // by address
-  bool copies_ = false;
+  std::vector<Block> blocks_;        // by address
+  std::shared_ptr<Buffer> nothing_;  // for arrays of no bytes
 };
 
 // Fills one command buffer. Keeps what the open compute encoder has bound, so that nothing is bound twice.

@@ -39,7 +39,7 @@ ErrorKind kind_of(NSError* error) {
 }
 
 // One submission of a batch or a recording: command buffers in flight and what becomes of them.
-class MetalSubmission : public Submission {
+class MetalSubmission : public Submission, public std::enable_shared_from_this<MetalSubmission> {
  public:
   MetalSubmission(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list, bool per_dispatch)
       : device_(std::move(device)), list_(std::move(list)), per_dispatch_(per_dispatch && device_->timestamps()) {}
@@ -81,8 +81,8 @@ class MetalSubmission : public Submission {
   std::optional<Staging> staging_;
   std::unique_ptr<InFlight> work_ = std::make_unique<InFlight>();
   std::vector<Part> parts_;
-  std::optional<Encoder> encoder_;
   Handle<id<MTLCommandBuffer>> open_;
+  std::optional<Encoder> encoder_;  // of open_: it ends first
   uint64_t bytes_ = 0;
   bool per_dispatch_;
   uint64_t signaled_ = 0;
@@ -96,10 +96,14 @@ class MetalSubmission : public Submission {
 void MetalSubmission::start() {
   auto begin = Clock::now();
   AutoreleasePool pool;
-  if (!device_->unified()) device_->wait_until_idle();  // what the host has of managed memory must be what the GPU last wrote
+  // What the host has of managed memory must be what the GPU last wrote.
+  std::unique_lock<std::mutex> turn;
+  if (list_->has_host_memory() || !device_->unified()) turn = device_->take_turn();
+  if (!device_->unified()) device_->wait_until_idle();
   work_->owned.push_back(std::const_pointer_cast<DispatchList>(list_));
   encode();
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
+  if (turn) device_->next_turn_after(shared_from_this());
 }
 
 void MetalSubmission::encode() {
@@ -145,6 +149,7 @@ void MetalSubmission::open(size_t first, bool retained) {
     parts_.back().samples = Handle<id<MTLCounterSampleBuffer>>::adopt([device_->get() newCounterSampleBufferWithDescriptor:descriptor.get()
                                                                                                                      error:nullptr]);
     if (!parts_.back().samples) per_dispatch_ = false;  // none left; the times are then not available
+    work_->owned.push_back(std::make_shared<Handle<id<MTLCounterSampleBuffer>>>(parts_.back().samples));
   }
   encoder_.emplace(commands, timing_.calls);
 }
@@ -170,7 +175,7 @@ void MetalSubmission::commit(size_t end, bool last) {
 }
 
 Place MetalSubmission::place(const Buffer& buffer, size_t offset) const {
-  if (buffer.native()) return {static_cast<id<MTLBuffer>>(buffer.native()), offset};
+  if (buffer.native()) return {native_of(buffer), offset};
   return staging_->find(buffer, offset);
 }
 
@@ -189,6 +194,7 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
     if (b.size <= kMostSetBytes) continue;
     std::shared_ptr<Buffer> store = device_->take_pooled(b.size);
     std::memcpy(store->data(), b.data, b.size);
+    if (!device_->unified()) [native_of(*store) didModifyRange:NSMakeRange(0, b.size)];
     work_->owned.push_back(store);
     Place at = place(*store, 0);
     bound[count++] = {b.index, at, span_of(at, b.size)};
@@ -210,7 +216,7 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   if (what.to_float) {  // in float: rounded to half twice, a sum that cancels would be off by more than the bound
     product = device_->take_pooled(size_t{4} * p.batch * p.m * p.n);
     work_->owned.push_back(product);
-    what.d = {static_cast<id<MTLBuffer>>(product->native()), 0};
+    what.d = {native_of(*product), 0};
   }
   auto objects = std::make_shared<std::vector<Handle<id>>>();
   work_->owned.push_back(objects);
@@ -229,7 +235,7 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
 
 void MetalSubmission::upload() {
   list_->for_each_buffer([&](const Buffer& b) {
-    if (b.native() && b.size()) [static_cast<id<MTLBuffer>>(b.native()) didModifyRange:NSMakeRange(0, b.size())];
+    if (b.native() && b.size()) [native_of(b) didModifyRange:NSMakeRange(0, b.size())];
   });
 }
 
@@ -238,10 +244,9 @@ void MetalSubmission::synchronize() {
   encoder_->end();
   id<MTLBlitCommandEncoder> blit = [open_.get() blitCommandEncoder];
   list_->for_each_buffer([&](const Buffer& b) {
-    if (b.native()) [blit synchronizeResource:static_cast<id<MTLBuffer>>(b.native())];
+    if (b.native()) [blit synchronizeResource:native_of(b)];
   });
-  if (staging_)
-    staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:static_cast<id<MTLBuffer>>(b->native())]; });
+  if (staging_) staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:native_of(*b)]; });
   [blit endEncoding];
 }
 
@@ -353,8 +358,8 @@ class MetalRecording : public Recording {
     indirect_->read.push_back(indirect_->commands.get());
   }
   static bool possible(const MetalDevice& device, const DispatchList& list);
-  std::unique_ptr<Submission> replay() override {
-    auto submission = std::make_unique<MetalSubmission>(device_, indirect_->list, false);
+  std::shared_ptr<Submission> replay() override {
+    auto submission = std::make_shared<MetalSubmission>(device_, indirect_->list, false);
     submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_);
     return submission;
   }
@@ -411,7 +416,7 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
   for (size_t j = 0; j < d.buffer_count; j++) {
     const BufferBinding& b = d.buffers[j];
     const Buffer& buffer = **b.buffer;
-    auto native = static_cast<id<MTLBuffer>>(buffer.native());
+    auto native = native_of(buffer);
     bool written = pipeline.written >> b.index & 1;
     [command setKernelBuffer:native offset:b.offset atIndex:b.index];
     used_[native] |= written;
@@ -419,7 +424,7 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
     Span span{begin + b.offset, begin + buffer.size()};
     written ? hazards_.write(span) : hazards_.read(span);
   }
-  auto store = static_cast<id<MTLBuffer>>(indirect_->bytes->native());
+  auto store = native_of(*indirect_->bytes);
   for (size_t j = 0; j < d.bytes_count; j++) {
     std::memcpy(indirect_->bytes->data() + bytes_used_, d.bytes[j].data, d.bytes[j].size);
     [command setKernelBuffer:store offset:bytes_used_ atIndex:d.bytes[j].index];
@@ -433,9 +438,9 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
 
 }  // namespace
 
-std::unique_ptr<Submission> MetalDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+std::shared_ptr<Submission> MetalDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   auto submission =
-      std::make_unique<MetalSubmission>(std::static_pointer_cast<MetalDevice>(shared_from_this()), std::move(work), per_dispatch);
+      std::make_shared<MetalSubmission>(std::static_pointer_cast<MetalDevice>(shared_from_this()), std::move(work), per_dispatch);
   submission->start();
   return submission;
 }

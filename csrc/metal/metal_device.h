@@ -13,6 +13,8 @@ namespace metalmm::metal {
 
 class MpsCache;
 
+inline id<MTLBuffer> native_of(const Buffer& buffer) { return static_cast<id<MTLBuffer>>(buffer.native()); }
+
 // A compiled kernel, or one of MPS's matmuls with the kernel that finishes it.
 struct MetalPipeline : Pipeline {
   enum class Kind { kernel, mps_matmul, mps_matvec };
@@ -42,7 +44,7 @@ class MetalDevice : public Device {
   size_t threadgroup_memory_limit() const override { return threadgroup_memory_limit_; }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
-  std::unique_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
   std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
   double run(const Dispatch& dispatch) override;
   std::vector<std::string> kernel_names(const std::string& code) override;
@@ -61,6 +63,13 @@ class MetalDevice : public Device {
   std::shared_ptr<Buffer> take_pooled(size_t size);
   // The host's memory itself as a buffer, or null where it does not lie on whole pages.
   std::shared_ptr<Buffer> wrap(uint8_t* data, size_t size);
+  // The device array that this memory lies in, if any.
+  std::shared_ptr<Buffer> find_native(const uint8_t* data, size_t size);
+  // Host memory is read when a submission starts and written when it is waited for: the one before must be through, so they take
+  // turns. Nor does Metal know that two buffers wrap the same pages.
+  std::unique_lock<std::mutex> take_turn();
+  void next_turn_after(const std::shared_ptr<Submission>& submission) { last_with_host_memory_ = submission; }
+  void finish() override;
   // Keeps it until the GPU is done.
   void park(std::unique_ptr<InFlight> work);
   void wait_until_idle();
@@ -71,7 +80,6 @@ class MetalDevice : public Device {
   std::mutex& commit_mutex() { return commit_mutex_; }
 
  private:
-  std::shared_ptr<Buffer> own(Handle<id<MTLBuffer>> buffer, size_t size);
   Handle<id<MTLBuffer>> allocate(size_t size);
   void make_resident(id<MTLBuffer> buffer, bool add);
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
@@ -95,12 +103,15 @@ class MetalDevice : public Device {
   std::atomic<int64_t> archive_hits_{0}, archive_misses_{0};
   std::unique_ptr<MpsCache> mps_;
 
+  std::mutex turn_mutex_;
+  std::weak_ptr<Submission> last_with_host_memory_;
   std::mutex commit_mutex_;
   mutable std::mutex mutex_;  // all that follows
   bool residency_changed_ = false;
   std::multimap<size_t, Handle<id<MTLBuffer>>> pool_;
   size_t pooled_bytes_ = 0;
   std::vector<std::unique_ptr<InFlight>> parked_;
+  std::map<const uint8_t*, std::weak_ptr<Buffer>> native_;  // by address
   std::unordered_map<std::string, Handle<id<MTLLibrary>>> libraries_;
   std::vector<std::string> warnings_;
 };

@@ -9,6 +9,7 @@ namespace metalmm::metal {
 namespace {
 
 constexpr size_t kMostPooledBytes = size_t{256} << 20;
+constexpr size_t kMostPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
 constexpr NSUInteger kMostCommandBuffers = 1024;  // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
 
 const std::pair<MTLGPUFamily, const char*> kFamilies[] = {
@@ -151,24 +152,53 @@ Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size) {
   return buffer;
 }
 
-std::shared_ptr<Buffer> MetalDevice::own(Handle<id<MTLBuffer>> buffer, size_t size) {
-  std::weak_ptr<Device> weak = weak_from_this();
-  void* native = buffer.get();
-  void* contents = [buffer.get() contents];
-  auto release = [weak, buffer = std::move(buffer)] {
-    if (auto device = weak.lock()) static_cast<MetalDevice&>(*device).make_resident(buffer.get(), false);
-  };
-  return std::make_shared<Buffer>(contents, size, false, std::move(release), native);
-}
-
 std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
   AutoreleasePool pool;
-  return own(allocate(size), size);
+  Handle<id<MTLBuffer>> native = allocate(size);
+  auto* contents = static_cast<uint8_t*>([native.get() contents]);
+  std::weak_ptr<Device> weak = weak_from_this();
+  auto release = [weak, contents, native] {
+    auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
+    if (!device) return;
+    device->make_resident(native.get(), false);
+    std::lock_guard lock(device->mutex_);
+    device->native_.erase(contents);
+  };
+  auto buffer = std::make_shared<Buffer>(contents, size, false, std::move(release), native.get());
+  std::lock_guard lock(mutex_);
+  native_[contents] = buffer;
+  return buffer;
+}
+
+std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
+  std::lock_guard lock(mutex_);
+  auto it = native_.upper_bound(data);
+  if (it == native_.begin()) return nullptr;
+  std::shared_ptr<Buffer> buffer = (--it)->second.lock();
+  return buffer && data + size <= buffer->data() + buffer->size() ? buffer : nullptr;
+}
+
+std::unique_lock<std::mutex> MetalDevice::take_turn() {
+  std::unique_lock lock(turn_mutex_);
+  if (std::shared_ptr<Submission> before = last_with_host_memory_.lock()) {
+    try {
+      before->wait();
+    } catch (const Error&) {
+      // whoever waits for that one is told
+    }
+  }
+  return lock;
+}
+
+void MetalDevice::finish() {
+  AutoreleasePool pool;
+  wait_until_idle();
 }
 
 std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
   size_t rounded = 4096;
-  while (rounded < size) rounded *= 2;
+  while (rounded < size && rounded < kMostPooledSize) rounded *= 2;
+  if (rounded < size) return new_buffer(size);
   Handle<id<MTLBuffer>> buffer;
   {
     std::lock_guard lock(mutex_);
@@ -187,14 +217,16 @@ std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
     auto locked = weak.lock();
     if (!locked) return;
     auto& device = static_cast<MetalDevice&>(*locked);
+    std::multimap<size_t, Handle<id<MTLBuffer>>> stale;
     std::unique_lock lock(device.mutex_);
-    if (device.pooled_bytes_ + rounded <= kMostPooledBytes) {
-      device.pool_.emplace(rounded, buffer);
-      device.pooled_bytes_ += rounded;
-      return;
+    if (device.pooled_bytes_ + rounded > kMostPooledBytes) {  // of sizes that nobody asks for any more
+      std::swap(stale, device.pool_);
+      device.pooled_bytes_ = 0;
     }
+    device.pool_.emplace(rounded, buffer);
+    device.pooled_bytes_ += rounded;
     lock.unlock();
-    device.make_resident(buffer.get(), false);
+    for (auto& [size, old] : stale) device.make_resident(old.get(), false);
   };
   return std::make_shared<Buffer>(contents, rounded, false, std::move(give_back), native);
 }
@@ -209,8 +241,8 @@ std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size) {
                                                                      options:MTLResourceStorageModeShared
                                                                  deallocator:nil]);
   if (!buffer) return nullptr;  // memory that the GPU cannot map: the caller copies
-  make_resident(buffer.get(), true);
-  return own(std::move(buffer), whole);
+  void* native = buffer.get();
+  return std::make_shared<Buffer>(data, whole, false, [buffer = std::move(buffer)] {}, native);
 }
 
 void MetalDevice::make_resident(id<MTLBuffer> buffer, bool add) {

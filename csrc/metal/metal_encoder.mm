@@ -5,51 +5,72 @@
 namespace metalmm::metal {
 
 Staging::Staging(MetalDevice& device, const DispatchList& list) : device_(device) {
+  bool mps = false;
   list.for_each([&](size_t i, const Dispatch& d) {
     auto& pipeline = static_cast<const MetalPipeline&>(list.pipeline(i));
+    mps |= pipeline.kind != MetalPipeline::Kind::kernel;
     for (size_t j = 0; j < d.buffer_count; j++) {
       const Buffer& b = **d.buffers[j].buffer;
-      if (!b.native())
-        blocks_.push_back({b.data(), b.data() + b.size(), (pipeline.written >> d.buffers[j].index & 1) != 0, nullptr, false});
+      if (!b.native() && b.size() == 0 && !nothing_) nothing_ = device.take_pooled(1);
+      if (b.native() || b.size() == 0) continue;
+      bool written = pipeline.written >> d.buffers[j].index & 1;
+      // A view of a device array is that array.
+      if (std::shared_ptr<Buffer> whole = device.find_native(b.data(), b.size()))
+        blocks_.push_back({whole->data(), whole->data() + whole->size(), written, whole, 0, false});
+      else
+        blocks_.push_back({b.data(), b.data() + b.size(), written, nullptr, 0, false});
     }
   });
+  merge();
+  for (Block& b : blocks_)
+    if (!b.stand_in) allocate(b, mps);
+}
+
+void Staging::merge() {
   std::sort(blocks_.begin(), blocks_.end(), [](auto& x, auto& y) { return x.begin < y.begin; });
   std::vector<Block> merged;
   for (Block& b : blocks_) {
     if (!merged.empty() && b.begin < merged.back().end) {
-      merged.back().end = std::max(merged.back().end, b.end);
-      merged.back().written |= b.written;
+      Block& last = merged.back();
+      last.end = std::max(last.end, b.end);
+      last.written |= b.written;
+      if (!last.stand_in) last.stand_in = b.stand_in;
     } else {
       merged.push_back(std::move(b));
     }
   }
   blocks_ = std::move(merged);
-  for (Block& b : blocks_) {
-    auto size = static_cast<size_t>(b.end - b.begin);
-    b.stand_in = device.wrap(b.begin, size);
-    b.copied = !b.stand_in;
-    if (b.copied) b.stand_in = device.take_pooled(size);
-    copies_ |= b.copied;
-  }
+}
+
+// A copy stands within 16 bytes as the host's does: the kernels' phases are taken from the host's address. MPS may ask that the
+// last row has its whole pitch, which is never more than what lies before it.
+void Staging::allocate(Block& b, bool mps) {
+  auto size = static_cast<size_t>(b.end - b.begin);
+  if (!mps) b.stand_in = device_.wrap(b.begin, size);
+  if (b.stand_in) return;
+  b.pad = reinterpret_cast<uintptr_t>(b.begin) % 16;
+  b.stand_in = device_.take_pooled(b.pad + (mps ? 2 : 1) * size);
+  b.copied = true;
 }
 
 Place Staging::find(const Buffer& buffer, size_t offset) const {
+  if (buffer.size() == 0) return {native_of(*nothing_), 0};
   auto it = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.end <= buffer.data(); });
-  if (it == blocks_.end()) it = blocks_.end() - 1;  // a buffer of no bytes behind the last
-  return {static_cast<id<MTLBuffer>>(it->stand_in->native()), static_cast<size_t>(buffer.data() - it->begin) + offset};
+  return {native_of(*it->stand_in), it->pad + static_cast<size_t>(buffer.data() - it->begin) + offset};
 }
 
 void Staging::copy_in() {
   for (Block& b : blocks_) {
     auto size = static_cast<size_t>(b.end - b.begin);
-    if (b.copied && size) std::memcpy(b.stand_in->data(), b.begin, size);
-    if (b.copied && !device_.unified()) [static_cast<id<MTLBuffer>>(b.stand_in->native()) didModifyRange:NSMakeRange(0, size)];
+    if (!b.copied) continue;
+    std::memcpy(b.stand_in->data() + b.pad, b.begin, size);
+    if (!device_.unified()) [native_of(*b.stand_in) didModifyRange:NSMakeRange(0, b.pad + size)];
   }
 }
 
 void Staging::copy_out() {
   for (Block& b : blocks_)
-    if (b.copied && b.written && b.begin != b.end) std::memcpy(b.begin, b.stand_in->data(), static_cast<size_t>(b.end - b.begin));
+    if (b.copied && b.written) std::memcpy(b.begin, b.stand_in->data() + b.pad, static_cast<size_t>(b.end - b.begin));
 }
 
 id<MTLComputeCommandEncoder> Encoder::compute() {
@@ -132,6 +153,7 @@ void Encoder::set_bytes(const Dispatch& d) {
     calls_++;
     [encoder_ setBytes:b.data length:b.size atIndex:b.index];
     buffers_[b.index] = nil;
+    bytes_index_ = kMaxBuffers;
     if (b.size > kMostBytes) continue;
     bytes_index_ = b.index;
     bytes_size_ = b.size;

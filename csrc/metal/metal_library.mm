@@ -94,10 +94,12 @@ Handle<id<MTLLibrary>> MetalDevice::library(const std::string& code, const std::
   }
   auto options = Handle<MTLCompileOptions*>::adopt([[MTLCompileOptions alloc] init]);
   [options.get() setLanguageVersion:MTLLanguageVersion3_1];
-  if (@available(macOS 15.0, *))
+  if (@available(macOS 15.0, *)) {
     [options.get() setMathMode:MTLMathModeSafe];
-  else
+    [options.get() setMathFloatingPointFunctions:MTLMathFloatingPointFunctionsPrecise];
+  } else {
     [options.get() setFastMathEnabled:NO];
+  }
   NSError* error = nil;
   auto library = Handle<id<MTLLibrary>>::adopt([get() newLibraryWithSource:ns_string(code) options:options.get() error:&error]);
   if (!library) throw Error(ErrorKind::compile, what + text_of(error));
@@ -111,6 +113,7 @@ std::vector<std::string> MetalDevice::kernel_names(const std::string& code) {
   for (NSString* name in [compiled.get() functionNames]) names.push_back(text_of(name));
   std::sort(names.begin(), names.end());
   std::lock_guard lock(mutex_);
+  if (libraries_.size() >= 16) libraries_.clear();
   libraries_[code] = compiled;  // its kernels will be asked for one by one
   return names;
 }

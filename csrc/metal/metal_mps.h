@@ -37,8 +37,8 @@ class MpsCache {
   }
 
  private:
-  using Key = std::tuple<bool, bool, bool, uint32_t, uint32_t, uint32_t, double, double>;
-  template <class Make>
+  using Key = std::tuple<bool, bool, bool, uint32_t, uint32_t, uint32_t, uint64_t, uint64_t>;
+  template <class Make>  // under mutex_
   id kernel(const Key& key, Make&& make);
 
   id<MTLDevice> device_;

@@ -1,5 +1,7 @@
 #include "metal_mps.h"
 
+#include <cstring>
+
 #include "../core/error.h"
 
 namespace metalmm::metal {
@@ -32,16 +34,22 @@ MPSVector* vector(const Place& at, size_t length, MPSDataType type, std::vector<
 Place moved(const Place& place, size_t elements, size_t element) { return {place.buffer, place.offset + elements * element}; }
 
 // MPS takes a batch as one where matrices lie a whole number of rows apart and none is shared; others are encoded one by one.
-bool regular(const MatmulParams& p) {
-  auto fits = [](uint32_t stride, uint32_t ld) { return stride != 0 && stride % ld == 0; };
-  return p.batch == 1 || (fits(p.stride_a, p.lda) && fits(p.stride_b, p.ldb));
+bool regular(const MpsMatmul& what) {
+  const MatmulParams& p = what.p;
+  auto fits = [](uint64_t stride, uint64_t ld, uint64_t rows) { return stride >= rows * ld && stride % ld == 0; };
+  return p.batch == 1 || (fits(p.stride_a, p.lda, what.transpose_a ? p.k : p.m) && fits(p.stride_b, p.ldb, what.transpose_b ? p.n : p.k));
+}
+
+uint64_t bits(double x) {  // of a NaN, too, which no order knows
+  uint64_t b;
+  std::memcpy(&b, &x, sizeof(b));
+  return b;
 }
 
 }  // namespace
 
 template <class Make>
 id MpsCache::kernel(const Key& key, Make&& make) {
-  std::lock_guard lock(mutex_);
   Handle<id>& found = kernels_[key];
   if (!found) found = Handle<id>::adopt(make());
   if (!found) throw Error(ErrorKind::device, "mps: no kernel for this shape");
@@ -49,9 +57,10 @@ id MpsCache::kernel(const Key& key, Make&& make) {
 }
 
 void MpsCache::encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep) {
+  std::lock_guard lock(mutex_);  // MPS kernels are for one thread at a time
   const MatmulParams& p = what.p;
   double alpha = what.to_float ? 1.0 : p.alpha, beta = what.to_float || !p.has_c ? 0.0 : p.beta;
-  MPSMatrixMultiplication* multiply = kernel({false, what.transpose_a, what.transpose_b, p.m, p.n, p.k, alpha, beta}, [&] {
+  MPSMatrixMultiplication* multiply = kernel({false, what.transpose_a, what.transpose_b, p.m, p.n, p.k, bits(alpha), bits(beta)}, [&] {
     return [[MPSMatrixMultiplication alloc] initWithDevice:device_
                                              transposeLeft:what.transpose_a
                                             transposeRight:what.transpose_b
@@ -62,7 +71,7 @@ void MpsCache::encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& wha
                                                       beta:beta];
   });
   MPSDataType out = what.to_float ? MPSDataTypeFloat32 : MPSDataTypeFloat16;
-  size_t count = regular(p) ? p.batch : 1, stride_d = static_cast<size_t>(p.m) * p.n;
+  size_t count = regular(what) ? p.batch : 1, stride_d = static_cast<size_t>(p.m) * p.n;
   for (size_t i = 0; i < p.batch; i += count) {
     MPSMatrix* a = matrix(moved(what.a, i * p.stride_a, 2), what.transpose_a ? p.k : p.m, what.transpose_a ? p.m : p.k, p.lda, p.stride_a,
                           count, MPSDataTypeFloat16, keep);
@@ -75,9 +84,10 @@ void MpsCache::encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& wha
 
 // D as a column is op(B) times A as a column: rows and columns are those of op(B).
 void MpsCache::encode_matvec(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep) {
+  std::lock_guard lock(mutex_);  // MPS kernels are for one thread at a time
   const MatmulParams& p = what.p;
   double alpha = what.to_float ? 1.0 : p.alpha, beta = what.to_float || !p.has_c ? 0.0 : p.beta;
-  MPSMatrixVectorMultiplication* multiply = kernel({true, false, what.transpose_b, 1, p.n, p.k, alpha, beta}, [&] {
+  MPSMatrixVectorMultiplication* multiply = kernel({true, false, what.transpose_b, 1, p.n, p.k, bits(alpha), bits(beta)}, [&] {
     return [[MPSMatrixVectorMultiplication alloc] initWithDevice:device_
                                                        transpose:!what.transpose_b
                                                             rows:p.n

@@ -161,21 +161,45 @@ def define_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def build(text: str, kernel: str, constants: Constants | None = None, name: str = "<source>", *, is_preprocessed: bool = False) -> Path:
+# A debug device's: the thread sanitizer's calls at every access, none of its library; nothing made of several accesses.
+_DEBUG_FLAGS = {
+    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread"]
+    + [x for name in ("func-entry-exit", "memintrinsics", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
+    "gcc": ["-DMETALMM_DEBUG", "-O1", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fsanitize=thread"]
+    + ["--param", "tsan-instrument-func-entry-exit=0"],
+}
+
+
+def build(
+    text: str,
+    kernel: str,
+    constants: Constants | None = None,
+    name: str = "<source>",
+    *,
+    is_preprocessed: bool = False,
+    debug: bool = False,
+) -> Path:
     """The compiled module of one kernel, from the cache or made now.
 
     text: preprocessed MSL, or MSL whose only includes are MSL's own, so that the text alone says what it means.
     """
     compiler = find_compiler()
     chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
-    parts = [text, kernel, repr(chosen), compiler.path, compiler.version, " ".join(compiler.flags), _machine(), _runtime_digest()]
+    flags = [*compiler.flags, *(_DEBUG_FLAGS[compiler.kind] if debug else [])]
+    parts = [text, kernel, repr(chosen), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
     def compile_to(target: Path) -> None:
         source = target.with_suffix(".cpp")
         expanded = text if is_preprocessed else preprocess(text, name)
         source.write_text(lowering.lower(expanded, kernel, constants, name=name, compiler=compiler.kind))
-        _run([compiler.path, *compiler.flags, f"-I{MSL / 'runtime'}", "-o", str(target), str(source), "-lm"])
+        if debug:  # in two steps: a link with the sanitizer's flag would bring its library
+            made = str(source.with_suffix(".o"))
+            traced = [f for f in flags if f != "-shared" and not f.startswith("-Wl,")]
+            _run([compiler.path, *traced, f"-I{MSL / 'runtime'}", "-c", "-o", made, str(source)])
+            _run([compiler.path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
+            return
+        _run([compiler.path, *flags, f"-I{MSL / 'runtime'}", "-o", str(target), str(source), "-lm"])
 
     try:
         return cache.fetch(f"{key}.so", compile_to)

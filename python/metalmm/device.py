@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import _core, cache, compiler, manifest
-from .errors import CompileError, DeviceError
+from .errors import ClosedError, CompileError, DeviceError
 from .msl_program import Program
 
 
@@ -27,7 +29,7 @@ class Device(_core.Device):
 
     Of cpu: threads, OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use; threadgroup_memory_limit:
     bytes, 32 KB as on Apple GPUs; lenient_barriers: threads that have returned count as having reached every barrier; by
-    default that is an error.
+    default that is an error; debug: threadgroups and threads run in another order each time, and count_writes() works; slow.
 
     Raises DeviceError for an unknown name or a GPU that is not there.
     """
@@ -43,7 +45,9 @@ class Device(_core.Device):
         threads: int | None = None,
         threadgroup_memory_limit: int = 32768,
         lenient_barriers: bool = False,
+        debug: bool = False,
     ) -> None:
+        self._debug = debug
         name = name or os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
         if name not in manifest.DEVICES:
             raise DeviceError(f"no device '{name}'; there are: {', '.join(manifest.DEVICES)}")
@@ -54,7 +58,9 @@ class Device(_core.Device):
                 threads = int(os.environ.get("METALMM_CPU_THREADS", "0"))
             if threads < 0 or threads > 1024:
                 raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
-            super().__init__(threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers)
+            super().__init__(
+                threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers, debug=debug
+            )
         manifest._devices.add(self)
 
     def _init_metal(self, index: int | None, spin: float, most_operations: int, most_bytes: int) -> None:
@@ -76,10 +82,22 @@ class Device(_core.Device):
         """
         return Library(self, source, include_dirs, defines)
 
+    def count_writes(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Counts, for each two bytes of `out` (a C-contiguous NumPy array), of the writes of kernels from now on; on a debug device.
+
+        Raises DeviceError on any other.
+        """
+        if not self._debug or self.name != "cpu":
+            raise DeviceError("count_writes takes a device made by Device('cpu', debug=True)")
+        counts = np.zeros(out.nbytes // 2, np.uint8)
+        self._watch(out, counts)
+        self._watched = (out, counts)  # kernels write there for as long as the device lives
+        return counts
+
     def _code(self, text: str, kernel: str, name: str, constants: compiler.Constants | None = None) -> tuple[str, str]:
         """MSL as the extension takes it, and the file that keeps its machine code."""
         if self.name == "cpu":
-            return str(compiler.build(text, kernel, constants, name)), ""
+            return str(compiler.build(text, kernel, constants, name, debug=self._debug)), ""
         chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
         info = self.info
         parts = [str(info["name"]), str(info["os"]), text, kernel, repr(chosen)]
@@ -87,6 +105,10 @@ class Device(_core.Device):
         return text, str(cache.folder() / f"{key}.metalarchive")
 
     def __repr__(self) -> str:
+        try:
+            self.name  # noqa: B018
+        except ClosedError:
+            return "metalmm.Device(closed)"
         if self.name == "metal":
             return f"metalmm.Device('metal': {self.info['name']})"
         return f"metalmm.Device('cpu', threads={self.threads})"
@@ -128,7 +150,7 @@ class Library:
         Raises CompileError for an unknown name or constant and for source that does not compile.
         """
         if self._device.name == "cpu":
-            code = str(compiler.build(self._text, name, constants, self._name, is_preprocessed=True)), ""
+            code = str(compiler.build(self._text, name, constants, self._name, is_preprocessed=True, debug=self._device._debug)), ""
         else:
             code = self._device._code(self._text, name, self._name, constants)
         return _core.Kernel(self._device, *code, name, dict(constants or {}))

@@ -34,7 +34,6 @@ _FIELDS = {
     "off",
     "baseline",
     "variant",
-    "include_dirs",
     "builtin",
     "devices",
 }

@@ -80,6 +80,7 @@ std::string archive_key(const fake::Kernel& k) {
 LIFE
 NUMBER(MTLMathMode, mathMode, setMathMode)
 NUMBER(BOOL, fastMathEnabled, setFastMathEnabled)
+NUMBER(MTLMathFloatingPointFunctions, mathFloatingPointFunctions, setMathFloatingPointFunctions)
 NUMBER(MTLLanguageVersion, languageVersion, setLanguageVersion)
 @end
 

@@ -72,7 +72,7 @@ bool check(const char* name, const MatrixState& m, NSUInteger length) {
     return broken("matrixBytes " + std::to_string(s.matrix_bytes) + " for " + std::to_string(s.rows) + " rows of " +
                   std::to_string(s.row_bytes));
   if (m.offset % size) return broken("offset " + std::to_string(m.offset));
-  NSUInteger need = m.offset + (s.matrices - 1) * s.matrix_bytes + (s.rows - 1) * s.row_bytes + s.columns * size;
+  NSUInteger need = m.offset + (s.matrices - 1) * s.matrix_bytes + s.rows * s.row_bytes;  // stricter than it may be: whole rows
   if (need > length) return broken(std::to_string(need) + " bytes in a buffer of " + std::to_string(length));
   return true;
 }

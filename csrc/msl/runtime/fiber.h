@@ -1,5 +1,8 @@
 // Lanes of a threadgroup as fibers: the switch, and the two places where lanes meet.
 #pragma once
+#ifdef METALMM_DEBUG
+#include "debug.h"
+#endif
 #include "abi.h"
 
 // A defaulted parameter that holds the caller's file, line and column.
@@ -101,6 +104,16 @@ METALMM_INLINE void switch_lane(Lane* from, Lane* to) {
 #endif
 }
 
+// Where the search for the next lane begins.
+METALMM_INLINE u32 turn_after(u32 lane) {
+#ifdef METALMM_DEBUG
+  (void)lane;
+  return debug::shuffled();
+#else
+  return lane;
+#endif
+}
+
 // The next lane after `lane` in ring order that is in `ready`; going round gives every lane its turn.
 METALMM_INLINE u32 next_in(u32 ready, u32 lane) {
   u32 shift = (lane + 1) & 31;
@@ -113,7 +126,7 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
   u32 self = g->base + lane_in_group;
   u32 next;
   if (__builtin_expect(g->ready != 0, 1)) {
-    next = g->base + next_in(g->ready, lane_in_group);
+    next = g->base + next_in(g->ready, turn_after(lane_in_group));
   } else {
     next = c->schedule(c);
     if (next == self) return;

@@ -122,7 +122,7 @@ template <auto Fn, const ArgSpec* S> struct Entry {
       lane = c->lane & 31;
       g->live &= ~bit;
       g->ready &= ~bit;
-      u32 next = g->ready ? g->base + fiber::next_in(g->ready, lane) : c->schedule(c);
+      u32 next = g->ready ? g->base + fiber::next_in(g->ready, fiber::turn_after(lane)) : c->schedule(c);
       abi::Lane gone;
       if (next == abi::kNoLane) {
         fiber::switch_lane(&gone, &c->host);
