@@ -669,6 +669,15 @@ NB_MODULE(_core, m) {
     pipeline_for(state_of(device), device, v, v.specialization(spec, contiguous_params(spec)));
   });
   m.def(
+      "_describe",
+      [](nb::handle device, nb::handle id, const MatmulSpec& spec) {
+        const Variant& v = registry().find(id);
+        std::shared_ptr<Pipeline> p = pipeline_for(state_of(device), device, v, v.specialization(spec, contiguous_params(spec)));
+        Size3 grid = matmul_grid(v.tiling, spec);
+        return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, p->static_threadgroup_bytes);
+      },
+      "Grid, most threads of a threadgroup, bytes of threadgroup memory.");
+  m.def(
       "_specialization",
       [](nb::handle id, const MatmulSpec& spec) { return registry().find(id).specialization(spec, contiguous_params(spec)); },
       "What the kernel is compiled for, for operands that lie densely; bits of SPECIALIZATIONS in manifest.py.");

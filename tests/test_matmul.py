@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
+from conftest import count_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics
 
 ALL = metalmm.variants(device=metalmm.default_device())
-# (m, n, k): aligned, one off, primes, tiny, K below and above every tile, the user's small shapes.
+# (m, n, k): aligned, one off, primes, tiny, k below and above every tile, k = 16 to 151, and the user's own shapes.
 M1 = [
     (1, 1, 1),
     (1, 64, 64),
@@ -25,19 +27,11 @@ M1 = [
     (1, 257, 16),
     (1, 5, 1031),
 ]
-M1 += [(1, 64, 95), (1, 51, 64), (1, 896, 512)]
-MANY = [
-    (2, 33, 17),
-    (3, 31, 16),
-    (8, 32, 15),
-    (17, 64, 48),
-    (31, 1, 33),
-    (32, 32, 16),
-    (33, 65, 31),
-    (64, 7, 100),
-    (129, 40, 9),
-    (257, 19, 37),
-]
+M1 += [(1, 64, 95), (1, 51, 64), (1, 17, 23), (1, 97, 37), (1, 40, 52), (1, 192, 80), (1, 33, 107), (1, 72, 151), (1, 896, 512)]
+HOT = [(1, 896, 896), (1, 896, 4864), (1, 1152, 896), (1, 4096, 896)]  # of which n = 9728 and 151936 are cut
+MANY = [(2, 33, 17), (3, 31, 16), (8, 32, 15), (17, 64, 48), (31, 1, 33), (32, 32, 16), (33, 65, 31), (64, 7, 100), (64, 128, 64), (129, 40, 9),
+        (257, 19, 37), (40, 256, 192)]  # fmt: skip
+FEW = [(m, n, k) for m in (2, 3, 5, 8) for n, k in ((1, 1), (64, 64), (67, 133), (131, 1031), (256, 512))]
 SMALL_N = [(m, n, k) for m, k in [(1, 1), (1, 33), (2, 64), (7, 31), (8, 127), (9, 32), (65, 100), (257, 5)] for n in (1, 2, 4, 8, 16)]
 EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -47,10 +41,14 @@ EPILOGUES: dict[str, dict[str, Any]] = {
 }
 
 
-def shapes_of(v: metalmm.Variant) -> list[tuple[int, int, int]]:
+def shapes_of(v: metalmm.Variant, epilogue: str) -> list[tuple[int, int, int]]:
     if v == "gemv/smalln":
         return SMALL_N
-    return M1 if v.supports.get("m") == 1 else [*M1, *MANY]
+    if v.family == "small_m":
+        return FEW
+    if v.supports.get("m") != 1:
+        return [*M1, *MANY, *(HOT if v.enabled and epilogue == "bias" else [])]
+    return [*M1, *(HOT if epilogue in ("plain", "bias") else [])]
 
 
 def draw(rng: np.random.Generator, spec: metalmm.MatmulSpec, c: bool = False) -> tuple[Any, Any, dict[str, Any]]:
@@ -69,42 +67,51 @@ def draw(rng: np.random.Generator, spec: metalmm.MatmulSpec, c: bool = False) ->
     return a, b, options
 
 
-def check(v: str, a: Any, b: Any, options: dict[str, Any], device: metalmm.Device) -> None:
-    reference, bound = metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options)
+@functools.lru_cache(maxsize=512)
+def case(spec: metalmm.MatmulSpec, c: bool) -> tuple[Any, Any, dict[str, Any], Any, Any]:
+    """Inputs with their reference and bound: the same for every variant, since computing them in float64 costs most."""
+    a, b, options = draw(np.random.default_rng(spec.n * 7919 + spec.k), spec, c)
+    return a, b, options, metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options)
+
+
+def check(v: str, a: Any, b: Any, options: dict[str, Any], device: metalmm.Device, expected: tuple[Any, Any] | None = None) -> None:
+    reference, bound = expected or (metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options))
     out = np.full(reference.shape, np.nan, np.float16)
     assert metalmm.matmul(v, a, b, out=out, device=device, **options) is out
     assert not (wrong := numerics.mismatch(out, reference, bound)), f"{v} {a.shape} {b.shape}: {wrong}"
+    count_case()
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("v", ALL)
 def test_variant_is_within_the_bound(v: metalmm.Variant, epilogue: str, device: metalmm.Device) -> None:
-    rng, checked = np.random.default_rng(len(v)), 0
-    wanted = EPILOGUES[epilogue]
+    wanted, checked = EPILOGUES[epilogue], 0
     for layout in v.supports["layouts"]:
-        for m, n, k in shapes_of(v):
+        for m, n, k in shapes_of(v, epilogue):
             spec = metalmm.MatmulSpec(
                 m=m, n=n, k=k, batch=wanted.get("batch", 1), transpose_a=layout[0] == "t", transpose_b=layout[1] == "t",
                 bias=wanted.get("bias", False), alpha=wanted.get("alpha", 1.0), beta=wanted.get("beta", 0.0),
             )  # fmt: skip
             assert not v.lacks(spec), "the manifest says that this variant takes every epilogue, batch and size"
-            check(v, *draw(rng, spec, wanted.get("c", False)), device)
+            a, b, options, reference, bound = case(spec, wanted.get("c", False))
+            check(v, a, b, options, device, (reference, bound))
             checked += 1
-    assert checked >= 12
+    assert checked >= 19
 
 
 @pytest.mark.parametrize("v", [v for v in ALL if v.supports.get("m") == 1])
 def test_one_row_families_refuse_more_rows(v: metalmm.Variant, device: metalmm.Device) -> None:
     transpose_b = "nt" in v.supports["layouts"]
     a, b = np.ones((2, 9), np.float16), np.ones((9, 9), np.float16)
-    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by gemm_tiled/baseline"):
+    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by .*gemm_tiled/baseline"):
         metalmm.matmul(v, a, b, transpose_b=transpose_b, device=device)
 
 
 @pytest.mark.parametrize("v", ALL)
 def test_other_layouts_are_refused(v: metalmm.Variant) -> None:
     for layout in ("nn", "nt", "tn", "tt"):
-        spec = metalmm.MatmulSpec(m=1, n=4, k=8, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
+        m = 2 if v.family == "small_m" else 1
+        spec = metalmm.MatmulSpec(m=m, n=4, k=8, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
         assert (layout in v.supports["layouts"]) != ("layout" in v.lacks(spec))
 
 
@@ -113,7 +120,8 @@ def test_nan_and_inf_propagate(v: metalmm.Variant, device: metalmm.Device) -> No
     rng = np.random.default_rng(3)
     layout = v.supports["layouts"][0]
     n = 16 if v == "gemv/smalln" else 67
-    spec = metalmm.MatmulSpec(m=1, n=n, k=133, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True)
+    m = 2 if v.family == "small_m" else 1
+    spec = metalmm.MatmulSpec(m=m, n=n, k=133, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True)
     a, b, options = draw(rng, spec)
     rows = b if spec.transpose_b else b.T  # (n, k)
     rows[3, 5], rows[4, 132], rows[9, 0], rows[n - 1, 131] = np.nan, np.inf, -np.inf, np.nan
@@ -167,19 +175,37 @@ def test_c_may_be_out(device: metalmm.Device) -> None:
     np.testing.assert_array_equal(y, np.full((1, 8), 11))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def padded(data: st.DataObject, x: Any) -> Any:
+    """The same numbers in rows further apart, from any address on."""
+    pad, offset = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 7))
+    rows = x.shape[:-1]
+    store = np.full(offset + int(np.prod(rows)) * (x.shape[-1] + pad), np.nan, np.float16)
+    view = store[offset:].reshape(*rows, x.shape[-1] + pad)[..., : x.shape[-1]]
+    view[...] = x
+    return view
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_skewed_shapes(data: st.DataObject, device: metalmm.Device) -> None:
+def test_skewed_shapes_strides_and_special_values(data: st.DataObject, device: metalmm.Device) -> None:
     v = data.draw(st.sampled_from(ALL))
     layout = data.draw(st.sampled_from(v.supports["layouts"]))
     size = st.one_of(st.integers(1, 40), st.integers(41, 700))
-    m = 1 if v.supports.get("m") == 1 else data.draw(st.integers(1, 70))
+    m = 1 if v.supports.get("m") == 1 else data.draw(st.integers(2, 8) if v.family == "small_m" else st.integers(1, 70))
     n = data.draw(st.sampled_from([1, 2, 4, 8, 16])) if v == "gemv/smalln" else data.draw(size)
+    alphas = st.sampled_from([1.0, 0.125, -2.0, 0.0, 3.1e4])
     spec = metalmm.MatmulSpec(
         m=m, n=n, k=data.draw(size), batch=data.draw(st.integers(1, 3)), transpose_a=layout[0] == "t", transpose_b=layout[1] == "t",
-        bias=data.draw(st.booleans()), alpha=data.draw(st.sampled_from([1.0, 0.125, -2.0])), beta=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
+        bias=data.draw(st.booleans()), alpha=data.draw(alphas), beta=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
     )  # fmt: skip
-    check(v, *draw(np.random.default_rng(data.draw(st.integers(0, 99))), spec, spec.beta != 0), device)
+    a, b, options = draw(np.random.default_rng(data.draw(st.integers(0, 99))), spec, spec.beta != 0)
+    a, b = padded(data, a), padded(data, b)
+    for x in (a, b, options.get("c"), options.get("bias")):
+        for value in data.draw(st.lists(st.sampled_from([np.nan, np.inf, -np.inf, 65504.0, 6e-8]), max_size=2)) if x is not None else []:
+            index = data.draw(st.integers(0, x.size - 1))
+            x[np.unravel_index(index, x.shape)] = value
+    with np.errstate(all="ignore"):
+        check(v, a, b, options, device)
 
 
 @pytest.mark.usefixtures("each_compiler")
@@ -197,5 +223,6 @@ def test_large_k(device: metalmm.Device) -> None:
     rng = np.random.default_rng(7)
     for v in ALL:
         if v.enabled and v != "gemv/smalln":
-            spec = metalmm.MatmulSpec(m=1, n=40, k=4864, transpose_b="nt" in v.supports["layouts"])
+            layout, m = v.supports["layouts"][-1], 2 if v.family == "small_m" else 1
+            spec = metalmm.MatmulSpec(m=m, n=40, k=4864, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
             check(v, *draw(rng, spec), device)

@@ -101,6 +101,11 @@ void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out
 // Buffer indices of every matmul kernel.
 enum MatmulIndex : uint32_t { kIndexA, kIndexB, kIndexD, kIndexC, kIndexBias, kIndexParams };
 
+inline Size3 matmul_grid(const Tiling& v, const MatmulSpec& s) {
+  auto tiles = [](uint32_t size, uint32_t tile) { return tile ? (size - 1) / tile + 1 : 1; };
+  return {tiles(s.n, v.bn), tiles(s.m, v.bm), s.batch};
+}
+
 // Builds the dispatch and hands it to `use`; what it points to lives until `use` returns.
 template <class Use>
 auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulPlan& plan, const MatmulArgs& args,
@@ -114,9 +119,7 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexC, &c.buffer, c.offset},
                                    {kIndexBias, &bias.buffer, bias.offset}};
   const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
-  const MatmulSpec& s = plan.spec;
-  auto tiles = [](uint32_t size, uint32_t tile) { return tile ? (size - 1) / tile + 1 : 1; };
-  Dispatch d{&pipeline, buffers, 5, &params, 1, nullptr, 0, {tiles(s.n, v.bn), tiles(s.m, v.bm), s.batch}, {v.threads, 1, 1}};
+  Dispatch d{&pipeline, buffers, 5, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
   return use(d);
 }
 

@@ -202,6 +202,7 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
 // Threadgroups in x, then y, then z order, a few at a time to each thread.
 void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
+  threadgroups_.fetch_add(total, std::memory_order_relaxed);
   // A step that has no common factor with the number of threadgroups visits each once.
   uint64_t step = 1, offset = 0;
   if (options_.debug) {
@@ -234,6 +235,7 @@ void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& cal
         break;
       }
     }
+    barriers_ += executor->take_barriers();
     give_executor(std::move(executor));
   };
   // Nothing may leave a worker thread: there is nobody to catch it.

@@ -26,6 +26,9 @@ class CpuDevice : public Device {
   std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
   double run(const Dispatch& dispatch) override;
   Info info() const override;
+  Info counters() const override {
+    return {{"barriers", static_cast<int64_t>(barriers_)}, {"threadgroups", static_cast<int64_t>(threadgroups_)}};
+  }
   size_t threadgroup_memory_limit() const override { return options_.threadgroup_memory_limit; }
   double execute(const Dispatch& dispatch);  // one that was checked
   // From now on kernels of a debug device count their writes to [begin, end), one count for each two bytes.
@@ -42,6 +45,7 @@ class CpuDevice : public Device {
   CpuOptions options_;
   Watched watched_;
   std::atomic<uint32_t> order_{0};
+  std::atomic<uint64_t> barriers_{0}, threadgroups_{0};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Executor>> idle_;
   std::unique_ptr<ThreadPool> pool_;

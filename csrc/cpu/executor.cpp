@@ -283,6 +283,7 @@ uint32_t Executor::release_barrier() {
     error_ = describe_divergence();
     return abi::kNoLane;
   }
+  barriers_++;
   uint32_t self = state_.lane, first = abi::kNoLane;
   bool self_waits = false;
   for (uint32_t i = 0; i < group_count_; i++) {

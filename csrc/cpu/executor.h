@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../msl/runtime/abi.h"
@@ -36,6 +37,7 @@ class Executor {
   Executor();
   // Empty: all is well. Otherwise what went wrong; the threadgroup is abandoned.
   std::string run(const KernelCall& call, abi::Uint3 position);
+  uint64_t take_barriers() { return std::exchange(barriers_, 0); }  // that threadgroups met at
 
  private:
   struct State : abi::Context {
@@ -58,6 +60,7 @@ class Executor {
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;
+  uint64_t barriers_ = 0;
 };
 
 // How a kernel finds the running thread's context: its place relative to the thread pointer, or this function.

@@ -165,8 +165,15 @@ def define_text(value: object) -> str:
 _DEBUG_FLAGS = {
     "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread"]
     + [x for name in ("func-entry-exit", "memintrinsics", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
-    "gcc": ["-DMETALMM_DEBUG", "-O1", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-fsanitize=thread"]
-    + ["--param", "tsan-instrument-func-entry-exit=0"],
+    "gcc": [
+        "-DMETALMM_DEBUG",
+        "-O1",
+        "-fno-tree-vectorize",
+        "-fno-tree-slp-vectorize",
+        "-fsanitize=thread",
+        "--param",
+        "tsan-instrument-func-entry-exit=0",
+    ],
 }
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
+
 Float64 = npt.NDArray[np.float64]
 
 
@@ -102,3 +104,9 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
         relative = difference / np.maximum(1.0, np.maximum(np.abs(out), np.abs(ref)))
     relative = np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return float(difference.max(initial=0.0)), float(relative.max(initial=0.0))
+
+
+def least_bytes(spec: _core.MatmulSpec) -> int:
+    """The least that must move: A, B and the output, C where beta is not 0, the bias; two bytes an element."""
+    elements = spec.batch * (spec.m * spec.k + spec.k * spec.n + spec.m * spec.n * (2 if spec.beta else 1))
+    return 2 * (elements + (spec.n if spec.bias else 0))

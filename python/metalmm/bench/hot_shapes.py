@@ -69,13 +69,10 @@ def _choose(
 ) -> tuple[list[tuple[Shape, list[Variant]]], dict[tuple[str, str], int]]:
     families = [f.strip() for f in args.backends.split(",")] if args.backends else None
     known = {v.family for v in variants()}
-    elsewhere = {"mlx", "m1_optimized_v3", "m1_optimized_v5"}  # named by older reports, not here yet
-    if families and (unknown := [f for f in families if f not in known | elsewhere]):
+    if families and (unknown := [f for f in families if f not in known]):
         raise ValueError(f"--backends {unknown[0]}: no such family; there are {', '.join(sorted(known))}")
     candidates = [v for v in variants() if not families or v.family in families]
     work, skipped = [], dict[tuple[str, str], int]()
-    for family in sorted(elsewhere & set(families or ()) - known):
-        skipped[family, "this version has no such family"] = len(shapes)
     for shape in shapes:
         chosen = []
         for v in candidates:

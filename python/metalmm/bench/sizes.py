@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import MatmulSpec
+from .. import MatmulSpec, numerics
 
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
 _MS = re.compile(r"avg=([\d.]+)ms")
@@ -52,9 +52,8 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """The least that must move: A, B and the output, C where beta is not 0, the bias; two bytes an element."""
-        elements = self.batch * (self.m * self.k + self.k * self.n + self.m * self.n * (2 if self.beta else 1))
-        return 2 * (elements + (self.n if self.bias else 0))
+        """The least that must move; see numerics.least_bytes."""
+        return numerics.least_bytes(self.spec)
 
     def __str__(self) -> str:
         return (

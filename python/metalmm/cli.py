@@ -1,0 +1,120 @@
+"""The command line: ``metalmm variants`` lists them, ``metalmm explain ID m=1 n=9728 k=896 nt`` says what one does with a shape."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import _core, manifest, numerics
+from .device import Device
+from .errors import Error, ShapeError
+from .manifest import Variant, variants
+
+
+def _supports(v: Variant) -> str:
+    parts = [",".join(v.supports["layouts"])]
+    for size in ("m", "n", "k", "batch"):
+        if (value := v.supports.get(size)) is not None:
+            text = f"{value.get('min', 1)}..{value.get('max', '')}" if isinstance(value, dict) else str(value).replace(" ", "")
+            parts.append(f"{size}={text}")
+    parts += [f"no {flag}" for flag in ("bias", "c", "alpha") if not v.supports.get(flag, True)]
+    return " ".join(parts)
+
+
+def _list(args: argparse.Namespace) -> int:
+    chosen = [v for v in variants(family=args.family) if args.all or v.enabled]
+    rows = [("id", "kernel", "tile", "threads", "parameters", "takes", "state")]
+    for v in chosen:
+        parameters = " ".join(f"{key}={manifest._cpp(value)}" for key, value in v.params.items() if key in v.template)
+        state = "on" if v.enabled else f"off: {v.reason}"
+        if v.devices != manifest.DEVICES:
+            state += f" (device {', '.join(v.devices)})"
+        kernel = v.builtin or f"{v.source.name}:{v.kernel}"
+        rows.append((str(v), kernel, f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), parameters, _supports(v), state))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(w) for cell, w in zip(row[:6], widths, strict=True)), row[6]]).rstrip())
+    off = sum(not v.enabled for v in variants(family=args.family))
+    print(f"{len(chosen)} variants" + (f"; {off} more are off (--all)" if off and not args.all else ""))
+    return 0
+
+
+def parse_spec(words: list[str]) -> _core.MatmulSpec:
+    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0``; only n and k must be there."""
+    options: dict[str, Any] = {"m": 1}
+    for word in words:
+        key, _, value = word.partition("=")
+        if word in manifest.LAYOUTS:
+            options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
+        elif word == "bias":
+            options["bias"] = True
+        elif key in ("m", "n", "k", "batch") and value.isdigit():
+            options[key] = int(value)
+        elif key in ("alpha", "beta") and value:
+            options[key] = float(value)
+        else:
+            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias")
+    if missing := {"n", "k"} - set(options):
+        raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
+    return _core.MatmulSpec(**options)
+
+
+def _barriers(device: Device, v: Variant, spec: _core.MatmulSpec) -> str:
+    """Of a threadgroup, counted while the CPU device runs the shape once."""
+    lead = (spec.batch,) if spec.batch > 1 else ()
+    a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))))
+    b = device.empty((*lead, *((spec.n, spec.k) if spec.transpose_b else (spec.k, spec.n))))
+    before = device.counters
+    device.prepare(v, a, b, transpose_a=spec.transpose_a, transpose_b=spec.transpose_b, alpha=spec.alpha)()
+    after = device.counters
+    each = (int(after["barriers"]) - int(before["barriers"])) / (int(after["threadgroups"]) - int(before["threadgroups"]))
+    return f"{each:g} a threadgroup"
+
+
+def _explain(args: argparse.Namespace) -> int:
+    v, spec = manifest.get(args.id), parse_spec(args.spec)
+    if lack := v.lacks(spec):
+        others = [str(o) for o in variants(spec, enabled=True)]
+        print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
+        return 1
+    device = Device("metal" if "cpu" not in v.devices else "cpu")
+    print(f"{v}: {v.builtin or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}")
+    print(f"  {spec!r}")
+    if not v.enabled:
+        print(f"  off by default: {v.reason}")
+    if not v.builtin:
+        grid, limit, memory = _core._describe(device, v, spec)
+        groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
+        print(f"  grid                {grid[0]} x {grid[1]} x {grid[2]} threadgroups of {v.tile[0]} x {v.tile[1] or spec.n} outputs")
+        print(
+            f"  threads             {v.threads} a threadgroup (limit {limit}), {groups * v.threads} in all, {groups * v.threads / outputs:.3g} an output"
+        )
+        print(f"  threadgroup memory  {memory} bytes of {device.info['max_threadgroup_memory_length']}")
+        print(f"  barriers            {_barriers(device, v, spec)}")
+    least = numerics.least_bytes(spec)
+    flops = 2 * spec.m * spec.n * spec.k * spec.batch
+    print(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0; 1 for a variant that does not take the shape; 2 for arguments that say nothing."""
+    parser = argparse.ArgumentParser(prog="metalmm", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="variants | explain")
+    listing = commands.add_parser("variants", help="ids, parameters, what they take, which are off and why")
+    listing.add_argument("--family")
+    listing.add_argument("--all", action="store_true", help="those that are off, too")
+    listing.set_defaults(run=_list)
+    explain = commands.add_parser("explain", help="grid, threads, memory, bytes and barriers of a variant on a shape")
+    explain.add_argument("id")
+    explain.add_argument("spec", nargs="+", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0")
+    explain.set_defaults(run=_explain)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except Error as error:
+        print(f"metalmm: {error}", file=sys.stderr)
+        return 2
