@@ -6,6 +6,9 @@
 #include "include/prefetch.h"
 using namespace metal;
 
+// Per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL half4 loads in flight a thread, twice as many where PIPELINED; k / BK
+// + 1 barriers for BN outputs, so that v6's BK of 1024 has 2 where bk64 has 15 at k = 896.
+//
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
 // next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
 template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED>

@@ -1,9 +1,9 @@
 // B given as K x N (NN), few rows of A: a thread owns W neighbouring columns for all rows and a slice of K; the threads of one slice
 // read whole rows of B side by side. Every byte of B is loaded once.
 //
-// For m = 1, per output: k / SLICES loads, 8 rows of them in flight a thread; A from the cache, the same element for all lanes; one
-// barrier. Apple's GPUs should like it: 32 lanes of W = 4 read 256 contiguous bytes of a row, and SLICES times as many threads as
-// columns / W fill the cores at n = 1152, where one thread a column would be 9 simdgroups of 128 columns.
+// For m = 1, per output: 2 * k bytes of B; A from the cache, the same element for all lanes; 8 rows of W halves in flight a thread; one
+// barrier for TG / SLICES * W outputs. Apple's GPUs should like it: 32 lanes of W = 4 read 256 contiguous bytes of a row, and SLICES times
+// as many threads as columns / W fill the cores at n = 1152, where one thread a column would be 9 simdgroups of 128 columns.
 #include <metal_stdlib>
 
 #include "include/epilogue.h"

@@ -1,10 +1,12 @@
 // B given as N x K rows (NT), few rows of A: a simdgroup owns COLS columns for all rows, its lanes share each column's K, 8
 // neighbouring elements a lane, so that every load of B is 512 contiguous bytes and every byte is loaded once.
 //
-// For m = 1, per output: k / 256 loads of two half4s a lane, all COLS of them and the next ones in flight; A read once a step for
-// COLS columns; no threadgroup memory and no barrier unless SPLIT > 1, then one. Apple's GPUs should like it: the kernel is a stream
-// of whole 128-byte lines, many independent loads a lane hide their latency, and n / COLS simdgroups fill the cores also where
-// n = 896. SPLIT simdgroups share K where n alone gives too few (k = 4864).
+// For m = 1, per output: 2 * k bytes of B and 2 * k / COLS of A; 4 * COLS half4 loads in flight a lane, this step's and the next's;
+// no threadgroup memory and no barrier, with SPLIT > 1 one for TG / 32 / SPLIT * COLS outputs. Bias and alpha, beta cost one test
+// each an output, uniform over the grid. Apple's GPUs should like it: the kernel is a stream of whole 128-byte lines, many
+// independent loads a lane hide their latency, and n / COLS simdgroups fill the cores also where n = 896 (one thread a column, 128 a
+// threadgroup, is 7 threadgroups there, and most cores idle). SPLIT simdgroups share K where n alone gives too few (k = 4864). A batch
+// is one dispatch: batch 14 with n = 64 are 14 * 64 / COLS simdgroups.
 #include <metal_stdlib>
 
 #include "include/epilogue.h"

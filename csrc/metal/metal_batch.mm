@@ -89,8 +89,8 @@ class MetalSubmission : public Submission, public std::enable_shared_from_this<M
   // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
   std::mutex wait_mutex_;
   mutable std::mutex timing_mutex_;
-  BatchTiming timing_;  // after start(), changed in wait() alone
-  std::exception_ptr failure_;
+  BatchTiming timing_;                                        // after start(), changed in wait() alone
+  std::optional<std::pair<ErrorKind, std::string>> failure_;  // thrown anew each time: threads may share a submission
 };
 
 void MetalSubmission::start() {
@@ -273,7 +273,7 @@ void MetalSubmission::wait() {
     if (staging_ && !failure_) staging_->copy_out();
     finish(seconds(Clock::now() - begin));
   }
-  if (failure_) std::rethrow_exception(failure_);
+  if (failure_) throw Error(failure_->first, failure_->second);
 }
 
 void MetalSubmission::finish(double waited) {
@@ -294,8 +294,8 @@ void MetalSubmission::check(size_t i) {
   const Part& part = parts_[i];
   std::string where = "command buffer " + std::to_string(i + 1) + " of " + std::to_string(parts_.size()) + " (" +
                       std::to_string(part.end - part.begin) + " dispatches of " + names_of(*list_, part.begin, part.end) + ")";
-  failure_ = std::make_exception_ptr(Error(kind_of(error), "metal: " + where + " failed: " + text_of(error) + " (code " +
-                                                               std::to_string([error code]) + "); its results are not valid"));
+  failure_.emplace(kind_of(error), "metal: " + where + " failed: " + text_of(error) + " (code " + std::to_string([error code]) +
+                                       "); its results are not valid");
 }
 
 void MetalSubmission::read_times() {

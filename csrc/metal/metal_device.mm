@@ -171,10 +171,11 @@ std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
 }
 
 std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
+  std::shared_ptr<Buffer> buffer;  // outlives the lock: its end takes the mutex, and it may be the last to hold it
   std::lock_guard lock(mutex_);
   auto it = native_.upper_bound(data);
   if (it == native_.begin()) return nullptr;
-  std::shared_ptr<Buffer> buffer = (--it)->second.lock();
+  buffer = (--it)->second.lock();
   return buffer && data + size <= buffer->data() + buffer->size() ? buffer : nullptr;
 }
 
