@@ -24,7 +24,7 @@ for kind in thread address,undefined; do
   runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
   echo "== $name sanitizer, device cpu"
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=cpu \
-    PYTHONPATH="$dir" "$python" tests/sanitize_check.py "$seconds"
+    PYTHONPATH="$dir" timeout 300 "$python" tests/sanitize_check.py "$seconds"
 done
 
 command -v clang++ >/dev/null && command -v gnustep-config >/dev/null || { echo "== no clang and GNUstep: nothing checked on the fake Metal"; exit 0; }
@@ -36,7 +36,7 @@ for kind in thread address,undefined; do
   runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
   echo "== $name sanitizer, device metal on the fake"
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fake_metal/tsan_suppressions" \
-    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal "$python" tests/on_fake_metal.py tests/sanitize_check.py "$seconds"
+    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/on_fake_metal.py tests/sanitize_check.py "$seconds"
 done
-LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal "$python" tests/on_fake_metal.py -m pytest -q -p no:cacheprovider \
+LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/on_fake_metal.py -m pytest -q -p no:cacheprovider \
   tests/test_metal.py tests/test_api.py tests/test_bad_input.py tests/test_cpu_device.py tests/test_msl.py
