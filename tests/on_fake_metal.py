@@ -7,6 +7,7 @@ python tests/on_fake_metal.py benchmarks/host_overhead.py
 
 from __future__ import annotations
 
+import ast
 import atexit
 import ctypes
 import gc
@@ -79,10 +80,8 @@ def _compile(source: str, kernel: str | None, constants: str) -> str:
     from metalmm.lowering import Lowering
 
     if kernel is not None:
-        pairs = (part.split("=", 1) for part in constants.split(";") if part)
-        values = {int(index): {"True": True, "False": False}.get(value) for index, value in pairs}
-        given = dict(part.split("=", 1) for part in constants.split(";") if part)
-        numbers = {int(i): values[int(i)] if values[int(i)] is not None else (float(v) if "." in v else int(v)) for i, v in given.items()}
+        given = (part.split("=", 1) for part in constants.split(";") if part)
+        numbers = {int(index): ast.literal_eval(value) for index, value in given}
         return str(compiler.build(source, kernel, numbers))
     program = Lowering(compiler.preprocess(source, "program_source"), "program_source")
     lines = [f"kernel {name}" for name in program.kernel_names()]

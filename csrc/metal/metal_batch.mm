@@ -13,6 +13,9 @@ constexpr size_t kMostIndirect = 16384;
 
 [[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
 
+// What the bytes of an indirect command take of their buffer.
+size_t params_space(size_t size) { return (size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment; }
+
 Span span_of(const Place& p, size_t size) {
   auto begin = reinterpret_cast<uintptr_t>([p.buffer contents]) + p.offset;
   return {begin, begin + size};
@@ -99,7 +102,7 @@ void MetalSubmission::start() {
   // What the host has of managed memory must be what the GPU last wrote.
   std::unique_lock<std::mutex> turn;
   if (list_->has_host_memory() || !device_->unified()) turn = device_->take_turn();
-  if (!device_->unified()) device_->wait_until_idle();
+  if (!device_->unified()) device_->finish();
   work_->owned.push_back(std::const_pointer_cast<DispatchList>(list_));
   encode();
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
@@ -196,7 +199,7 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
     std::memcpy(store->data(), b.data, b.size);
     if (!device_->unified()) [native_of(*store) didModifyRange:NSMakeRange(0, b.size)];
     work_->owned.push_back(store);
-    Place at = place(*store, 0);
+    Place at{native_of(*store), 0};
     bound[count++] = {b.index, at, span_of(at, b.size)};
   }
   return count;
@@ -393,7 +396,7 @@ void MetalRecording::create() {
     for (size_t i = 0; i < d.buffer_count; i++) most_buffers = std::max<NSUInteger>(most_buffers, d.buffers[i].index + 1);
     for (size_t i = 0; i < d.bytes_count; i++) {
       most_buffers = std::max<NSUInteger>(most_buffers, d.bytes[i].index + 1);
-      bytes += (d.bytes[i].size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment;
+      bytes += params_space(d.bytes[i].size);
     }
   });
   indirect_->bytes = device_->take_pooled(bytes);
@@ -429,7 +432,7 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
     std::memcpy(indirect_->bytes->data() + bytes_used_, d.bytes[j].data, d.bytes[j].size);
     [command setKernelBuffer:store offset:bytes_used_ atIndex:d.bytes[j].index];
     used_[store] |= false;
-    bytes_used_ += (d.bytes[j].size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment;
+    bytes_used_ += params_space(d.bytes[j].size);
   }
   if (hazards_.next()) [command setBarrier];
   [command concurrentDispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2])

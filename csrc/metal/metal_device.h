@@ -72,7 +72,6 @@ class MetalDevice : public Device {
   void finish() override;
   // Keeps it until the GPU is done.
   void park(std::unique_ptr<InFlight> work);
-  void wait_until_idle();
   // Makes what was allocated since resident; before each commit.
   void commit_residency();
   uint64_t next_event_value() { return ++event_value_; }

@@ -93,10 +93,7 @@ MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& optio
   mps_ = std::make_unique<MpsCache>(get());
 }
 
-MetalDevice::~MetalDevice() {
-  AutoreleasePool pool;
-  wait_until_idle();
-}
+MetalDevice::~MetalDevice() { MetalDevice::finish(); }
 
 Info MetalDevice::info() const {
   AutoreleasePool pool;
@@ -191,11 +188,6 @@ std::unique_lock<std::mutex> MetalDevice::take_turn() {
   return lock;
 }
 
-void MetalDevice::finish() {
-  AutoreleasePool pool;
-  wait_until_idle();
-}
-
 std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
   size_t rounded = 4096;
   while (rounded < size && rounded < kMostPooledSize) rounded *= 2;
@@ -283,7 +275,8 @@ void MetalDevice::park(std::unique_ptr<InFlight> work) {
   for (auto& f : finished) warn_of_failure(*f);
 }
 
-void MetalDevice::wait_until_idle() {
+void MetalDevice::finish() {
+  AutoreleasePool pool;
   std::vector<std::unique_ptr<InFlight>> work;
   {
     std::lock_guard lock(mutex_);

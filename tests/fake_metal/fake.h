@@ -43,6 +43,26 @@ std::vector<std::string> describe(const std::string& source);      // "kernel NA
 
 }  // namespace fake
 
+// Classes of Metal whose interface is not ours keep their state behind one pointer, and are counted like the others.
+namespace fake {
+template <class T>
+T& state(void*& p) {
+  if (!p) p = new T;
+  return *static_cast<T*>(p);
+}
+}  // namespace fake
+#define FAKE_LIFE(State)                   \
+  -(id)init {                              \
+    self = [super init];                   \
+    fake::count(self, 1);                  \
+    return self;                           \
+  }                                        \
+  -(void)dealloc {                         \
+    delete static_cast<State*>(fakeState); \
+    fake::count(self, -1);                 \
+    [super dealloc];                       \
+  }
+
 @interface FakeObject : NSObject {
   NSString* label_;
 }

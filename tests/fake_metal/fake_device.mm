@@ -24,10 +24,7 @@ struct Values {
     objects[key] = object;
   }
 };
-Values& values(void*& state) {
-  if (!state) state = new Values;
-  return *static_cast<Values*>(state);
-}
+Values& values(void*& state) { return fake::state<Values>(state); }
 
 bool store(NSError** where, NSError* error) {
   if (where) *where = error;
@@ -59,20 +56,11 @@ std::string archive_key(const fake::Kernel& k) {
   -(void)setter : (type)value {      \
     VALUES.set(#getter, value);      \
   }
-#define LIFE                                \
-  -(id)init {                               \
-    self = [super init];                    \
-    fake::count(self, 1);                   \
-    return self;                            \
-  }                                         \
-  -(void)dealloc {                          \
-    delete static_cast<Values*>(fakeState); \
-    fake::count(self, -1);                  \
-    [super dealloc];                        \
-  }                                         \
-  -(id)copyWithZone : (NSZone*)zone {       \
-    (void)zone;                             \
-    return [self retain];                   \
+#define LIFE                          \
+  FAKE_LIFE(Values)                   \
+  -(id)copyWithZone : (NSZone*)zone { \
+    (void)zone;                       \
+    return [self retain];             \
   }
 
 // clang-format off

@@ -22,11 +22,7 @@ struct KernelState {
   double alpha = 1, beta = 0;
 };
 
-template <class T>
-T& state(void*& p) {
-  if (!p) p = new T;
-  return *static_cast<T*>(p);
-}
+using fake::state;
 
 size_t element(MPSDataType type) { return type == MPSDataTypeFloat32 ? 4 : type == MPSDataTypeFloat16 ? 2 : 0; }
 
@@ -124,20 +120,8 @@ void encode(FakeCommandBuffer* commands, const KernelState& k, const MatrixState
 
 }  // namespace
 
-#define LIFE(State)                        \
-  -(id)init {                              \
-    self = [super init];                   \
-    fake::count(self, 1);                  \
-    return self;                           \
-  }                                        \
-  -(void)dealloc {                         \
-    delete static_cast<State*>(fakeState); \
-    fake::count(self, -1);                 \
-    [super dealloc];                       \
-  }
-
 @implementation MPSMatrixDescriptor
-LIFE(Shape)
+FAKE_LIFE(Shape)
 + (instancetype)matrixDescriptorWithRows:(NSUInteger)rows
                                  columns:(NSUInteger)columns
                                 matrices:(NSUInteger)matrices
@@ -151,7 +135,7 @@ LIFE(Shape)
 @end
 
 @implementation MPSMatrix
-LIFE(MatrixState)
+FAKE_LIFE(MatrixState)
 - (instancetype)initWithBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset descriptor:(MPSMatrixDescriptor*)descriptor {
   self = [self init];
   MatrixState& m = state<MatrixState>(fakeState) = {state<Shape>(descriptor->fakeState), (FakeBuffer*)buffer, offset};
@@ -164,7 +148,7 @@ LIFE(MatrixState)
 @end
 
 @implementation MPSVectorDescriptor
-LIFE(Shape)
+FAKE_LIFE(Shape)
 + (instancetype)vectorDescriptorWithLength:(NSUInteger)length dataType:(MPSDataType)type {
   MPSVectorDescriptor* d = [[[MPSVectorDescriptor alloc] init] autorelease];
   state<Shape>(d->fakeState) = {1, length, 1, length * element(type), 0, type};
@@ -173,7 +157,7 @@ LIFE(Shape)
 @end
 
 @implementation MPSVector
-LIFE(MatrixState)
+FAKE_LIFE(MatrixState)
 - (instancetype)initWithBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset descriptor:(MPSVectorDescriptor*)descriptor {
   self = [self init];
   MatrixState& m = state<MatrixState>(fakeState) = {state<Shape>(descriptor->fakeState), (FakeBuffer*)buffer, offset};
@@ -186,7 +170,7 @@ LIFE(MatrixState)
 @end
 
 @implementation MPSKernel
-LIFE(KernelState)
+FAKE_LIFE(KernelState)
 - (id)copyWithZone:(NSZone*)zone {
   (void)zone;
   return [self retain];
