@@ -6,8 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(readlink -f "$(dirname "$1")")/$(basename "$1")
-nanobind=$("$python" -m nanobind --cmake_dir 2>/dev/null || { "$python" -m pip install --quiet nanobind && "$python" -m nanobind --cmake_dir; })
-command -v cmake >/dev/null && command -v ninja >/dev/null || { "$python" -m pip install --quiet cmake ninja; PATH=$(dirname "$python"):$PATH; }
+source tests/stage.sh
 # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
@@ -18,9 +17,7 @@ for kind in thread address,undefined; do
   dir=build/sanitize-$name
   CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DMETALMM_STUBS=OFF -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
   cmake --build "$dir" >/dev/null
-  rm -rf "$dir/metalmm" && cp -r python/metalmm "$dir/metalmm" && rm -f "$dir"/metalmm/_core*.so
-  cp "$dir"/_core*.so "$dir/metalmm/"
-  mkdir -p "$dir/metalmm/resources/csrc" && cp -r kernels "$dir/metalmm/resources/" && cp -r csrc/msl "$dir/metalmm/resources/csrc/"
+  stage "$dir"
   runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
   echo "== $name sanitizer, device cpu"
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=cpu \
