@@ -29,6 +29,17 @@ nb::dict dict_of(const Info& info) {
   return dict;
 }
 
+// A dtype of NumPy, or what numpy.dtype() makes one of.
+DTypeCode dtype_of(nb::handle dtype) {
+  nb::object empty;
+  try {
+    empty = nb::module_::import_("numpy").attr("empty")(0, dtype);
+  } catch (nb::python_error& e) {
+    throw Error(ErrorKind::dtype, "empty: numpy knows no dtype " + nb::cast<std::string>(nb::repr(dtype)));
+  }
+  return tensor_of(empty, "dtype").dtype;
+}
+
 std::string dtype_name(DTypeCode d) {
   const char* kinds[] = {"int", "uint", "float", "", "bfloat", "complex", "bool"};
   return d.code == 6 ? "bool" : kinds[d.code] + std::to_string(d.bits);
@@ -78,6 +89,27 @@ MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transp
 
 auto key_of(const MatmulSpec& s) { return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, s.c, s.alpha, s.beta); }
 
+// What the garbage collector asks of a class: T::visit(use) calls use(PyObject*) for each reference that an object holds, T::clear()
+// drops them.
+template <class T>
+PyType_Slot* collected() {
+  static PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(+[](PyObject* self, visitproc visit, void* arg) -> int {
+                                   Py_VISIT(Py_TYPE(self));
+                                   if (!nb::inst_ready(self)) return 0;
+                                   int result = 0;
+                                   nb::inst_ptr<T>(self)->visit([&](PyObject* o) {
+                                     if (o && !result) result = visit(o, arg);
+                                   });
+                                   return result;
+                                 })},
+                                {Py_tp_clear, reinterpret_cast<void*>(+[](PyObject* self) -> int {
+                                   if (nb::inst_ready(self)) nb::inst_ptr<T>(self)->clear();
+                                   return 0;
+                                 })},
+                                {0, nullptr}};
+  return slots;
+}
+
 constexpr const char* kMatmulDoc =
     "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n\n"
     "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id; float16 in and out, float32 accumulation.\n\n"
@@ -94,6 +126,12 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // pipelines and the default device live as long as the process
   nb::register_exception_translator(translate, nullptr);
 
+  m.def("_check_interpreter", [] {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return;
+    PyErr_SetString(PyExc_ImportError, "metalmm works in the main interpreter alone, not in a subinterpreter");
+    throw nb::python_error();
+  });
+  host_poll = &check_signals;
   m.def("_set_hooks", [](nb::object build_pipeline, nb::object unknown_variant, nb::object default_device, nb::list exceptions) {
     if (exceptions.size() != static_cast<size_t>(ErrorKind::count)) throw std::runtime_error("metalmm: errors.py and error.h differ");
     hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device), {}};
@@ -110,7 +148,7 @@ NB_MODULE(_core, m) {
   });
   m.def("_kernel_names", [](nb::handle device, const std::string& code) {
     std::shared_ptr<Device> running = state_of(device).device;
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     return running->kernel_names(code);
   });
   m.def("_start_capture", [](nb::handle device, const std::string& path) { state_of(device).device->start_capture(path); });
@@ -193,7 +231,7 @@ NB_MODULE(_core, m) {
                ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
       });
 
-  nb::class_<Array>(m, "Array", "An array in a device's memory. Made by Device.array, Device.empty and matmul.")
+  nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>()), "An array in a device's memory. Made by Device.array, Device.empty and matmul.")
       .def_prop_ro("shape", [](const Array& a) { return shape_of(a.tensor); })
       .def_prop_ro("ndim", [](const Array& a) { return a.tensor.ndim; })
       .def_prop_ro(
@@ -218,16 +256,14 @@ NB_MODULE(_core, m) {
         return "metalmm.Array(shape=" + nb::cast<std::string>(nb::str(shape_of(a.tensor))) + ", dtype=" + dtype_name(a.tensor.dtype) + ")";
       });
 
-  nb::class_<Prepared>(m, "PreparedCall", "A matmul with everything resolved; call it to run it. Reads its arrays at each call.")
+  nb::class_<Prepared>(m, "PreparedCall", nb::type_slots(collected<Prepared>()), "A matmul with everything resolved; call it to run it. Reads its arrays at each call.")
       .def("__call__", &Prepared::run, "Runs it and returns out. Raises KernelError, ClosedError.")
       .def_prop_ro("out", [](const Prepared& p) { return p.out(); })
       .def_prop_ro("variant", &Prepared::variant)
       .def_prop_ro("device_seconds", &Prepared::device_seconds,
                    "What the device worked in the last call, in seconds; None where it cannot tell.");
 
-  nb::class_<Batch>(
-      m, "Batch",
-      "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
+  nb::class_<Batch>(m, "Batch", nb::type_slots(collected<Batch>()), "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
       "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &Batch::exit, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
@@ -242,15 +278,14 @@ NB_MODULE(_core, m) {
       .def_prop_ro("timing", &Batch::timing)
       .def("__len__", &Batch::size);
 
-  nb::class_<PyRecording>(m, "Recording",
-                          "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
+  nb::class_<PyRecording>(m, "Recording", nb::type_slots(collected<PyRecording>()), "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
                           "as are shapes and epilogues.")
       .def("replay", &PyRecording::replay, "Hands it to the device once more, after all that was submitted before.")
       .def("wait", &PyRecording::wait, "Waits until every replay is done. Raises what went wrong first.")
       .def_prop_ro("timing", &PyRecording::timing, "Of the last replay.")
       .def("__len__", &PyRecording::size);
 
-  nb::class_<Kernel>(m, "Kernel", "A kernel of a compiled library with its function constants.")
+  nb::class_<Kernel>(m, "Kernel", nb::type_slots(collected<Kernel>()), "A kernel of a compiled library with its function constants.")
       .def(nb::init<nb::object, const std::string&, const std::string&, const std::string&, nb::dict>())
       .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(),
            "batch"_a = nb::none(),
@@ -264,20 +299,17 @@ NB_MODULE(_core, m) {
       .def_prop_ro("max_total_threads_per_threadgroup", [](const Kernel& k) { return k.pipeline().max_threads; })
       .def_prop_ro(
           "static_threadgroup_memory_length", [](const Kernel& k) { return k.pipeline().static_threadgroup_bytes; }, "Bytes.")
-      .def_prop_ro("buffer_indices", [](const Kernel& k) {
-        std::vector<uint32_t> indices;
-        for (const KernelArgument& a : k.pipeline().arguments)
-          if (a.kind == KernelArgument::Kind::buffer) indices.push_back(a.index);
-        return indices;
-      });
+      .def_prop_ro("buffer_indices", &Kernel::buffer_indices);
 
   nb::class_<PyDevice>(m, "Device")
       .def(
           "__init__",
-          [](PyDevice* self, unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers, bool debug) {
-            new (self) PyDevice(cpu_device(threads, threadgroup_memory_limit, lenient_barriers, debug));
+          [](PyDevice* self, unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers, bool debug, bool guards,
+             double timeout) {
+            new (self) PyDevice(std::make_shared<cpu::CpuDevice>(
+                cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers, debug, guards, timeout}));
           },
-          "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a, "debug"_a)
+          "threads"_a, "threadgroup_memory_limit"_a, "lenient_barriers"_a, "debug"_a, "guards"_a, "timeout"_a)
       .def(
           "__init__",
           [](PyDevice* self, int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
@@ -310,19 +342,16 @@ NB_MODULE(_core, m) {
       .def("array", &device_array, "array"_a, "A copy of a NumPy array in the device's memory.")
       .def(
           "empty",
-          [](nb::handle self, nb::handle shape, const std::string& dtype) {
+          [](nb::handle self, nb::handle shape, nb::handle dtype) {
             std::vector<int64_t> sizes;
-            if (PyLong_Check(shape.ptr()))
-              sizes.push_back(number<int64_t>(shape, "empty", ErrorKind::shape));
-            else
-              for (nb::handle item : nb::iter(shape)) sizes.push_back(number<int64_t>(item, "empty", ErrorKind::shape));
+            for_each_size(shape, [&](nb::handle item) { sizes.push_back(number<int64_t>(item, "empty", ErrorKind::shape)); });
             if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
             for (int64_t s : sizes)
               if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));
-            Tensor like = tensor_of(nb::module_::import_("numpy").attr("empty")(0, dtype), "dtype");
-            return empty_array(nb::borrow(self), &state_of(self), static_cast<int>(sizes.size()), sizes.data(), like.dtype);
+            return empty_array(nb::borrow(self), &state_of(self), static_cast<int>(sizes.size()), sizes.data(), dtype_of(dtype));
           },
-          "shape"_a, "dtype"_a = "float16", "An array of the device with undefined contents.")
+          "shape"_a, "dtype"_a = "float16",
+          "An array of the device with undefined contents; dtype: of NumPy, or its name. Raises ShapeError, DTypeError, DeviceError.")
       .def(
           "batch", [](nb::object self, bool per_dispatch) { return std::make_unique<Batch>(std::move(self), per_dispatch); }, nb::kw_only(),
           "per_dispatch"_a = false,
@@ -337,21 +366,8 @@ NB_MODULE(_core, m) {
           "A PreparedCall; arguments and errors as metalmm.matmul.")
       .def(
           "close",
-          [](PyDevice& d) {
-            auto pipelines = std::move(d.state->pipelines);
-            auto device = std::move(d.state->device);
-            d.state->pipelines.clear();
-            if (!device) return;
-            {
-              nb::gil_scoped_release unlocked;  // a GPU may have work to finish, which ends in releasing NumPy memory
-              device->finish();
-            }
-            give_warnings(*device);
-            nb::gil_scoped_release unlocked;
-            pipelines.clear();
-            device.reset();
-          },
-          "Ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
+&PyDevice::close,
+          "Waits for all that was submitted and ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
 
   m.def("matmul", &matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(),
         "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "device"_a = nb::none(),

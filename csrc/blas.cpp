@@ -66,7 +66,7 @@ std::shared_ptr<Pipeline> blas_pipeline(const std::string& id, bool transpose_a,
   auto pipeline = std::make_shared<Pipeline>();
   pipeline->name = id;
   pipeline->host = [=](const Dispatch& d) {
-    nb::gil_scoped_acquire gil;
+    Gil gil;
     try {
       multiply(d, transpose_a, transpose_b);
     } catch (const nb::python_error& e) {

@@ -26,12 +26,15 @@ Tensor tensor_of(nb::handle object, const char* name) {
   auto view = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_RECORDS_RO) != 0) {
     PyErr_Clear();
-    throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) + "; pass a numpy array or a metalmm.Array");
+    bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
+    throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) + "; pass a numpy array or a metalmm.Array" +
+                                      (is_number ? ", or a number whose type says its size, such as numpy.int32(5)" : ""));
   }
   // The deleter runs wherever the last user lets go, with or without the GIL.
   Py_buffer* raw = view.release();
   auto release = [raw] {
-    nb::gil_scoped_acquire gil;
+    if (!Py_IsInitialized()) return;  // the memory goes with the process
+    Gil gil;
     PyBuffer_Release(raw);
     delete raw;
   };
@@ -40,6 +43,7 @@ Tensor tensor_of(nb::handle object, const char* name) {
     if (raw->shape[i] > 0 && raw->strides[i] > 0) span += static_cast<size_t>((raw->shape[i] - 1) * raw->strides[i]);
   Tensor t;
   t.buffer = std::make_shared<Buffer>(raw->buf, raw->len ? span : 0, raw->readonly != 0, release);
+  t.buffer->owner = raw->obj;
   t.ndim = raw->ndim;
   t.dtype = dtype_of(raw->format, raw->itemsize);
   if (raw->ndim > kMaxDims) {
@@ -86,7 +90,8 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
 }
 
 nb::object to_numpy(const Array& array) {
-  array.state->open();
+  finish(array.state->open());
+  array.state->open();  // a warning's handler may have closed it
   const Tensor& t = array.tensor;
   t.buffer->mutable_since = true;  // through the view
   size_t shape[kMaxDims];

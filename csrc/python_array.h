@@ -4,10 +4,9 @@
 #include <nanobind/ndarray.h>
 
 #include "core/matmul.h"
+#include "python_gil.h"
 
 namespace metalmm {
-
-namespace nb = nanobind;
 
 using PipelineRow = std::array<std::shared_ptr<Pipeline>, kSpecializations>;
 
@@ -22,11 +21,26 @@ struct DeviceState {
   }
 };
 
+// What an object points to whose device the garbage collector took.
+inline DeviceState* closed_state() {
+  static DeviceState* state = new DeviceState;
+  return state;
+}
+
 // Python's metalmm.Array: memory of one device.
 struct Array {
   Tensor tensor;
   nb::object owner;  // the Device
   DeviceState* state;
+
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(owner.ptr());
+  }
+  void clear() {
+    state = closed_state();
+    owner.reset();
+  }
 };
 
 // An argument for the time of a call: either borrowed from an Array or made for a NumPy array.
@@ -36,6 +50,7 @@ class Operand {
   Operand(nb::handle object, const char* name, DeviceState* state);
   const Tensor* get() const { return array_ ? &array_->tensor : local_ ? &*local_ : nullptr; }
   bool is_array() const { return array_ != nullptr; }
+  const std::shared_ptr<Buffer>* own_buffer() const { return local_ ? &local_->buffer : nullptr; }  // that it alone made
 
  private:
   const Array* array_ = nullptr;

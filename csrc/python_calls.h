@@ -87,11 +87,6 @@ inline Registry& registry() {
   return *r;
 }
 
-inline void give_warnings(Device& device) {
-  for (const std::string& text : device.take_warnings())
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2) != 0) throw nb::python_error();
-}
-
 inline std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
   bool transpose_a = specialization & kTransposeA, transpose_b = specialization & kTransposeB;
   if (v.builtin == "blas") return blas_pipeline(v.id, transpose_a, transpose_b);
@@ -104,7 +99,7 @@ inline std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle d
   std::shared_ptr<Device> running = state.open();
   std::shared_ptr<Pipeline> pipeline;
   {
-    nb::gil_scoped_release unlocked;  // Metal compiles here
+    Unlocked unlocked;  // Metal compiles here
     pipeline = running->load_pipeline(source);
   }
   give_warnings(*running);
@@ -153,13 +148,36 @@ inline nb::object device_of(nb::handle device, std::initializer_list<nb::handle>
 struct PyDevice {
   DeviceState* state = nullptr;  // never freed while arrays may point to it: they hold the Device
   explicit PyDevice(std::shared_ptr<Device> device) : state(new DeviceState{std::move(device), {}}) {}
-  ~PyDevice() { delete state; }
+  ~PyDevice() {
+    nb::error_scope pending;  // a finalizer may run anywhere
+    try {
+      close();
+    } catch (nb::python_error& e) {
+      e.discard_as_unraisable("the end of a metalmm.Device");
+    }
+    delete state;
+  }
+  // Finishes all that was submitted, and closes; what finish() throws, it throws at the end.
+  void close() {
+    if (!state->device) return;
+    std::shared_ptr<Device> device = std::move(state->device);
+    auto pipelines = std::move(state->pipelines);
+    state->pipelines.clear();
+    std::exception_ptr failure;
+    try {
+      finish(device);
+    } catch (...) {  // a warning that is an error, or Ctrl-C
+      failure = std::current_exception();
+    }
+    {
+      Unlocked unlocked;
+      pipelines.clear();
+      device.reset();
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
   PyDevice(const PyDevice&) = delete;
 };
-
-inline std::shared_ptr<Device> cpu_device(unsigned threads, size_t threadgroup_memory_limit, bool lenient_barriers, bool debug) {
-  return std::make_shared<cpu::CpuDevice>(cpu::CpuOptions{threads, threadgroup_memory_limit, lenient_barriers, debug});
-}
 
 inline std::shared_ptr<Device> metal_device(int64_t index, double spin, uint32_t most_operations, uint64_t most_bytes) {
 #if METALMM_METAL
@@ -220,9 +238,10 @@ inline nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::han
   call.pipeline = &keep;
   std::shared_ptr<Device> running = state.open();
   call.dispatch([&](const Dispatch& d) {
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     return running->run(d);
   });
+  give_warnings(*running);
   return call.result;
 }
 
@@ -232,20 +251,21 @@ class Prepared {
  public:
   Prepared(nb::object device, nb::handle variant, nb::object a, nb::object b, nb::object bias, nb::object c, double alpha, double beta,
            bool transpose_a, bool transpose_b, nb::object out)
-      : device_(std::move(device)), state_(state_of(device_)), keep_{a, b, bias, c} {
-    resolve(call_, state_, device_, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
+      : device_(std::move(device)), state_(&state_of(device_)), keep_{a, b, bias, c} {
+    resolve(call_, *state_, device_, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
     pipeline_ = *call_.pipeline;
     call_.pipeline = &pipeline_;
   }
   Prepared(const Prepared&) = delete;
 
   nb::object run() {
-    std::shared_ptr<Device> device = state_.open();
+    std::shared_ptr<Device> device = state_->open();
     call_.dispatch([&](const Dispatch& d) {
-      nb::gil_scoped_release unlocked;
+      Unlocked unlocked;
       seconds_.store(device->run(d), std::memory_order_relaxed);
       return 0;
     });
+    give_warnings(*device);
     return call_.result;
   }
   template <class Use>
@@ -260,37 +280,80 @@ class Prepared {
   }
   std::string variant() const { return call_.variant->id; }
 
+  // For the garbage collector. A NumPy array is held twice: by the object, and by the buffer that was made of it.
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(device_.ptr());
+    for (const nb::object& o : keep_) visit(o.ptr());
+    visit(call_.result.ptr());
+    for (const Operand* o : {&call_.a, &call_.b, &call_.bias, &call_.c, &call_.out})
+      if (auto* buffer = o->own_buffer()) visit(static_cast<PyObject*>((*buffer)->owner));
+  }
+  void clear() {
+    state_ = closed_state();
+    call_.a = call_.b = call_.bias = call_.c = call_.out = Operand();
+    for (nb::object& o : keep_) o.reset();
+    call_.result.reset();
+    device_.reset();
+  }
+
  private:
   nb::object device_;
-  DeviceState& state_;
+  DeviceState* state_;
   nb::object keep_[4];
   Matmul call_;
   std::shared_ptr<Pipeline> pipeline_;
   std::atomic<double> seconds_{-1};
 };
 
+// What a batch or recording holds of Python beside its device, for the garbage collector: prepared calls, and NumPy memory that
+// lives for as long as the work does.
+struct Held {
+  std::vector<nb::object> calls;
+  std::vector<std::weak_ptr<Buffer>> buffers;
+
+  void add(const nb::object& call) {
+    if (calls.empty() || !calls.back().is(call)) calls.push_back(call);
+  }
+  void add(const Operand& operand) {
+    if (auto* buffer = operand.own_buffer()) buffers.push_back(*buffer);
+  }
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    for (const nb::object& o : calls) visit(o.ptr());
+    for (auto& weak : buffers)
+      if (auto buffer = weak.lock()) visit(static_cast<PyObject*>(buffer->owner));
+  }
+  void clear() {
+    auto gone = std::move(calls);
+    calls.clear(), buffers.clear();
+  }
+};
+
 // -- batches ----------------------------------------------------------------------------------------------------------
 
 class PyRecording {
  public:
-  PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size)
-      : device_(std::move(device)), state_(state_of(device_)), recording_(std::move(recording)), size_(size) {}
+  PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held)
+      : device_(std::move(device)), state_(&state_of(device_)), recording_(std::move(recording)), held_(std::move(held)), size_(size) {}
 
   void replay() {
-    state_.open();
-    if (pending_.size() >= kMostPending) wait_for_first();
+    std::shared_ptr<Device> device = state_->open();
+    if (pending_.size() >= kMaxPending) wait_for_first(*device);
     auto start = Clock::now();
     std::shared_ptr<Submission> submission;
     {
-      nb::gil_scoped_release unlocked;
-      submission = recording_->replay();
+      Unlocked unlocked;
+      submission = device->submit(*recording_);
     }
     pending_.push_back(std::move(submission));
     taken_ = seconds(Clock::now() - start);
+    give_warnings(*device);
   }
   void wait() {
-    state_.open();
-    while (!pending_.empty()) wait_for_first();
+    std::shared_ptr<Device> device = state_->open();
+    while (!pending_.empty()) wait_for_first(*device);
+    give_warnings(*device);
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
   BatchTiming timing() const {
@@ -300,16 +363,27 @@ class PyRecording {
   }
   size_t size() const { return size_; }
 
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(device_.ptr());
+    held_.visit(visit);
+  }
+  void clear() {
+    state_ = closed_state();
+    held_.clear();
+    device_.reset();
+  }
+
  private:
-  static constexpr size_t kMostPending = 32;  // far below what a queue has
+  static constexpr size_t kMaxPending = 32;  // whose failures it remembers
   // Stays in the list until it is done: another thread may wait, too.
-  void wait_for_first() {
+  void wait_for_first(Device& device) {
     std::shared_ptr<Submission> first = pending_.front();
     std::exception_ptr failure;
     try {
-      nb::gil_scoped_release unlocked;
-      first->wait();
-    } catch (...) {
+      Unlocked unlocked;
+      device.wait(*first);
+    } catch (const Error&) {
       failure = std::current_exception();
     }
     if (pending_.empty() || pending_.front() != first) return;
@@ -318,8 +392,9 @@ class PyRecording {
     last_ = first->timing();
   }
   nb::object device_;
-  DeviceState& state_;
+  DeviceState* state_;
   std::shared_ptr<Recording> recording_;
+  Held held_;
   std::deque<std::shared_ptr<Submission>> pending_;
   std::exception_ptr failure_;
   BatchTiming last_;
@@ -330,47 +405,56 @@ class PyRecording {
 class Batch {
  public:
   Batch(nb::object device, bool per_dispatch)
-      : device_(std::move(device)), state_(state_of(device_)), running_(state_.open()), per_dispatch_(per_dispatch), batch_(fresh()) {}
+      : device_(std::move(device)), state_(&state_of(device_)), running_(state_->open()), per_dispatch_(per_dispatch), batch_(fresh()) {}
 
   nb::object matmul(nb::handle variant, nb::handle a, nb::handle b, nb::handle bias, nb::handle c, double alpha, double beta,
                     bool transpose_a, bool transpose_b, nb::handle out) {
-    state_.open();
+    state_->open();
     Matmul call;
-    resolve(call, state_, device_, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
+    resolve(call, *state_, device_, variant, a, b, bias, c, alpha, beta, transpose_a, transpose_b, out);
     call.dispatch([&](const Dispatch& d) {
       batch_->encode(d);
       return 0;
     });
+    for (const Operand* o : {&call.a, &call.b, &call.bias, &call.c, &call.out}) held_.add(*o);
     return std::move(call.result);
   }
 
-  nb::object add(const Prepared& call) {
+  nb::object add(nb::handle handle) {
+    if (!nb::isinstance<Prepared>(handle)) throw Error(ErrorKind::device, "batch.add takes what Device.prepare() gives");
+    const Prepared& call = *nb::inst_ptr<Prepared>(handle);
     if (!call.device().is(device_)) throw Error(ErrorKind::device, "the call was prepared for another device");
     call.encode([&](const Dispatch& d) {
       encode(d);
       return 0;
     });
+    held_.add(nb::borrow(handle));
     return call.out();
   }
 
   void encode(const Dispatch& d) {
-    state_.open();
+    state_->open();
     batch_->encode(d);
   }
+  void hold(const Operand& operand) { held_.add(operand); }
   void submit() {
     hand_over();
     give_warnings(*running_);
   }
   void wait() {
-    state_.open();
+    state_->open();
     std::shared_ptr<CommandBatch> batch = batch_;
-    nb::gil_scoped_release unlocked;
-    batch->wait();
+    {
+      Unlocked unlocked;
+      batch->wait();
+    }
+    give_warnings(*running_);
   }
   std::unique_ptr<PyRecording> record() {
-    state_.open();
+    state_->open();
     size_t size = batch_->size();
-    return std::make_unique<PyRecording>(device_, batch_->record(), size);
+    auto recording = batch_->record();
+    return std::make_unique<PyRecording>(device_, std::move(recording), size, std::exchange(held_, {}));
   }
   void exit(nb::handle type, nb::handle, nb::handle) {
     if (!type.is_none()) {
@@ -385,48 +469,69 @@ class Batch {
   size_t size() const { return batch_->size(); }
   const nb::object& device() const { return device_; }
 
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(device_.ptr());
+    held_.visit(visit);
+  }
+  void clear() {
+    state_ = closed_state();
+    batch_ = fresh();
+    held_.clear();
+    device_.reset();
+  }
+
  private:
   std::shared_ptr<CommandBatch> fresh() const { return std::make_shared<CommandBatch>(running_, per_dispatch_); }
-  nb::object device_;
   void hand_over() {
-    state_.open();
+    state_->open();
     std::shared_ptr<CommandBatch> batch = batch_;
     batch->close();
-    nb::gil_scoped_release unlocked;
+    Unlocked unlocked;
     batch->submit();
   }
-  DeviceState& state_;
+  nb::object device_;
+  DeviceState* state_;
   std::shared_ptr<Device> running_;
   bool per_dispatch_;
+  Held held_;
   std::shared_ptr<CommandBatch> batch_;
 };
 
 // -- kernels compiled at run time -------------------------------------------------------------------------------------
 
-// A Python number as T, or an error that names the argument.
+// A whole number of Python or NumPy as T, or an error that names the argument.
 template <class T>
 T number(nb::handle value, const char* name, ErrorKind kind) {
-  try {
-    return nb::cast<T>(value);
-  } catch (const nb::cast_error&) {
+  auto whole = nb::steal(PyNumber_Index(value.ptr()));
+  if (!whole.is_valid()) PyErr_Clear();
+  T result;
+  if (!whole.is_valid() || !nb::try_cast(whole, result))
     throw Error(kind, std::string(name) + ": " + nb::cast<std::string>(nb::repr(value)) + " is not a whole number in range");
+  return result;
+}
+
+// use(item) for each of an iterable; anything else is taken as one item.
+template <class Use>
+void for_each_size(nb::handle value, Use&& use) {
+  auto items = nb::steal(PyObject_GetIter(value.ptr()));
+  if (!items.is_valid()) {
+    PyErr_Clear();
+    return use(value);
   }
+  for (nb::handle item : nb::iter(value)) use(item);
 }
 
 inline Size3 size3(nb::handle value, const char* name) {
   Size3 size{1, 1, 1};
   size_t count = 0;
-  auto add = [&](nb::handle item) {
+  auto fail = [&] { throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1, and at least one"); };
+  for_each_size(value, [&](nb::handle item) {
     auto v = number<int64_t>(item, name, ErrorKind::kernel);
-    if (count >= 3 || v < 1 || v > UINT32_MAX)
-      throw Error(ErrorKind::kernel, std::string(name) + " takes up to three sizes of 1 to 2^32 - 1");
+    if (count >= 3 || v < 1 || v > UINT32_MAX) fail();
     size[count++] = static_cast<uint32_t>(v);
-  };
-  if (PyLong_Check(value.ptr())) {
-    add(value);
-    return size;
-  }
-  for (nb::handle item : nb::iter(value)) add(item);
+  });
+  if (!count) fail();
   return size;
 }
 
@@ -448,22 +553,26 @@ inline FunctionConstant constant_of(nb::handle key, nb::handle value) {
 class Kernel {
  public:
   Kernel(nb::object device, const std::string& code, const std::string& archive, const std::string& name, nb::dict constants)
-      : device_(std::move(device)), state_(state_of(device_)) {
+      : device_(std::move(device)), state_(&state_of(device_)) {
     PipelineSource source;
     source.name = source.kernel = name, source.code = code, source.archive = archive;
     for (auto [key, value] : constants) source.constants.push_back(constant_of(key, value));
-    std::shared_ptr<Device> device_of_source = state_.device;
+    std::shared_ptr<Device> device_of_source = state_->open();
     {
-      nb::gil_scoped_release unlocked;  // Metal compiles here
+      Unlocked unlocked;  // Metal compiles here
       pipeline_ = device_of_source->load_pipeline(source);
     }
     give_warnings(*device_of_source);
   }
 
   std::optional<double> call(nb::args args, nb::handle grid, nb::handle threadgroup, nb::handle threadgroup_memory, nb::handle batch) {
+    std::shared_ptr<Device> device = state_->open();
     Bound bound;
     bind_all(bound, args);
     std::vector<ThreadgroupMemory> memory;
+    if (!threadgroup_memory.is_none() && !nb::isinstance<nb::dict>(threadgroup_memory))
+      throw Error(ErrorKind::kernel, "threadgroup_memory: " + nb::cast<std::string>(nb::repr(threadgroup_memory)) +
+                                         " is not a dict of {index: bytes}");
     if (!threadgroup_memory.is_none())
       for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory))
         memory.push_back({number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel),
@@ -471,22 +580,39 @@ class Kernel {
     Dispatch d{&pipeline_,         bound.buffers.data(), bound.buffers.size(),
                bound.bytes.data(), bound.bytes.size(),   memory.data(),
                memory.size(),      size3(grid, "grid"),  size3(threadgroup, "threadgroup")};
-    std::shared_ptr<Device> device = state_.open();
     if (!batch.is_none()) {
+      if (!nb::isinstance<Batch>(batch)) throw Error(ErrorKind::kernel, "batch: it takes what Device.batch() gives");
       auto& target = nb::cast<Batch&>(batch);
       if (!target.device().is(device_))
         throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
       target.encode(d);
+      for (const Operand& o : bound.operands) target.hold(o);
       return std::nullopt;
     }
     double took;
     {
-      nb::gil_scoped_release unlocked;
+      Unlocked unlocked;
       took = device->run(d);
     }
+    give_warnings(*device);
     return took < 0 ? std::nullopt : std::optional<double>(took);
   }
   const Pipeline& pipeline() const { return *pipeline_; }
+  std::vector<uint32_t> buffer_indices() const {
+    std::vector<uint32_t> found;
+    for (const KernelArgument& a : pipeline_->arguments)
+      if (a.kind == KernelArgument::Kind::buffer) found.push_back(a.index);
+    return found;
+  }
+
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(device_.ptr());
+  }
+  void clear() {
+    state_ = closed_state();
+    device_.reset();
+  }
 
  private:
   struct Bound {
@@ -502,31 +628,36 @@ class Kernel {
       for (auto [key, value] : nb::cast<nb::dict>(args[0])) bind(bound, number<uint32_t>(key, "buffer index", ErrorKind::kernel), value);
       return;
     }
-    std::vector<uint32_t> indices;
-    for (const KernelArgument& a : pipeline_->arguments)
-      if (a.kind == KernelArgument::Kind::buffer) indices.push_back(a.index);
-    if (args.size() != indices.size()) {
-      std::string list;
-      for (uint32_t i : indices) list += (list.empty() ? "" : ", ") + std::to_string(i);
+    std::vector<uint32_t> taken = buffer_indices();
+    if (args.size() != taken.size()) {
       throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': " + std::to_string(args.size()) + " arguments; it takes " +
-                                         std::to_string(indices.size()) + ", for the buffer indices " + list);
+                                         std::to_string(taken.size()) + ", for " + indices());
     }
-    for (size_t i = 0; i < indices.size(); i++) bind(bound, indices[i], args[i]);
+    for (size_t i = 0; i < taken.size(); i++) bind(bound, taken[i], args[i]);
+  }
+
+  std::string indices() const {
+    std::string list;
+    for (uint32_t i : buffer_indices()) list += (list.empty() ? "" : ", ") + std::to_string(i);
+    return "the buffer indices " + (list.empty() ? "none" : list);
   }
 
   void bind(Bound& bound, uint32_t index, nb::handle value) {
     if (index >= kMaxBuffers)
       throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
+    if (!(pipeline_->declared >> index & 1))
+      throw Error(ErrorKind::kernel,
+                  "kernel '" + pipeline_->name + "': it has no argument at buffer index " + std::to_string(index) + "; it has " + indices());
     bound.owners.push_back(nb::borrow(value));
     if (PyBytes_Check(value.ptr())) {
       bound.bytes.push_back({index, PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))});
       return;
     }
     std::string name = "buffer " + std::to_string(index);
-    bound.operands.emplace_back(value, name.c_str(), &state_);
+    bound.operands.emplace_back(value, name.c_str(), state_);
     const Tensor* t = bound.operands.back().get();
     if (!t) {
-      bound.zeros.push_back(state_.open()->new_buffer(4096));  // its own: the kernel may write there after all
+      bound.zeros.push_back(state_->open()->new_buffer(4096));  // its own: the kernel may write there after all
       std::memset(bound.zeros.back()->data(), 0, 4096);
       bound.buffers.push_back({index, &bound.zeros.back(), 0});
       return;
@@ -543,7 +674,7 @@ class Kernel {
   }
 
   nb::object device_;
-  DeviceState& state_;
+  DeviceState* state_;
   std::shared_ptr<Pipeline> pipeline_;
 };
 

@@ -3,20 +3,17 @@
 #include <cstring>
 
 namespace metalmm {
-namespace {
 
 class ListRecording : public Recording {
  public:
   ListRecording(std::shared_ptr<Device> device, std::shared_ptr<const DispatchList> list)
       : device_(std::move(device)), list_(std::move(list)) {}
-  std::shared_ptr<Submission> replay() override { return device_->submit(list_, false); }
 
  private:
+  std::shared_ptr<Submission> start() override { return device_->start(list_, false); }
   std::shared_ptr<Device> device_;
   std::shared_ptr<const DispatchList> list_;
 };
-
-}  // namespace
 
 std::shared_ptr<Recording> Device::record(std::shared_ptr<const DispatchList> work) {
   return std::make_shared<ListRecording>(shared_from_this(), std::move(work));
@@ -90,7 +87,7 @@ void CommandBatch::wait() {
   std::shared_ptr<Submission> submission = submission_;
   lock.unlock();
   if (!submission) throw Error(ErrorKind::closed, closed_ ? "batch: it was not submitted" : "batch: wait() before submit()");
-  submission->wait();
+  device_->wait(*submission);
 }
 
 BatchTiming CommandBatch::timing() const {

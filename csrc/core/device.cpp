@@ -1,7 +1,14 @@
 #include "device.h"
 
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
 namespace metalmm {
 namespace {
+
+constexpr size_t kMaxPending = 32;  // submissions that nobody waited for, far below what a queue of Metal has
 
 [[noreturn]] void fail(const Pipeline& pipeline, const std::string& what) {
   throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + what);
@@ -50,6 +57,170 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
 }
 
 }  // namespace
+
+// -- order ------------------------------------------------------------------------------------------------------------
+
+std::atomic<void (*)()> host_poll{nullptr};
+
+std::shared_ptr<Submission> Device::push(std::shared_ptr<Submission> submission) {
+  std::lock_guard lock(order_mutex_);
+  submission->number_ = ++pushed_;
+  pending_.push_back(submission);
+  return submission;
+}
+
+// Lets go of what is through, and waits for the oldest where too many are not.
+void Device::make_room() {
+  for (;;) {
+    uint64_t oldest;
+    {
+      std::lock_guard lock(order_mutex_);
+      if (pending_.empty() || (pending_.size() < kMaxPending && !pending_.front()->done())) return;
+      oldest = pending_.front()->number_;
+    }
+    finish_through(oldest);
+  }
+}
+
+std::shared_ptr<Submission> Device::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+  make_room();
+  std::lock_guard lock(*start_mutex_);
+  return push(start(std::move(work), per_dispatch));
+}
+
+std::shared_ptr<Submission> Device::submit(Recording& recording) {
+  make_room();
+  std::lock_guard lock(*start_mutex_);
+  return push(recording.start());
+}
+
+// Whether it was this call that took it off the list.
+bool Device::retire(const Submission& submission) {
+  std::shared_ptr<Submission> last;  // let go of outside the lock: that may release NumPy memory, which takes the GIL
+  std::lock_guard lock(order_mutex_);
+  if (pending_.empty() || pending_.front().get() != &submission) return false;
+  last = std::move(pending_.front());
+  pending_.pop_front();
+  retired_ = last->number_;
+  return true;
+}
+
+void Device::finish_through(uint64_t number) {
+  while (retired_.load(std::memory_order_acquire) < number) {
+    std::shared_ptr<Submission> first;
+    {
+      std::lock_guard lock(order_mutex_);
+      if (pending_.empty() || pending_.front()->number_ > number) return;
+      first = pending_.front();
+    }
+    std::string failure;
+    try {
+      first->wait();
+    } catch (const Error& e) {
+      failure = e.what();
+    } catch (...) {  // not the work's failure, but the waiting thread's: Ctrl-C
+      retire(*first);
+      throw;
+    }
+    if (retire(*first) && !failure.empty()) warn("a submission that nobody waited for failed: " + failure);
+  }
+}
+
+void Device::wait(Submission& submission) {
+  finish_through(submission.number_ - 1);
+  try {
+    submission.wait();
+  } catch (...) {
+    retire(submission);
+    throw;
+  }
+  retire(submission);
+}
+
+void Device::finish() { finish_through(pushed_); }
+
+double Device::run(const Dispatch& dispatch) {
+  check_dispatch(dispatch, threadgroup_memory_limit());
+  return execute(dispatch);
+}
+
+void Device::warn(const std::string& text) {
+  std::lock_guard lock(order_mutex_);
+  warnings_.push_back("metalmm: " + text);
+  has_warnings_ = true;
+}
+
+std::vector<std::string> Device::take_warnings() {
+  std::lock_guard lock(order_mutex_);
+  has_warnings_ = false;
+  return std::exchange(warnings_, {});
+}
+
+// -- fork -------------------------------------------------------------------------------------------------------------
+//
+// A child has the memory and one thread. Locks that are held for moments are taken around the fork, so that what they guard is
+// whole in the child; locks that are held while a kernel runs are left behind there, with the work under them.
+
+namespace {
+
+struct Family {
+  std::mutex mutex;
+  std::vector<Device*> devices;
+  std::atomic<uint32_t> generation{0};
+};
+Family& family() {
+  static Family* f = new Family;
+  return *f;
+}
+
+void hold_family() {
+  family().mutex.lock();
+  for (Device* d : family().devices) d->before_fork();
+}
+void let_family_go(bool in_child) {
+  if (in_child) family().generation++;
+  for (Device* d : family().devices) d->after_fork(in_child);
+  family().mutex.unlock();
+}
+
+}  // namespace
+
+uint32_t fork_generation() { return family().generation.load(std::memory_order_relaxed); }
+
+Device::Device() {
+  static const int registered = pthread_atfork(&hold_family, [] { let_family_go(false); }, [] { let_family_go(true); });
+  (void)registered;
+  std::lock_guard lock(family().mutex);
+  family().devices.push_back(this);
+}
+
+Device::~Device() { leave_family(); }
+
+void Device::leave_family() {
+  std::lock_guard lock(family().mutex);
+  auto& all = family().devices;
+  all.erase(std::remove(all.begin(), all.end(), this), all.end());
+}
+
+void Device::before_fork() {
+  order_mutex_.lock();
+  hold_for_fork(true);
+}
+
+void Device::after_fork(bool in_child) {
+  if (in_child) {
+    (void)start_mutex_.release();
+    start_mutex_ = std::make_unique<std::mutex>();
+    // Not let go of: their ends could wait for threads that are not here. The parent runs them.
+    (void)new std::deque<std::shared_ptr<Submission>>(std::exchange(pending_, {}));
+    retired_ = pushed_.load();
+    forget_threads();
+  }
+  hold_for_fork(false);
+  order_mutex_.unlock();
+}
+
+// -- the rest ---------------------------------------------------------------------------------------------------------
 
 std::vector<std::string> Device::kernel_names(const std::string&) {
   throw Error(ErrorKind::device, std::string(name()) + ": it compiles no source text");

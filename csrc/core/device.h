@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <variant>
 #include <vector>
@@ -33,6 +35,7 @@ class Buffer {
 
   // Somebody may have written since the device's copy of it (or a converted one) was made: it is a result, or Python has a view.
   mutable std::atomic<bool> mutable_since{false};
+  void* owner = nullptr;  // the Python object that host memory belongs to, for the garbage collector
 
  private:
   uint8_t* data_;
@@ -59,6 +62,7 @@ class Pipeline {
   virtual ~Pipeline() = default;
   std::string name;
   std::vector<KernelArgument> arguments;  // by increasing index; those that function constants switch off are left out
+  uint32_t declared = ~0u;                // bits of the buffer indices in its source, those included; all where that is not known
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
   std::function<void(const struct Dispatch&)> host;  // not a kernel: the host computes it, on the CPU device
@@ -104,18 +108,30 @@ struct BatchTiming {
 
 class DispatchList;
 
-// What a device was handed. Holds everything that the device may still touch, also when it is dropped before wait().
+// What a device was handed. Holds everything that the device may still touch. Whoever made it may drop it: the device keeps it
+// until it is through.
 class Submission {
  public:
   virtual ~Submission() = default;
-  virtual void wait() = 0;  // throws what went wrong, the same each time
   virtual BatchTiming timing() const = 0;
+
+ protected:
+  friend class Device;
+  // Until its work is done; throws what went wrong, the same each time. Those made before are through when this is called.
+  virtual void wait() = 0;
+  virtual bool done() const = 0;  // wait() would not block
+
+ private:
+  uint64_t number_ = 0;  // in the device's order
 };
 
 class Recording {
  public:
   virtual ~Recording() = default;
-  virtual std::shared_ptr<Submission> replay() = 0;
+
+ protected:
+  friend class Device;
+  virtual std::shared_ptr<Submission> start() = 0;
 };
 
 struct FunctionConstant {
@@ -139,9 +155,12 @@ using Info = std::vector<std::pair<std::string, std::variant<bool, int64_t, std:
 
 enum DeviceKind : unsigned { kCpu = 1, kMetal = 2 };
 
+// Runs its submissions in the order in which they were made, as if one after another: whatever reads memory (waiting, a view, a
+// matmul, the device's end) comes after all that was submitted before. A submission that nobody waits for runs all the same.
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  virtual ~Device() = default;
+  Device();
+  virtual ~Device();
   virtual DeviceKind kind() const = 0;
   const char* name() const { return kind() == kMetal ? "metal" : "cpu"; }
   virtual Info info() const = 0;
@@ -150,17 +169,55 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
-  virtual std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
+  std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch);
+  std::shared_ptr<Submission> submit(Recording& recording);
   virtual std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work);
+  void wait(Submission& submission);  // throws what went wrong with it
+  bool idle() const { return retired_ == pushed_; }
+  void finish();                      // all that was submitted so far; what went wrong is a warning
   // One dispatch, run before this returns; the seconds that the device worked, negative where it cannot tell.
-  virtual double run(const Dispatch& dispatch) = 0;
+  double run(const Dispatch& dispatch);
   // Host names of the kernels in MSL source, sorted.
   virtual std::vector<std::string> kernel_names(const std::string& code);
   virtual void start_capture(const std::string& path);
-  virtual void finish() {}  // waits for all that was submitted
-  // What went wrong and was mended, in words, once.
-  virtual std::vector<std::string> take_warnings() { return {}; }
+  // What went wrong and was mended, or had nobody to be told, in words, once.
+  std::vector<std::string> take_warnings();
+  bool has_warnings() const { return has_warnings_.load(std::memory_order_relaxed); }
+  // Around fork(): see device.cpp.
+  void before_fork();
+  void after_fork(bool in_child);
+
+ protected:
+  void warn(const std::string& text);
+  uint64_t submitted() const { return pushed_; }  // the number of the last submission
+  void finish_through(uint64_t number);
+  void leave_family();  // first in the destructor of what overrides the hooks around fork
+
+ private:
+  virtual std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
+  virtual double execute(const Dispatch& checked) = 0;  // in its turn: after all that was submitted
+  virtual void hold_for_fork(bool) {}                   // takes the device's own momentary locks, and gives them back
+  virtual void forget_threads() {}                      // in a child of fork(), which has none of them nor what they were at
+  friend class ListRecording;
+  std::shared_ptr<Submission> push(std::shared_ptr<Submission> submission);
+  void make_room();
+  bool retire(const Submission& submission);
+
+  // Held while a submission starts: numbers rise in the order in which the device sees them. On its own, so that a child of fork()
+  // can leave behind one that a thread of the parent holds.
+  std::unique_ptr<std::mutex> start_mutex_ = std::make_unique<std::mutex>();
+  std::atomic<uint64_t> pushed_{0}, retired_{0};
+  std::atomic<bool> has_warnings_{false};
+  std::mutex order_mutex_;  // what follows; held for moments, never while waiting
+  std::deque<std::shared_ptr<Submission>> pending_;
+  std::vector<std::string> warnings_;
 };
+
+// How often this process is a child of fork(): what was made under another number had threads and locks that are not here.
+uint32_t fork_generation();
+
+// What the host wants to do now and then while it waits for a device, such as act on Ctrl-C; it may throw. May be null.
+extern std::atomic<void (*)()> host_poll;
 
 // What Metal's validation layer would say of a dispatch; throws before anything runs.
 void check_dispatch(const Dispatch& dispatch, size_t threadgroup_memory_limit);

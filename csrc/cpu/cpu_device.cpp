@@ -2,12 +2,11 @@
 
 #include <dlfcn.h>
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <numeric>
+
+#include "memory.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -23,6 +22,14 @@ unsigned available_cpus() {
 // What an argument finds that a function constant switched off: public kernels load from it and drop the value.
 alignas(64) uint8_t nothing[4096];
 
+std::string seconds_text(double s) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s", s);
+  return text;
+}
+
+}  // namespace
+
 class CpuPipeline : public Pipeline {
  public:
   CpuPipeline(const std::string& path, const std::string& kernel) {
@@ -36,9 +43,11 @@ class CpuPipeline : public Pipeline {
     }
     info = described;
     watch = reinterpret_cast<decltype(watch)>(dlsym(module_, "metalmm_watch"));
+    take_misaligned = reinterpret_cast<decltype(take_misaligned)>(dlsym(module_, "metalmm_take_misaligned"));
     info->bind(context_tls_offset(), &current_context);
     static_threadgroup_bytes = info->static_threadgroup_bytes();
     if (info->max_threads) max_threads = std::min(max_threads, info->max_threads);
+    declared = 0;
     for (uint32_t i = 0; i < info->arg_count; i++) add(info->args[i]);
     std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
   }
@@ -46,13 +55,17 @@ class CpuPipeline : public Pipeline {
     if (module_) dlclose(module_);
   }
   const abi::KernelInfo* info = nullptr;
-  void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;  // of a module compiled for a debug device
-  uint8_t* buffers[kMaxBuffers] = {};                                      // before anything is bound
+  // Of a module compiled for a debug device: where it counts writes; the size of the first access off its alignment since the last
+  // call, or 0.
+  void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;
+  unsigned (*take_misaligned)(const uint8_t** address) = nullptr;
+  uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
 
  private:
   void add(const abi::ArgInfo& arg) {
     bool is_buffer = arg.kind == abi::ArgKind::buffer;
     if (!is_buffer && arg.kind != abi::ArgKind::threadgroup) return;
+    if (is_buffer) declared |= 1u << arg.index;
     if (!arg.enabled) {
       if (is_buffer) buffers[arg.index] = nothing;
       return;
@@ -63,16 +76,60 @@ class CpuPipeline : public Pipeline {
   void* module_ = nullptr;
 };
 
+// The turn of whoever runs kernels.
+class TakenTurn {
+ public:
+  explicit TakenTurn(Turn& turn) : turn_(turn) { turn_.take(); }
+  ~TakenTurn() { turn_.give_back(); }
+  TakenTurn(const TakenTurn&) = delete;
+
+ private:
+  Turn& turn_;
+};
+
+constexpr auto kPoll = std::chrono::milliseconds(20);
+
+void poll_host() {
+  if (auto* poll = host_poll.load(std::memory_order_relaxed)) poll();
+}
+
+void Turn::take() {
+  std::unique_lock lock(mutex_);
+  while (taken_) {
+    if (pthread_equal(owner_, pthread_self()))
+      throw Error(ErrorKind::device,
+                  "cpu: the device is at work for this very thread; what runs meanwhile, such as a signal's handler, cannot use it");
+    if (free_.wait_for(lock, kPoll, [this] { return !taken_; })) break;
+    lock.unlock();
+    poll_host();
+    lock.lock();
+  }
+  taken_ = true;
+  owner_ = pthread_self();
+}
+
+void Turn::give_back() {
+  {
+    std::lock_guard lock(mutex_);
+    taken_ = false;
+  }
+  free_.notify_one();
+}
+
 // There is no device beside the host's own cores: the thread that waits does the work.
 class CpuSubmission : public Submission {
  public:
   CpuSubmission(std::shared_ptr<CpuDevice> device, std::shared_ptr<const DispatchList> work, bool per_dispatch)
       : device_(std::move(device)), work_(std::move(work)), per_dispatch_(per_dispatch) {}
 
+  bool done() const override { return done_; }
   void wait() override {
-    std::lock_guard one(wait_mutex_);
-    if (work_) run();
-    work_.reset();
+    if (!done_ && born_ != fork_generation())
+      throw Error(ErrorKind::device, "cpu: this was submitted before the process was forked; it runs in the parent alone");
+    if (!done_) {
+      TakenTurn turn(*device_->turn_);
+      if (!done_) run();
+    }
     if (failure_) std::rethrow_exception(failure_);
   }
   BatchTiming timing() const override {
@@ -82,54 +139,66 @@ class CpuSubmission : public Submission {
 
  private:
   void run() {
-    auto start = Clock::now();
+    auto start = device_->polled_ = Clock::now();
     BatchTiming timing;
+    std::exception_ptr interrupted;
     try {
       work_->for_each([&](size_t, const Dispatch& d) {
-        double took = device_->execute(d);
+        double took = device_->work(d);
         if (per_dispatch_) timing.dispatches.push_back(took);
       });
       timing.device = timing.wait = seconds(Clock::now() - start);
-    } catch (...) {
+    } catch (const Error&) {
       failure_ = std::current_exception();
+    } catch (...) {
+      interrupted = std::current_exception();
+      failure_ = std::make_exception_ptr(Error(ErrorKind::kernel, "cpu: it was interrupted; its results are not valid"));
     }
-    std::lock_guard lock(timing_mutex_);
-    timing_ = std::move(timing);
+    {
+      std::lock_guard lock(timing_mutex_);
+      timing_ = std::move(timing);
+    }
+    work_.reset();
+    done_ = true;
+    if (interrupted) std::rethrow_exception(interrupted);
   }
 
   std::shared_ptr<CpuDevice> device_;
   std::shared_ptr<const DispatchList> work_;
   bool per_dispatch_;
-  // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
-  std::mutex wait_mutex_;
-  mutable std::mutex timing_mutex_;
+  const uint32_t born_ = fork_generation();
+  std::atomic<bool> done_{false};
+  mutable std::mutex timing_mutex_;  // whoever asks for the timing holds the GIL, and must not wait for the work
   BatchTiming timing_;
-  std::exception_ptr failure_;
+  std::exception_ptr failure_;  // set before done_
 };
 
-}  // namespace
-
-CpuDevice::CpuDevice(const CpuOptions& options)
-    : options_(options), pool_(std::make_unique<ThreadPool>(options.threads ? options.threads : available_cpus())) {}
+CpuDevice::CpuDevice(const CpuOptions& options) : options_(options) {
+  pool_ = std::make_unique<ThreadPool>(options.threads ? options.threads : available_cpus());
+  try {
+    if (options.timeout > 0) watchdog_ = std::make_unique<Watchdog>(*crew_, options.timeout);
+  } catch (const std::system_error& e) {
+    throw Error(ErrorKind::device, std::string("cpu: cannot start the thread that watches the timeout: ") + e.what());
+  }
+}
 
 CpuDevice::~CpuDevice() {
+  leave_family();
   if (pool_->forked()) (void)pool_.release();  // its condition variables wait for threads that are not here
 }
 
-// Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages: a
-// kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
-std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) {
-  constexpr size_t kSlack = 128, kHugePage = 2 << 20;
-  size_t alignment = size >= kHugePage ? kHugePage : 128;
-  size_t bytes = (size + kSlack + alignment - 1) / alignment * alignment;
-  void* data = std::aligned_alloc(alignment, bytes);
-#if defined(MADV_HUGEPAGE)
-  if (data && size >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
-#endif
-  if (!data) throw Error(ErrorKind::device, "cpu: cannot allocate " + std::to_string(size) + " bytes");
-  std::memset(static_cast<uint8_t*>(data) + size, 0xff, std::min(bytes - size, kSlack));
-  return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
+void CpuDevice::hold_for_fork(bool hold) { hold ? mutex_.lock() : mutex_.unlock(); }
+
+// Executors that were at work are lost with their threads.
+void CpuDevice::forget_threads() {
+  (void)turn_.release();
+  turn_ = std::make_unique<Turn>();
+  (void)crew_.release();
+  crew_ = std::make_unique<Crew>();
+  (void)watchdog_.release();  // made again at the next dispatch
 }
+
+std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) { return options_.guards ? new_guarded_buffer(size) : new_plain_buffer(size); }
 
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
   return std::make_shared<CpuPipeline>(source.code, source.name);
@@ -141,27 +210,84 @@ Info CpuDevice::info() const {
           {"unified_memory", true}};
 }
 
-std::shared_ptr<Submission> CpuDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
+  std::lock_guard lock(mutex_);
+  watched_ = {begin, end, counts};
+}
+
+std::shared_ptr<Submission> CpuDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   return std::make_shared<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
 }
 
-double CpuDevice::run(const Dispatch& d) {
-  check_dispatch(d, options_.threadgroup_memory_limit);
-  return execute(d);
+double CpuDevice::execute(const Dispatch& d) {
+  finish();
+  TakenTurn turn(*turn_);
+  polled_ = Clock::now();
+  return work(d);
 }
 
-double CpuDevice::execute(const Dispatch& d) {
-  auto start = Clock::now();
+double CpuDevice::work(const Dispatch& d) {
   if ((*d.pipeline)->host) {
+    auto start = Clock::now();
     (*d.pipeline)->host(d);
     return seconds(Clock::now() - start);
   }
-  auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
-  if (pipeline.watch) pipeline.watch(watched_.begin, watched_.end, watched_.counts);
+  if (options_.guards) return work_guarded(d);
+  Watched watched;
+  if (options_.debug) {
+    std::lock_guard lock(mutex_);
+    watched = watched_;
+  }
+  return work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
+}
+
+// Zones are looked at before, too: what broke one then was not this kernel.
+double CpuDevice::work_guarded(const Dispatch& given) {
+  Staged staged(given);
+  const Dispatch& d = staged.dispatch();
+  std::string name = "kernel '" + (*d.pipeline)->name + "': ";
+  auto check = [&](const char* when) {
+    std::string damage;
+    for (size_t i = 0; i < d.buffer_count; i++) {
+      std::string one = take_damage(**d.buffers[i].buffer);
+      if (!one.empty()) damage += (damage.empty() ? "" : "; ") + std::string("buffer ") + std::to_string(d.buffers[i].index) + when + one;
+    }
+    return damage;
+  };
+  std::string before = check(" had been written to ");
+  if (!before.empty())
+    throw Error(ErrorKind::kernel, name + "before it ran, " + before + ": by a kernel that does not have this buffer, or by the host");
+  Watched watched;
+  {
+    std::lock_guard lock(mutex_);
+    watched = watched_;
+  }
+  if (watched.begin != watched.end) watched.end = staged.find(watched.end), watched.begin = staged.find(watched.begin);
+  double took;
+  try {
+    took = work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
+  } catch (const Error& e) {
+    std::string damage = check(" was written to ");
+    throw Error(e.kind, e.what() + (damage.empty() ? "" : "; " + damage));
+  }
+  std::string damage = check(" was written to ");
+  if (!damage.empty()) throw Error(ErrorKind::kernel, name + damage);
+  staged.copy_back();
+  return took;
+}
+
+double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, const Watched& watched) {
+  auto start = Clock::now();
+  if (pipeline.watch) pipeline.watch(watched.begin, watched.end, watched.counts);
   uint8_t* buffers[kMaxBuffers];
+  Extent extents[kMaxBuffers];
   std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
   uint32_t offsets[kMaxBuffers] = {};
-  for (size_t i = 0; i < d.buffer_count; i++) buffers[d.buffers[i].index] = (*d.buffers[i].buffer)->data() + d.buffers[i].offset;
+  for (size_t i = 0; i < d.buffer_count; i++) {
+    const Buffer& b = **d.buffers[i].buffer;
+    buffers[d.buffers[i].index] = b.data() + d.buffers[i].offset;
+    extents[i] = {d.buffers[i].index, b.data(), b.data() + b.size()};
+  }
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
     buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));
@@ -171,14 +297,28 @@ double CpuDevice::execute(const Dispatch& d) {
     offsets[d.threadgroup_memory[i].index] = static_cast<uint32_t>(threadgroup_bytes);
     threadgroup_bytes += threadgroup_space(d.threadgroup_memory[i].size);
   }
-  run_threadgroups(pipeline, {pipeline.info,
-                              buffers,
-                              offsets,
-                              threadgroup_bytes,
-                              {d.grid[0], d.grid[1], d.grid[2]},
-                              {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
-                              options_.lenient_barriers,
-                              options_.debug ? order_.load() : 0});
+  KernelCall call{pipeline.info,
+                  buffers,
+                  offsets,
+                  threadgroup_bytes,
+                  {d.grid[0], d.grid[1], d.grid[2]},
+                  {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
+                  options_.lenient_barriers,
+                  options_.debug ? order_ : 0,
+                  options_.guards,
+                  extents,
+                  d.buffer_count,
+                  &crew_->abandoned()};
+  run_threadgroups(pipeline, call);
+  if (pipeline.take_misaligned) {
+    const uint8_t* address;
+    unsigned size = pipeline.take_misaligned(&address);
+    std::string place = size ? place_of(address, call) : "";
+    if (place.empty()) place = "in memory of its own";
+    if (size)
+      throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store of " + std::to_string(size) +
+                                         " bytes that is not aligned to them, " + place);
+  }
   return seconds(Clock::now() - start);
 }
 
@@ -199,58 +339,92 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
   idle_.push_back(std::move(executor));
 }
 
+// The threadgroups of a dispatch, and what became of them.
+struct CpuDevice::Run {
+  const KernelCall& call;
+  uint64_t total, chunk;
+  uint64_t step = 1, offset = 0;  // a step that has no common factor with the number of threadgroups visits each once
+  std::atomic<uint64_t> next{0};
+  std::mutex mutex;
+  std::string error;
+  std::exception_ptr interrupted;  // of the thread that waits
+
+  void fail(const std::string& failure) {
+    next = total;
+    std::lock_guard lock(mutex);
+    if (error.empty()) error = failure;
+  }
+};
+
+// Lets the host act on what came in meanwhile. What it throws ends the dispatch, whose other threads still use `run`.
+void CpuDevice::poll(Run& run) {
+  if (run.interrupted) return crew_->abandon();
+  auto now = Clock::now();
+  if (now - polled_ < kPoll) return;
+  polled_ = now;
+  try {
+    poll_host();
+  } catch (...) {
+    run.interrupted = std::current_exception();
+    run.next = run.total;
+    crew_->abandon();
+  }
+}
+
+void CpuDevice::run_some(Run& run, bool is_caller) {
+  const KernelCall& call = run.call;
+  if (run.next.load(std::memory_order_relaxed) >= run.total) return;
+  std::unique_ptr<Executor> executor = take_executor();
+  Crew::Member member(*crew_);
+  for (;;) {
+    uint64_t begin = run.next.fetch_add(run.chunk);
+    if (begin >= run.total) break;
+    for (uint64_t j = begin; j < std::min(begin + run.chunk, run.total); j++) {
+      if (is_caller) poll(run);
+      if (crew_->abandoned().load(std::memory_order_relaxed)) break;
+      uint64_t i = options_.debug ? (j * run.step + run.offset) % run.total : j;
+      abi::Uint3 position = {static_cast<uint32_t>(i % call.grid.x), static_cast<uint32_t>(i / call.grid.x % call.grid.y),
+                             static_cast<uint32_t>(i / call.grid.x / call.grid.y)};
+      std::string failure = executor->run(call, position);
+      if (failure.empty()) continue;
+      run.fail(failure);
+      break;
+    }
+  }
+  barriers_ += executor->take_barriers();
+  give_executor(std::move(executor));
+}
+
 // Threadgroups in x, then y, then z order, a few at a time to each thread.
 void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
   threadgroups_.fetch_add(total, std::memory_order_relaxed);
-  // A step that has no common factor with the number of threadgroups visits each once.
-  uint64_t step = 1, offset = 0;
+  Run run{call, total, std::max<uint64_t>(1, total / (pool_->threads() * 8))};
   if (options_.debug) {
     uint64_t seed = (order_ += 0x9e3779b9u);
-    offset = seed % total;
-    for (step = seed % total | 1; std::gcd(step, total) != 1;) step += 2;
+    run.offset = seed % total;
+    for (run.step = seed % total | 1; std::gcd(run.step, total) != 1;) run.step += 2;
   }
-  uint64_t chunk = std::max<uint64_t>(1, total / (pool_->threads() * 8));
-  std::atomic<uint64_t> next{0};
-  std::mutex error_mutex;
-  std::string error;
-  auto fail = [&](const std::string& failure) {
-    next = total;
-    std::lock_guard lock(error_mutex);
-    if (error.empty()) error = failure;
-  };
-  auto run_some = [&] {
-    if (next.load(std::memory_order_relaxed) >= total) return;
-    std::unique_ptr<Executor> executor = take_executor();
-    for (;;) {
-      uint64_t begin = next.fetch_add(chunk);
-      if (begin >= total) break;
-      for (uint64_t j = begin; j < std::min(begin + chunk, total); j++) {
-        uint64_t i = options_.debug ? (j * step + offset) % total : j;
-        abi::Uint3 position = {static_cast<uint32_t>(i % call.grid.x), static_cast<uint32_t>(i / call.grid.x % call.grid.y),
-                               static_cast<uint32_t>(i / call.grid.x / call.grid.y)};
-        std::string failure = executor->run(call, position);
-        if (failure.empty()) continue;
-        fail(failure);
-        break;
-      }
-    }
-    barriers_ += executor->take_barriers();
-    give_executor(std::move(executor));
-  };
   // Nothing may leave a worker thread: there is nobody to catch it.
-  auto work = [&] {
+  auto work = [&](bool is_caller) {
     try {
-      run_some();
+      run_some(run, is_caller);
     } catch (const std::exception& e) {
-      fail(std::string("no memory for its threads (") + e.what() + ")");
+      run.fail(std::string("no memory for its threads (") + e.what() + ")");
     }
   };
+  if (options_.timeout > 0 && !watchdog_) watchdog_ = std::make_unique<Watchdog>(*crew_, options_.timeout);
+  crew_->begin();
+  if (watchdog_) watchdog_->arm();
   if (total == 1 || pool_->threads() == 1)
-    work();
+    work(true);
   else
-    pool_->run(work);
-  if (!error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + error);
+    pool_->run(work, [&] { poll(run); });
+  bool late = watchdog_ && watchdog_->disarm();
+  if (run.interrupted) std::rethrow_exception(run.interrupted);
+  std::string after;
+  if (late) after = (run.error.empty() ? "stopped" : "") + std::string(": it took longer than the device's timeout of ") + seconds_text(options_.timeout);
+  if (late || !run.error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + run.error + after);
 }
 
 }  // namespace metalmm::cpu

@@ -1,8 +1,9 @@
 // The device that runs compiled MSL kernels on the machine's own cores.
 #pragma once
-#include <mutex>
+#include <condition_variable>
 
 #include "../core/batch.h"
+#include "crew.h"
 #include "executor.h"
 #include "thread_pool.h"
 
@@ -12,7 +13,24 @@ struct CpuOptions {
   unsigned threads = 0;  // 0: the CPUs this process may use
   size_t threadgroup_memory_limit = 32 * 1024;
   bool lenient_barriers = false;
-  bool debug = false;  // threadgroups and simdgroups in another order each time; kernels compiled for it count their writes
+  bool debug = false;   // threadgroups and simdgroups in another order each time; kernels compiled for it count their writes
+  bool guards = false;  // zones of poison around all memory that kernels are given, checked after each dispatch
+  double timeout = 0;   // seconds that a dispatch may take; 0: any
+};
+
+class CpuPipeline;
+
+// One thread at a time runs dispatches. Waiting for it, the host polls.
+class Turn {
+ public:
+  void take();
+  void give_back();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool taken_ = false;
+  pthread_t owner_{};
 };
 
 class CpuDevice : public Device {
@@ -23,30 +41,43 @@ class CpuDevice : public Device {
   unsigned threads() const { return pool_->threads(); }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
-  std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
-  double run(const Dispatch& dispatch) override;
   Info info() const override;
   Info counters() const override {
     return {{"barriers", static_cast<int64_t>(barriers_)}, {"threadgroups", static_cast<int64_t>(threadgroups_)}};
   }
   size_t threadgroup_memory_limit() const override { return options_.threadgroup_memory_limit; }
-  double execute(const Dispatch& dispatch);  // one that was checked
   // From now on kernels of a debug device count their writes to [begin, end), one count for each two bytes.
-  void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) { watched_ = {begin, end, counts}; }
+  void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
 
  private:
+  friend class CpuSubmission;
   struct Watched {
     uint8_t *begin = nullptr, *end = nullptr, *counts = nullptr;
   };
+  struct Run;
+  std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  double execute(const Dispatch& dispatch) override;
+  void hold_for_fork(bool hold) override;
+  void forget_threads() override;
+  // The rest with the turn taken.
+  double work(const Dispatch& dispatch);
+  double work_guarded(const Dispatch& dispatch);
+  double work_kernel(const CpuPipeline& pipeline, const Dispatch& dispatch, const Watched& watched);
   void run_threadgroups(const Pipeline& pipeline, const KernelCall& call);
+  void run_some(Run& run, bool is_caller);
+  void poll(Run& run);
   std::unique_ptr<Executor> take_executor();
   void give_executor(std::unique_ptr<Executor> executor);
 
   CpuOptions options_;
-  Watched watched_;
-  std::atomic<uint32_t> order_{0};
+  std::unique_ptr<Turn> turn_ = std::make_unique<Turn>();  // as Device's start_mutex_: a child of fork() leaves it behind
+  std::unique_ptr<Crew> crew_ = std::make_unique<Crew>();
+  std::unique_ptr<Watchdog> watchdog_;
+  Clock::time_point polled_;
+  uint32_t order_ = 0;
   std::atomic<uint64_t> barriers_{0}, threadgroups_{0};
-  std::mutex mutex_;
+  std::mutex mutex_;  // what follows
+  Watched watched_;
   std::vector<std::unique_ptr<Executor>> idle_;
   std::unique_ptr<ThreadPool> pool_;
 };

@@ -13,7 +13,9 @@
 #include <mutex>
 #include <new>
 
+#include "../core/device.h"
 #include "../msl/runtime/fiber.h"
+#include "memory.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -42,49 +44,70 @@ std::string text(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::
 // On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
 __attribute__((noinline)) void enter(abi::Context* context) { fiber::switch_lane(&context->host, &context->lanes[context->lane]); }
 
-// Faults of a kernel (a wild pointer, a stack that overflows, an integer division by zero, which MSL does not define) end its
-// threadgroup with an error, not the process: the handler goes on where the executor called the first lane. Signals from
-// elsewhere go to whoever had them before.
+// Faults of a kernel (a wild pointer, a stack that overflows, an integer division by zero, which MSL does not define, a trap) end
+// its threadgroup with an error, not the process: the handler goes on where the executor called the first lane. So does the signal
+// that ends a kernel from outside. Signals from elsewhere go to whoever had them before.
 struct Fault {
   int number;
   struct sigaction before;
 };
-Fault faults[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}};
+Fault faults[] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}, {SIGILL, {}}, {SIGTRAP, {}}, {kAbandonSignal, {}}};
 thread_local volatile sig_atomic_t fault_number = 0;  // volatile: no call that the compiler sees leads to the handler
+thread_local volatile sig_atomic_t fault_code = 0;
 thread_local const void* volatile fault_address = nullptr;
 
-bool leave_for_host(void* context, const abi::Lane& host) {
+// Where the machine's state of an interrupted thread has its stack, frame and instruction pointers.
 #if defined(__linux__) && defined(__x86_64__)
-  auto* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  registers[REG_RSP] = reinterpret_cast<greg_t>(host.sp);
-  registers[REG_RBP] = reinterpret_cast<greg_t>(host.fp);
-  registers[REG_RIP] = reinterpret_cast<greg_t>(host.ip);
-  return true;
+void* stack_pointer(ucontext_t* c) { return reinterpret_cast<void*>(c->uc_mcontext.gregs[REG_RSP]); }
+void go_to(ucontext_t* c, const abi::Lane& host) {
+  c->uc_mcontext.gregs[REG_RSP] = reinterpret_cast<greg_t>(host.sp);
+  c->uc_mcontext.gregs[REG_RBP] = reinterpret_cast<greg_t>(host.fp);
+  c->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(host.ip);
+}
 #elif defined(__linux__) && defined(__aarch64__)
-  auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
-  machine.sp = reinterpret_cast<uint64_t>(host.sp);
-  machine.regs[29] = reinterpret_cast<uint64_t>(host.fp);
-  machine.pc = reinterpret_cast<uint64_t>(host.ip);
-  return true;
+void* stack_pointer(ucontext_t* c) { return reinterpret_cast<void*>(c->uc_mcontext.sp); }
+void go_to(ucontext_t* c, const abi::Lane& host) {
+  c->uc_mcontext.sp = reinterpret_cast<uint64_t>(host.sp);
+  c->uc_mcontext.regs[29] = reinterpret_cast<uint64_t>(host.fp);
+  c->uc_mcontext.pc = reinterpret_cast<uint64_t>(host.ip);
+}
+#elif defined(__APPLE__) && defined(__x86_64__)
+void* stack_pointer(ucontext_t* c) { return reinterpret_cast<void*>(c->uc_mcontext->__ss.__rsp); }
+void go_to(ucontext_t* c, const abi::Lane& host) {
+  c->uc_mcontext->__ss.__rsp = reinterpret_cast<uint64_t>(host.sp);
+  c->uc_mcontext->__ss.__rbp = reinterpret_cast<uint64_t>(host.fp);
+  c->uc_mcontext->__ss.__rip = reinterpret_cast<uint64_t>(host.ip);
+}
+#elif defined(__APPLE__) && defined(__aarch64__)
+void* stack_pointer(ucontext_t* c) { return reinterpret_cast<void*>(__darwin_arm_thread_state64_get_sp(c->uc_mcontext->__ss)); }
+void go_to(ucontext_t* c, const abi::Lane& host) {  // plain stores: Python and this extension are arm64, not arm64e
+  __darwin_arm_thread_state64_set_sp(c->uc_mcontext->__ss, host.sp);
+  __darwin_arm_thread_state64_set_fp(c->uc_mcontext->__ss, host.fp);
+  c->uc_mcontext->__ss.__pc = reinterpret_cast<uint64_t>(host.ip);
+}
 #else
-  (void)context, (void)host;
-  return false;
+#error "metalmm: the CPU device knows Linux and macOS on x86-64 and aarch64"
 #endif
+
+bool leave_kernel(int number, const siginfo_t* info, ucontext_t* context) {
+  if (!running) return false;
+  if (number == kAbandonSignal && !static_cast<Executor::State*>(running)->executor->may_abandon(stack_pointer(context))) return false;
+  go_to(context, running->host);
+  fault_number = number;
+  fault_code = info->si_code;
+  fault_address = info->si_addr;
+  return true;
 }
 
 void on_fault(int number, siginfo_t* info, void* context) {
-  if (running && leave_for_host(context, running->host)) {
-    fault_number = number;
-    fault_address = info->si_addr;
-    return;
-  }
+  if (leave_kernel(number, info, static_cast<ucontext_t*>(context))) return;
   for (const Fault& f : faults) {
     if (f.number != number) continue;
     if (f.before.sa_flags & SA_SIGINFO) {
       f.before.sa_sigaction(number, info, context);
     } else if (f.before.sa_handler != SIG_DFL && f.before.sa_handler != SIG_IGN) {
       f.before.sa_handler(number);
-    } else {
+    } else if (number != kAbandonSignal) {
       signal(number, SIG_DFL);  // the instruction runs again and ends the process
     }
   }
@@ -96,7 +119,7 @@ void catch_faults() {
     for (Fault& f : faults) {
       struct sigaction action = {};
       action.sa_sigaction = &on_fault;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
       sigaction(f.number, &action, &f.before);
     }
   });
@@ -123,14 +146,57 @@ void catch_faults() {
   (void)stack;
 }
 
-std::string fault_text() {
-  if (fault_number == SIGFPE) return "an integer division by zero, or of the least integer by -1";
+std::string fault_text(const KernelCall& call) {
+  switch (fault_number) {
+    case kAbandonSignal: return "stopped";
+    case SIGFPE: return "an integer division by zero, or of the least integer by -1";
+    case SIGILL:
+    case SIGTRAP: return "it trapped (__builtin_trap, an assertion, or code that can never be reached)";
+  }
+#if defined(__linux__) && defined(__x86_64__)
+  // The processor gives no address for these.
+  if (fault_number == SIGSEGV && fault_code == SI_KERNEL)
+    return "a vector load or store that is not aligned, or an address that no memory can have";
+#endif
+  if (fault_number == SIGBUS && fault_code == BUS_ADRALN) return "a load or store that is not aligned";
   char address[32];
   std::snprintf(address, sizeof(address), "%p", fault_address);
-  return std::string("a memory access at ") + address + ", outside what is bound (or a stack deeper than 256 KB)";
+  std::string where = place_of(static_cast<const uint8_t*>(fault_address), call);
+  return std::string("a memory access at ") + address + (where.empty() ? "" : ", " + where) +
+         ", outside what is bound (or a stack deeper than 256 KB)";
 }
 
+// What the process may have in mappings, less what it needs elsewhere.
+int64_t map_budget() {
+  static const int64_t budget = [] {
+    long most = 65530;
+    if (FILE* file = std::fopen("/proc/sys/vm/max_map_count", "re")) {
+      if (std::fscanf(file, "%ld", &most) != 1) most = 65530;
+      std::fclose(file);
+    }
+    return static_cast<int64_t>(most / 4);
+  }();
+  return budget;
+}
+std::atomic<int64_t> maps_of_stacks{0};
+
 }  // namespace
+
+std::string place_of(const uint8_t* address, const KernelCall& call) {
+  constexpr ptrdiff_t kNear = 1 << 20;
+  std::string nearest;
+  ptrdiff_t least = kNear;
+  for (size_t i = 0; i < call.extent_count; i++) {
+    const Extent& e = call.extents[i];
+    std::string size = " of buffer " + std::to_string(e.index) + " (" + std::to_string(e.end - e.begin) + " bytes)";
+    if (address >= e.begin && address < e.end) return "at byte " + std::to_string(address - e.begin) + size;
+    ptrdiff_t away = address >= e.end ? address - e.end : e.begin - address;
+    if (away >= least) continue;
+    least = away;
+    nearest = std::to_string(away) + " bytes " + (address >= e.end ? "past the end" : "before the beginning") + size;
+  }
+  return nearest;
+}
 
 long context_tls_offset() {
 #if defined(__linux__)
@@ -144,19 +210,48 @@ abi::Context* current_context() { return running; }
 
 Stacks::~Stacks() {
   for (uint8_t* block : blocks_) munmap(block, kBlock * kSize);
+  maps_of_stacks -= maps_;
+}
+
+// A page that is not there under each stack. Where the system can only make it by splitting a mapping, two a stack, the stacks
+// of 64 threads would take all that a process may have: past a share of those, and where the system refuses, a stack goes without.
+void Stacks::guard(uint8_t* block) {
+  constexpr int kGuardInstall = 102;  // MADV_GUARD_INSTALL, Linux 6.13: no mapping of its own
+  auto page = static_cast<size_t>(getpagesize());
+  for (uint32_t i = 0; i < kBlock; i++) {
+    uint8_t* bottom = block + i * kSize;
+#if defined(__linux__)
+    if (madvise(bottom, page, kGuardInstall) == 0) continue;
+#endif
+    if ((maps_of_stacks += 2) > map_budget() || mprotect(bottom, page, PROT_NONE) != 0) {
+      maps_of_stacks -= 2;
+      return;
+    }
+    maps_ += 2;
+  }
 }
 
 void* Stacks::top(uint32_t lane) {
   while (blocks_.size() <= lane / kBlock) {
+    blocks_.reserve(blocks_.size() + 1);
     void* block = mmap(nullptr, kBlock * kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) throw std::bad_alloc();
     blocks_.push_back(static_cast<uint8_t*>(block));
-    // A failure (too many mappings) costs the guard, not the run: kernels with frames near the size do not compile.
-    for (uint32_t i = 0; i < kBlock; i++) (void)!mprotect(blocks_.back() + i * kSize, static_cast<size_t>(getpagesize()), PROT_NONE);
+    guard(blocks_.back());
   }
   size_t color = lane * 5 % 64 * 64;  // 5: coprime to the 64 sets of an L1 way, and apart by more than one line
   uint8_t* end = blocks_[lane / kBlock] + (lane % kBlock + 1) * kSize;
   return end - color - kCallAlignment - kReturnAddress;
+}
+
+bool Stacks::hold(const void* address) const {
+  for (const uint8_t* block : blocks_)
+    if (address >= block && address < block + kBlock * kSize) return true;
+  return false;
+}
+
+namespace {
+constexpr size_t kThreadgroupZone = 64;  // of poison on either side, a cache line
 }
 
 Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {
@@ -185,10 +280,11 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
     g.base = i * abi::kSimdWidth;
   }
   // NaN in every format: what a kernel reads before writing it, or just past the end, shows in its result.
-  constexpr size_t kAlignment = 64;
-  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 2 * kAlignment));
-  state_.threadgroup_memory = memory_.data() + (-reinterpret_cast<uintptr_t>(memory_.data()) & (kAlignment - 1));
-  std::memset(state_.threadgroup_memory, 0xff, call.threadgroup_bytes + kAlignment);
+  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 3 * kThreadgroupZone));
+  state_.threadgroup_memory = memory_.data() + kThreadgroupZone + (-reinterpret_cast<uintptr_t>(memory_.data()) % kThreadgroupZone);
+  uint8_t *block = state_.threadgroup_memory, *end = block + call.threadgroup_bytes;
+  std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
+  if (call.guards) poison(block - kThreadgroupZone, block), poison(end, end + kThreadgroupZone);
   state_.lane = 0;
   state_.threads = threads;
   state_.group = groups_.get();
@@ -203,6 +299,18 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.group_threads = call.threadgroup;
 }
 
+// Only while it is on a lane's stack, so that the way back is known, and runs the kernel's own code, which holds no lock.
+bool Executor::may_abandon(const void* stack_pointer) const { return !busy_ && *call_->abandoned && stacks_.hold(stack_pointer); }
+
+std::string Executor::threadgroup_damage() const {
+  const uint8_t *block = state_.threadgroup_memory, *end = block + call_->threadgroup_bytes;
+  if (const uint8_t* p = first_broken(end, end + kThreadgroupZone))
+    return "threadgroup memory was written past its end, at byte " + std::to_string(p - block) + " of " + std::to_string(end - block);
+  if (const uint8_t* p = first_broken(block - kThreadgroupZone, block))
+    return "threadgroup memory was written up to " + std::to_string(block - p) + " bytes before its beginning";
+  return {};
+}
+
 std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   catch_faults();
   start(call, position);
@@ -211,7 +319,9 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   running = &state_;
   enter(&state_);
   running = outer;
-  if (fault_number) error_ = fault_text();
+  busy_ = 0;
+  if (fault_number) error_ = fault_text(call);
+  if (error_.empty() && call.guards) error_ = threadgroup_damage();
   if (error_.empty()) return {};
   return "threadgroup " + text(position) + ": " + error_;
 }
@@ -280,6 +390,7 @@ uint32_t Executor::release_barrier() {
   }
   if (!waiting) return abi::kNoLane;  // all have returned
   if (state_.barrier_mixed || (returned && state_.barrier_strict && !call_->lenient_barriers)) {
+    busy_ = 1;
     error_ = describe_divergence();
     return abi::kNoLane;
   }

@@ -1,5 +1,8 @@
 // Runs the threads of one threadgroup as fibers on the calling OS thread.
 #pragma once
+#include <signal.h>
+
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,17 +12,29 @@
 
 namespace metalmm::cpu {
 
+// What ends a thread's kernel from outside; its default is to do nothing, should one come late.
+constexpr int kAbandonSignal = SIGURG;
+
 // Stacks of one worker, with a guard page under each and tops spread over cache sets: equally aligned tops make every
 // lane's hot lines fall into the same few sets.
 class Stacks {
  public:
   ~Stacks();
   void* top(uint32_t lane);  // reserved on first use
+  bool hold(const void* address) const;
 
  private:
   static constexpr size_t kSize = 256 * 1024;
   static constexpr uint32_t kBlock = 64;
+  void guard(uint8_t* block);
   std::vector<uint8_t*> blocks_;
+  int64_t maps_ = 0;  // that its guard pages cost the process
+};
+
+// Memory that a kernel was given, for messages.
+struct Extent {
+  uint32_t index;  // of the buffer
+  const uint8_t *begin, *end;
 };
 
 struct KernelCall {
@@ -30,19 +45,24 @@ struct KernelCall {
   abi::Uint3 grid, threadgroup;
   bool lenient_barriers;  // threads that have returned count as having reached every barrier
   uint32_t order;         // not 0: simdgroups take turns in another order
+  bool guards;            // what was written around threadgroup memory is an error
+  const Extent* extents;
+  size_t extent_count;
+  const std::atomic<bool>* abandoned;  // the signal ends a threadgroup where this is set
 };
 
 class Executor {
  public:
+  struct State : abi::Context {
+    Executor* executor;
+  };
   Executor();
   // Empty: all is well. Otherwise what went wrong; the threadgroup is abandoned.
   std::string run(const KernelCall& call, abi::Uint3 position);
   uint64_t take_barriers() { return std::exchange(barriers_, 0); }  // that threadgroups met at
+  bool may_abandon(const void* stack_pointer) const;                // in a signal handler of its thread
 
  private:
-  struct State : abi::Context {
-    Executor* executor;
-  };
   static uint32_t schedule(abi::Context* context);
   static void differs(abi::Context* context, abi::SimdWait wait);
   uint32_t next_lane();
@@ -50,6 +70,7 @@ class Executor {
   uint32_t release_barrier();
   std::string describe_divergence() const;
   void start(const KernelCall& call, abi::Uint3 position);
+  std::string threadgroup_damage() const;
 
   State state_{};
   Stacks stacks_;
@@ -60,8 +81,12 @@ class Executor {
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;
+  volatile sig_atomic_t busy_ = 0;  // composes a message; not to be left in the middle
   uint64_t barriers_ = 0;
 };
+
+// Where an address lies among the buffers of a call, in words; empty where it is near none.
+std::string place_of(const uint8_t* address, const KernelCall& call);
 
 // How a kernel finds the running thread's context: its place relative to the thread pointer, or this function.
 long context_tls_offset();

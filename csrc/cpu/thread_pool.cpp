@@ -1,8 +1,8 @@
 #include "thread_pool.h"
 
-#include <unistd.h>
-
 #include <chrono>
+
+#include "../core/device.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -20,14 +20,26 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 
 }  // namespace
 
-ThreadPool::ThreadPool(unsigned threads) : owner_(getpid()) {
-  for (unsigned i = 1; i < threads; i++) workers_.emplace_back([this] { loop(); });
+ThreadPool::ThreadPool(unsigned threads) : owner_(fork_generation()) {
+  try {
+    for (unsigned i = 1; i < threads; i++) workers_.emplace_back([this] { loop(); });
+  } catch (const std::system_error& e) {
+    size_t made = workers_.size() + 1;
+    stop();
+    throw Error(ErrorKind::device, "cpu: the system gives no more than " + std::to_string(made) + " of " + std::to_string(threads) +
+                                       " threads (" + e.what() + "); make the device with threads=" + std::to_string(made) + " or fewer");
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 // A child of fork() has the pool and not its threads; what its mutexes hold nobody will release.
-bool ThreadPool::forked() const { return getpid() != owner_; }
+bool ThreadPool::forked() const { return fork_generation() != owner_; }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -35,11 +47,11 @@ ThreadPool::~ThreadPool() {
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
 }
 
-void ThreadPool::run(const std::function<void()>& work) {
-  if (forked()) return work();
-  std::lock_guard one(run_mutex_);
+void ThreadPool::run(const Work& work, const std::function<void()>& meanwhile) {
+  if (forked()) return work(true);
   bool notify;
   {
     std::lock_guard lock(mutex_);
@@ -48,10 +60,14 @@ void ThreadPool::run(const std::function<void()>& work) {
     notify = asleep_ > 0;
   }
   if (notify) wake_.notify_all();
-  work();
+  work(true);
   std::unique_lock lock(mutex_);
   work_ = nullptr;
-  idle_.wait(lock, [this] { return active_ == 0; });
+  while (!idle_.wait_for(lock, std::chrono::milliseconds(20), [this] { return active_ == 0; })) {
+    lock.unlock();
+    meanwhile();
+    lock.lock();
+  }
 }
 
 void ThreadPool::loop() {
@@ -67,9 +83,9 @@ void ThreadPool::loop() {
     if (stop_) return;
     if (!work_) continue;
     active_++;
-    const std::function<void()>* work = work_;
+    const Work* work = work_;
     lock.unlock();
-    (*work)();
+    (*work)(false);
     lock.lock();
     if (--active_ == 0) idle_.notify_all();
   }

@@ -16,20 +16,22 @@ class ThreadPool {
   bool forked() const;  // in a child of fork(): it works alone, and must not destroy this
   unsigned threads() const { return static_cast<unsigned>(workers_.size()) + 1; }
 
-  // work() on this thread and, as they wake up, on the others; returns when all that began have ended. It takes its
-  // share from a counter of its own, so a worker that comes late finds nothing left.
-  void run(const std::function<void()>& work);
+  // work(true) on this thread and, as they wake up, work(false) on the others; returns when all that began have ended. It takes its
+  // share from a counter of its own, so a worker that comes late finds nothing left. `meanwhile` is called now and then while this
+  // thread waits for the others. From one thread at a time.
+  using Work = std::function<void(bool is_caller)>;
+  void run(const Work& work, const std::function<void()>& meanwhile);
 
  private:
   void loop();
-  std::mutex run_mutex_;  // one loop at a time
+  void stop();
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::atomic<uint64_t> generation_{0};
-  const std::function<void()>* work_ = nullptr;
+  const Work* work_ = nullptr;
   unsigned active_ = 0, asleep_ = 0;
   bool stop_ = false;
-  const int owner_;  // the process that has the threads
+  const uint32_t owner_;  // fork_generation() of the process that has the threads
   std::vector<std::thread> workers_;
 };
 

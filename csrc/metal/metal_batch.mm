@@ -42,18 +42,21 @@ ErrorKind kind_of(NSError* error) {
 }
 
 // One submission of a batch or a recording: command buffers in flight and what becomes of them.
-class MetalSubmission : public Submission, public std::enable_shared_from_this<MetalSubmission> {
+class MetalSubmission : public Submission {
  public:
   MetalSubmission(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list, bool per_dispatch)
       : device_(std::move(device)), list_(std::move(list)), per_dispatch_(per_dispatch && device_->timestamps()) {}
+  // The device drops it when it is through, unless it failed to start, with command buffers in flight.
   ~MetalSubmission() override {
-    if (work_ && !work_->command_buffers.empty()) device_->park(std::move(work_));
+    AutoreleasePool pool;
+    if (work_) work_->wait();
   }
 
   void start();
   void start_replay(id<MTLIndirectCommandBuffer> commands, const std::vector<id<MTLResource>>& read,
                     const std::vector<id<MTLResource>>& written, std::shared_ptr<void> owner);
   void wait() override;
+  bool done() const override;
   BatchTiming timing() const override {
     std::lock_guard lock(timing_mutex_);
     return timing_;
@@ -90,7 +93,7 @@ class MetalSubmission : public Submission, public std::enable_shared_from_this<M
   bool per_dispatch_;
   uint64_t signaled_ = 0;
   // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
-  std::mutex wait_mutex_;
+  mutable std::mutex wait_mutex_;
   mutable std::mutex timing_mutex_;
   BatchTiming timing_;                                        // after start(), changed in wait() alone
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // thrown anew each time: threads may share a submission
@@ -99,14 +102,10 @@ class MetalSubmission : public Submission, public std::enable_shared_from_this<M
 void MetalSubmission::start() {
   auto begin = Clock::now();
   AutoreleasePool pool;
-  // What the host has of managed memory must be what the GPU last wrote.
-  std::unique_lock<std::mutex> turn;
-  if (list_->has_host_memory() || !device_->unified()) turn = device_->take_turn();
-  if (!device_->unified()) device_->finish();
+  if (list_->has_host_memory() || !device_->unified()) device_->take_turn();
   work_->owned.push_back(std::const_pointer_cast<DispatchList>(list_));
   encode();
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
-  if (turn) device_->next_turn_after(shared_from_this());
 }
 
 void MetalSubmission::encode() {
@@ -265,6 +264,12 @@ void MetalSubmission::spin() const {
     if (Clock::now() >= end) return;
 }
 
+bool MetalSubmission::done() const {
+  AutoreleasePool pool;
+  std::unique_lock one(wait_mutex_, std::try_to_lock);
+  return one && (!work_ || work_->done());
+}
+
 void MetalSubmission::wait() {
   std::lock_guard one(wait_mutex_);
   if (work_) {
@@ -361,13 +366,13 @@ class MetalRecording : public Recording {
     indirect_->read.push_back(indirect_->commands.get());
   }
   static bool possible(const MetalDevice& device, const DispatchList& list);
-  std::shared_ptr<Submission> replay() override {
+
+ private:
+  std::shared_ptr<Submission> start() override {
     auto submission = std::make_shared<MetalSubmission>(device_, indirect_->list, false);
     submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_);
     return submission;
   }
-
- private:
   void create();
   void add(size_t i, const Dispatch& d);
 
@@ -441,7 +446,7 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
 
 }  // namespace
 
-std::shared_ptr<Submission> MetalDevice::submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+std::shared_ptr<Submission> MetalDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   auto submission =
       std::make_shared<MetalSubmission>(std::static_pointer_cast<MetalDevice>(shared_from_this()), std::move(work), per_dispatch);
   submission->start();
@@ -454,12 +459,11 @@ std::shared_ptr<Recording> MetalDevice::record(std::shared_ptr<const DispatchLis
   return std::make_shared<MetalRecording>(self, std::move(work));
 }
 
-double MetalDevice::run(const Dispatch& dispatch) {
-  check_dispatch(dispatch, threadgroup_memory_limit_);
+double MetalDevice::execute(const Dispatch& dispatch) {
   auto list = std::make_shared<DispatchList>();
   list->add(dispatch);
   auto submission = submit(std::move(list), false);
-  submission->wait();
+  wait(*submission);
   return submission->timing().device;
 }
 

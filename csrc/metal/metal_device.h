@@ -30,7 +30,6 @@ struct InFlight {
   std::vector<std::shared_ptr<void>> owned;
   bool done() const;
   void wait() const;
-  std::string failure() const;  // of the first command buffer that failed, once all are done
 };
 
 class MetalDevice : public Device {
@@ -44,12 +43,9 @@ class MetalDevice : public Device {
   size_t threadgroup_memory_limit() const override { return threadgroup_memory_limit_; }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
-  std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
   std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
-  double run(const Dispatch& dispatch) override;
   std::vector<std::string> kernel_names(const std::string& code) override;
   void start_capture(const std::string& path) override;
-  std::vector<std::string> take_warnings() override;
 
   id<MTLDevice> get() const { return device_.get(); }
   id<MTLCommandQueue> queue() const { return queue_.get(); }
@@ -66,12 +62,9 @@ class MetalDevice : public Device {
   // The device array that this memory lies in, if any.
   std::shared_ptr<Buffer> find_native(const uint8_t* data, size_t size);
   // Host memory is read when a submission starts and written when it is waited for: the one before must be through, so they take
-  // turns. Nor does Metal know that two buffers wrap the same pages.
-  std::unique_lock<std::mutex> take_turn();
-  void next_turn_after(const std::shared_ptr<Submission>& submission) { last_with_host_memory_ = submission; }
-  void finish() override;
-  // Keeps it until the GPU is done.
-  void park(std::unique_ptr<InFlight> work);
+  // turns. Nor does Metal know that two buffers wrap the same pages. What the host has of managed memory must be what the GPU last
+  // wrote. Called by the submission that starts.
+  void take_turn();
   // Makes what was allocated since resident; before each commit.
   void commit_residency();
   uint64_t next_event_value() { return ++event_value_; }
@@ -79,6 +72,8 @@ class MetalDevice : public Device {
   std::mutex& commit_mutex() { return commit_mutex_; }
 
  private:
+  std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  double execute(const Dispatch& dispatch) override;
   Handle<id<MTLBuffer>> allocate(size_t size);
   void make_resident(id<MTLBuffer> buffer, bool add);
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
@@ -87,8 +82,6 @@ class MetalDevice : public Device {
   Handle<id<MTLComputePipelineState>> from_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path,
                                                    MTLComputePipelineReflection** reflection);
   void save_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path);
-  void warn(const std::string& text);
-  void warn_of_failure(const InFlight& work);
 
   MetalOptions options_;
   Handle<id<MTLDevice>> device_;
@@ -102,17 +95,14 @@ class MetalDevice : public Device {
   std::atomic<int64_t> archive_hits_{0}, archive_misses_{0};
   std::unique_ptr<MpsCache> mps_;
 
-  std::mutex turn_mutex_;
-  std::weak_ptr<Submission> last_with_host_memory_;
+  uint64_t last_with_host_memory_ = 0;  // its number; one submission starts at a time
   std::mutex commit_mutex_;
   mutable std::mutex mutex_;  // all that follows
   bool residency_changed_ = false;
   std::multimap<size_t, Handle<id<MTLBuffer>>> pool_;
   size_t pooled_bytes_ = 0;
-  std::vector<std::unique_ptr<InFlight>> parked_;
   std::map<const uint8_t*, std::weak_ptr<Buffer>> native_;  // by address
   std::unordered_map<std::string, Handle<id<MTLLibrary>>> libraries_;
-  std::vector<std::string> warnings_;
 };
 
 }  // namespace metalmm::metal

@@ -59,12 +59,6 @@ void InFlight::wait() const {
   for (auto& b : command_buffers) [b.get() waitUntilCompleted];
 }
 
-std::string InFlight::failure() const {
-  for (auto& b : command_buffers)
-    if ([b.get() status] == MTLCommandBufferStatusError) return text_of([b.get() error]);
-  return {};
-}
-
 std::vector<std::string> device_names() {
   AutoreleasePool pool;
   std::vector<std::string> names;
@@ -93,7 +87,7 @@ MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& optio
   mps_ = std::make_unique<MpsCache>(get());
 }
 
-MetalDevice::~MetalDevice() { MetalDevice::finish(); }
+MetalDevice::~MetalDevice() = default;
 
 Info MetalDevice::info() const {
   AutoreleasePool pool;
@@ -121,21 +115,6 @@ Info MetalDevice::counters() const {
           {"archive_misses", archive_misses_.load()},
           {"pooled_bytes", static_cast<int64_t>(pooled_bytes_)},
           {"mps_kernels", static_cast<int64_t>(mps_->size())}};
-}
-
-void MetalDevice::warn(const std::string& text) {
-  std::lock_guard lock(mutex_);
-  warnings_.push_back("metalmm: " + text);
-}
-
-void MetalDevice::warn_of_failure(const InFlight& work) {
-  std::string failure = work.failure();
-  if (!failure.empty()) warn("a batch that nobody waited for failed: " + failure);
-}
-
-std::vector<std::string> MetalDevice::take_warnings() {
-  std::lock_guard lock(mutex_);
-  return std::exchange(warnings_, {});
 }
 
 // -- memory -----------------------------------------------------------------------------------------------------------
@@ -176,16 +155,9 @@ std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t siz
   return buffer && data + size <= buffer->data() + buffer->size() ? buffer : nullptr;
 }
 
-std::unique_lock<std::mutex> MetalDevice::take_turn() {
-  std::unique_lock lock(turn_mutex_);
-  if (std::shared_ptr<Submission> before = last_with_host_memory_.lock()) {
-    try {
-      before->wait();
-    } catch (const Error&) {
-      // whoever waits for that one is told
-    }
-  }
-  return lock;
+void MetalDevice::take_turn() {
+  finish_through(unified_ ? last_with_host_memory_ : submitted());
+  last_with_host_memory_ = submitted() + 1;
 }
 
 std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
@@ -258,33 +230,6 @@ void MetalDevice::commit_residency() {
     if (!residency_changed_) return;
     [static_cast<id<MTLResidencySet>>(residency_.get()) commit];
     residency_changed_ = false;
-  }
-}
-
-// Finished work is let go outside the lock: that may release NumPy memory, which takes the GIL.
-void MetalDevice::park(std::unique_ptr<InFlight> work) {
-  AutoreleasePool pool;
-  std::vector<std::unique_ptr<InFlight>> finished;
-  {
-    std::lock_guard lock(mutex_);
-    parked_.push_back(std::move(work));
-    for (auto& p : parked_)
-      if (p->done()) finished.push_back(std::move(p));
-    parked_.erase(std::remove(parked_.begin(), parked_.end(), nullptr), parked_.end());
-  }
-  for (auto& f : finished) warn_of_failure(*f);
-}
-
-void MetalDevice::finish() {
-  AutoreleasePool pool;
-  std::vector<std::unique_ptr<InFlight>> work;
-  {
-    std::lock_guard lock(mutex_);
-    std::swap(work, parked_);
-  }
-  for (auto& w : work) {
-    w->wait();
-    warn_of_failure(*w);
   }
 }
 

@@ -1,63 +1,131 @@
-"""The folder of compiled kernels: content-addressed entries, written atomically, verified when read."""
+"""The folder of compiled kernels: content-addressed entries, written atomically, verified when read, the oldest removed."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
+import shutil
+import stat
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from .errors import DeviceError
+
+LIMIT_BYTES = 2 << 30  # what the folder may hold; a third goes when there is more
+_DAY = 86400.0
+
 _lock = threading.Lock()
 _locks: dict[Path, threading.Lock] = {}
+_named: dict[str, Path] = {}  # by what METALMM_CACHE said: a relative folder stays where it was first meant
 _folder: Path | None = None
+_wanted: Path | None = None
+_temporary: Path | None = None
 
 
-def _default_folder() -> Path:
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # threads that are not here may hold these
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _default_folder() -> Path | None:
+    """None: there is no home to have it in."""
     if chosen := os.environ.get("METALMM_CACHE"):
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "metalmm"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "metalmm"
+        return _named.setdefault(chosen, Path(chosen).absolute())
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "metalmm"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "metalmm"
+    except RuntimeError:
+        return None
 
 
 def folder() -> Path:
-    """The cache folder: $METALMM_CACHE, else the user's cache folder; a temporary one, with a warning, if that cannot be written."""
-    global _folder
+    """The cache folder: $METALMM_CACHE, else the user's cache folder. A temporary one, with a warning, if that cannot be written, or if
+    others can: whoever writes there has code run by this process."""
+    global _folder, _wanted
     with _lock:
         wanted = _default_folder()
-        if _folder is not None and (_folder == wanted or not _writable(wanted)):
-            return _folder
-        _folder = wanted
-        if not _writable(wanted):
-            _folder = Path(tempfile.mkdtemp(prefix="metalmm-"))
-            warnings.warn(
-                f"the kernel cache {wanted} cannot be written; using {_folder}. Set METALMM_CACHE to a writable folder.", stacklevel=2
-            )
+        if _folder is None or wanted != _wanted or not _folder.is_dir():
+            why = _useless(wanted)
+            _folder = _temporary_folder(f"the kernel cache {wanted} {why}") if why else wanted
+            _wanted = wanted
+        assert _folder
         return _folder
 
 
-def _writable(path: Path) -> bool:
+def _useless(path: Path | None) -> str:
+    """Empty, or why the folder cannot serve; makes it."""
+    if path is None:
+        return "has no place: there is no home folder"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
         with tempfile.TemporaryFile(dir=path):
-            return True
-    except OSError:
-        return False
+            pass
+    except OSError as error:
+        return f"cannot be written ({error.strerror})"
+    if status.st_uid != os.geteuid():
+        return f"belongs to user {status.st_uid}, who could put code there"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o}; chmod go-w mends that)"
+    return ""
+
+
+def _temporary_folder(why: str) -> Path:
+    """One for the life of this process."""
+    global _temporary
+    if _temporary is None or not _temporary.is_dir():
+        try:
+            _temporary = Path(tempfile.mkdtemp(prefix="metalmm-"))
+        except OSError as error:
+            raise DeviceError(f"{why}, and there is no temporary folder: {error}; set METALMM_CACHE to a folder with room") from error
+        atexit.register(_remove, _temporary, os.getpid())
+        warnings.warn(f"{why}; using {_temporary}. Set METALMM_CACHE to a writable folder of your own.", stacklevel=4)
+    return _temporary
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a child of fork()
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def fetch(name: str, build: Callable[[Path], None]) -> Path:
-    """The entry `name`, made by ``build(path)`` if it is absent or damaged. Safe between threads and processes."""
-    path = folder() / name
-    with _lock:
-        lock = _locks.setdefault(path, threading.Lock())
-    with lock:
-        if not _intact(path):
-            _write(path, build)
-    return path
+    """The entry `name`, made by ``build(path)`` if it is absent or damaged. Safe between threads and processes.
+
+    Raises what `build` raises, and DeviceError where no folder takes it.
+    """
+    global _folder
+    for last in (False, False, True):
+        path = folder() / name
+        with _lock:
+            lock = _locks.setdefault(path, threading.Lock())
+        try:
+            with lock:
+                if _intact(path):
+                    _touch(path)
+                else:
+                    _write(path, build)
+                return path
+        except OSError as error:
+            if last:
+                raise DeviceError(f"cannot keep {path}: {error}; set METALMM_CACHE to a folder with room") from error
+            with _lock:
+                if not path.parent.is_dir():
+                    _folder = None  # somebody removed it: it is made again
+                elif path.parent != _temporary:
+                    _folder = _temporary_folder(f"the kernel cache {path.parent} takes no more ({error.strerror})")
+    raise AssertionError
 
 
 def _digest(path: Path) -> str:
@@ -75,11 +143,41 @@ def _intact(path: Path) -> bool:
         return False
 
 
+def _touch(path: Path) -> None:
+    """Its time says when it was last of use, to the day."""
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY:
+            os.utime(path)
+
+
 def _write(path: Path, build: Callable[[Path], None]) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as temporary:
+    _prune(path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-", ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / path.name
         build(fresh)
         checksum = _sum_of(fresh)
         checksum.write_text(_digest(fresh))
         os.replace(fresh, path)
         os.replace(checksum, _sum_of(path))
+
+
+def _prune(place: Path) -> None:
+    """Once a day: what a killed process left half made, and the entries longest not used where there are more than LIMIT_BYTES."""
+    marker, now = place / ".pruned", time.time()
+    with contextlib.suppress(OSError):
+        if marker.exists() and now - marker.stat().st_mtime < _DAY:
+            return
+        marker.touch()
+        for left in place.glob(".new-*"):
+            if now - left.stat().st_mtime > _DAY:
+                shutil.rmtree(left, ignore_errors=True)
+        entries = [(p.stat(), p) for p in place.iterdir() if p.is_file() and not p.name.endswith(".sha256") and p != marker]
+        total = sum(s.st_size for s, _ in entries)
+        if total <= LIMIT_BYTES:
+            return
+        for status, entry in sorted(entries, key=lambda pair: pair[0].st_mtime):
+            if total <= LIMIT_BYTES * 2 // 3:
+                break
+            entry.unlink(missing_ok=True)
+            _sum_of(entry).unlink(missing_ok=True)
+            total -= status.st_size

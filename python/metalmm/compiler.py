@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,67 +56,155 @@ _FRAME_LIMIT = 131072
 class Compiler:
     """A C++ compiler that the CPU device can use.
 
-    path: of the program; kind: "gcc" or "clang"; version: its own words.
+    path: of the program; kind: "gcc" or "clang"; version: its own words; major: their first number; native: its flags for this
+    machine.
     """
 
     path: str
     kind: str
     version: str
+    major: int
+    native: tuple[str, ...]
 
     @property
     def flags(self) -> list[str]:
-        # Without the machine's own half arithmetic: a * b + c in half would become one instruction with one rounding.
-        is_arm = platform.machine() in ("arm64", "aarch64")
-        native = ["-mcpu=native+nofp16"] if is_arm else ["-march=native", "-mno-avx512fp16"]
-        if sys.platform != "darwin":  # whose linker binds symbols so by itself
-            native.append("-Wl,-Bsymbolic")
+        link = [] if sys.platform == "darwin" else ["-Wl,-Bsymbolic"]  # whose linker binds symbols so by itself
+        common = [*_COMMON_FLAGS, *self.native, *link]
         if self.kind == "clang":
-            half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fallow-half-arguments-and-returns"]
-            return [*_COMMON_FLAGS, *native, *half, f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than"]
-        return [*_COMMON_FLAGS, *native, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}"] + (
-            ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
-        )
+            half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns"]
+            warnings = ["-Wno-everything", f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than", "-fno-caret-diagnostics"]
+            return [*common, *half, *warnings]
+        # From 13 on g++ would keep halves in float between operations.
+        half = ["-fexcess-precision=16"] if self.major >= 13 else []
+        protection = ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
+        return [*common, *half, *protection, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}", "-fno-diagnostics-show-caret"]
 
     @property
     def preprocess(self) -> list[str]:
-        defines = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__HAVE_BFLOAT__=1", "-D__METALMM_CPU__=1"]
-        defines += [f"-D__METAL_{name}_MATH__=0" for name in ("FAST", "MAYBE_FAST", "PRECISE")]
-        return ["-E", "-undef", "-x", "c++", "-std=c++17", "-nostdinc", *defines, "-isystem", str(MSL / "include")]
+        return ["-E", "-undef", "-x", "c++", "-std=c++17", "-nostdinc", *_PREDEFINED, "-isystem", str(MSL / "include")]
+
+
+# What Apple's compiler defines for MSL 3.1 on macOS, as far as public kernels ask for it.
+_HAVE = (
+    "BFLOAT INT64 ATOMIC_ULONG_MIN_MAX ATOMIC_FLOAT SIMDGROUP SIMDGROUP_MATRIX SIMDGROUP_REDUCTION SIMDGROUP_BALLOT SIMDGROUP_BARRIER "
+    "SIMDGROUP_SHUFFLE_AND_FILL QUADGROUP QUADGROUP_REDUCTION QUADGROUP_BARRIER COHERENT"
+).split()
+_PREDEFINED = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__METALMM_CPU__=1"]
+_PREDEFINED += [f"-D__HAVE_{name}__=1" for name in _HAVE]
+_PREDEFINED += [f"-D__METAL_{name}_MATH__=0" for name in ("FAST", "MAYBE_FAST", "PRECISE")]
 
 
 def find_compiler() -> Compiler:
-    """$METALMM_CXX, else clang++ or g++ from the PATH."""
+    """$METALMM_CXX, else clang++ or g++ from the PATH. Raises CompilerNotFoundError."""
     wanted = os.environ.get("METALMM_CXX")
     for name in [wanted] if wanted else ["clang++", "g++", "c++"]:
         if path := shutil.which(name):
-            real = os.path.realpath(path)
-            status = os.stat(real)
-            return _identify(path, f"{real} {status.st_size} {status.st_mtime_ns}")
+            return _identify(path)
     if wanted:
         raise CompilerNotFoundError(f"METALMM_CXX is {wanted!r}, and there is no such program")
     raise CompilerNotFoundError("the CPU device needs clang++ or g++ (12 or newer) on the PATH; install one, or set METALMM_CXX")
 
 
+def _identify(path: str) -> Compiler:
+    """Asking a compiler costs 10 ms or more; the file of one says whether it was asked before. A wrapper (a script, ccache, Apple's
+    shim), which may lead to another compiler tomorrow, is asked in each process."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    identity = f"{path} {real} {status.st_size} {status.st_mtime_ns} {_machine()}"
+    with open(real, "rb") as file:
+        is_script = file.read(2) == b"#!"
+    if is_script:
+        return _ask(path)
+    if sys.platform == "darwin" or not re.search(r"clang|gcc|[gc]\+\+", os.path.basename(real)):
+        return _ask_once(path, identity)
+    return _remembered(path, identity)
+
+
 @functools.cache
-def _identify(path: str, identity: str) -> Compiler:
-    # Asking a compiler costs 10 ms or more; its file says whether it is the one that was asked before.
-    entry = hashlib.sha256(f"{path} {identity}".encode()).hexdigest()[:20]
+def _ask_once(path: str, identity: str) -> Compiler:
+    return _ask(path)
 
+
+@functools.cache
+def _remembered(path: str, identity: str) -> Compiler:
     def ask(target: Path) -> None:
-        target.write_text(_run([path, "--version"]).splitlines()[0])
+        c = _ask(path)
+        target.write_text(json.dumps([c.kind, c.version, c.major, c.native]))
 
-    version = cache.fetch(f"compiler-{entry}", ask).read_text()
-    return Compiler(path, "clang" if "clang" in version else "gcc", version)
+    entry = hashlib.sha256(identity.encode()).hexdigest()[:20]
+    kind, version, major, native = json.loads(cache.fetch(f"compiler-{entry}.json", ask).read_text())
+    return Compiler(path, kind, version, major, tuple(native))
+
+
+def _ask(path: str) -> Compiler:
+    """What it says of itself by its predefined macros, for the machine it runs on."""
+
+    def macros(*flags: str) -> dict[str, str]:
+        try:
+            text = _run([path, *flags, "-dM", "-E", "-x", "c++", "-"], "")
+        except CompileError as error:
+            raise CompilerNotFoundError(f"{path} does not work as a C++ compiler: {error}") from error
+        return {row[1]: row[2] for row in re.finditer(r"^#define (\w+) (.*)$", text, re.MULTILINE)}
+
+    own = macros()
+    kind = "clang" if "__clang__" in own else "gcc"
+    major = own.get("__clang_major__" if kind == "clang" else "__GNUC__", "")
+    if not major.isdigit():
+        raise CompilerNotFoundError(f"{path} is no C++ compiler that metalmm knows; it takes g++ or clang++")
+    version = f"{kind} {own.get('__VERSION__', major)}".replace('"', "")
+    # Without the machine's own half arithmetic: a * b + c in half would become one instruction with one rounding.
+    if platform.machine() in ("arm64", "aarch64"):
+        return Compiler(path, kind, version, int(major), ("-mcpu=native+nofp16",))
+    native: tuple[str, ...] = ("-march=native", "-mno-avx512fp16")
+    if "__AVX512FP16__" in macros(*native):  # clang 19 takes it for part of avx10.1
+        native = (*native, "-mno-avx10.1")
+    return Compiler(path, kind, version, int(major), native)
 
 
 def _run(command: Sequence[str], text: str | None = None) -> str:
+    name = Path(command[0]).name
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
     except OSError as error:
         raise CompilerNotFoundError(f"{command[0]}: {error}") from error
+    if done.returncode < 0:
+        what = signal.Signals(-done.returncode).name
+        raise CompileError(f"{name} was ended by {what}; there may have been too little memory\n{done.stderr.strip()}".rstrip())
     if done.returncode:
-        raise CompileError(f"{Path(command[0]).name} failed:\n{done.stderr.strip()}")
+        raise CompileError(f"{name} failed:\n{_errors_of(done.stderr) or f'exit status {done.returncode}, and it said nothing'}")
     return done.stdout
+
+
+_DIAGNOSTIC = re.compile(r"^(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)?: (?P<kind>warning|note|(?:fatal )?error): ")
+_MAX_ERRORS = 20
+
+
+def _errors_of(text: str) -> str:
+    """A compiler's errors with their notes, each with its line as it stands in the file; what else it said, where it has none."""
+    kept: list[str] = []
+    errors, keep = 0, False
+    for row in text.strip().splitlines():
+        if match := _DIAGNOSTIC.match(row):
+            if match["kind"] != "note":
+                keep = "error" in match["kind"]
+                errors += keep
+            if keep and errors <= _MAX_ERRORS:
+                kept.append(row)
+                if quoted := _line_of(match["file"], int(match["line"])):
+                    kept.append(f"    {quoted}")
+        elif not errors or (keep and errors <= _MAX_ERRORS and not re.search(r"In (member )?function|In instantiation|warnings? generated", row)):
+            kept.append(row)
+    if not errors:
+        return text.strip()
+    more = [f"and {errors - _MAX_ERRORS} errors more"] if errors > _MAX_ERRORS else []
+    return "\n".join([*kept, *more])
+
+
+def _line_of(file: str, line: int) -> str:
+    try:
+        return Path(file).read_text(errors="replace").splitlines()[line - 1].strip()
+    except (OSError, IndexError, ValueError):
+        return ""
 
 
 @functools.cache
@@ -151,7 +241,12 @@ def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), de
     command = [compiler.path, *compiler.preprocess]
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
-    return _run([*command, "-"], f'#line 1 "{name}"\n{text}')
+    return _run([*command, "-"], f'{line_marker(1, name)}\n{text}')
+
+
+def line_marker(line: int, file: object) -> str:
+    """The directive after which a compiler counts lines of `file`."""
+    return f"#line {line} " + '"' + str(file).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def define_text(value: object) -> str:
@@ -208,8 +303,13 @@ def build(
             return
         _run([compiler.path, *flags, f"-I{MSL / 'runtime'}", "-o", str(target), str(source), "-lm"])
 
+    def checked(target: Path) -> None:
+        compile_to(target)
+        if not target.is_file():
+            raise CompileError(f"{compiler.path} ended as if all were well, and made no file")
+
     try:
-        return cache.fetch(f"{key}.so", compile_to)
+        return cache.fetch(f"{key}.so", checked)
     except CompileError as error:
         error.args = (f"kernel '{kernel}': {error}",)
         raise

@@ -25,13 +25,18 @@ class Device(_core.Device):
     metal where there is one.
 
     Of metal: index, of the GPU in metalmm.metal_devices(), by default the system's own choice; spin: seconds that wait() watches
-    for completion before it blocks; most_operations, most_bytes: what one command buffer takes before a batch begins another.
+    for completion before it blocks, 50e-6; most_operations (512), most_bytes (4 GB): what one command buffer takes before a batch
+    begins another.
 
     Of cpu: threads, OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use; threadgroup_memory_limit:
     bytes, 32 KB as on Apple GPUs; lenient_barriers: threads that have returned count as having reached every barrier; by
-    default that is an error; debug: threadgroups and threads run in another order each time, and count_writes() works; slow.
+    default that is an error; guards: poison around every array and threadgroup block, looked at after each dispatch, so that a kernel
+    that writes outside is a KernelError (NumPy arrays are copied there and back); debug: guards, threads and threadgroups in another
+    order each time, vector loads off their alignment are errors, and count_writes() works; slow; timeout: seconds after which a
+    dispatch is ended with a KernelError, by default never.
 
-    Raises DeviceError for an unknown name or a GPU that is not there.
+    Raises DeviceError for an unknown name, an option that the device does not have, a GPU that is not there, threads that the
+    system does not give.
     """
 
     def __init__(
@@ -39,31 +44,70 @@ class Device(_core.Device):
         name: str | None = None,
         *,
         index: int | None = None,
-        spin: float = 50e-6,
-        most_operations: int = 512,
-        most_bytes: int = 4 << 30,
+        spin: float | None = None,
+        most_operations: int | None = None,
+        most_bytes: int | None = None,
+        threads: int | None = None,
+        threadgroup_memory_limit: int | None = None,
+        lenient_barriers: bool | None = None,
+        debug: bool | None = None,
+        guards: bool | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        of_metal = {"index": index, "spin": spin, "most_operations": most_operations, "most_bytes": most_bytes}
+        of_cpu = {
+            "threads": threads,
+            "threadgroup_memory_limit": threadgroup_memory_limit,
+            "lenient_barriers": lenient_barriers,
+            "debug": debug,
+            "guards": guards,
+            "timeout": timeout,
+        }
+        self._debug = bool(debug)
+        name = name or os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
+        if name not in manifest.DEVICES:
+            raise DeviceError(f"no device '{name}'; there are: {', '.join(manifest.DEVICES)}")
+        own, others = (of_metal, of_cpu) if name == "metal" else (of_cpu, of_metal)
+        if foreign := [key for key, value in others.items() if value is not None]:
+            raise DeviceError(f"{foreign[0]}: device {name} has no such option; it has {', '.join(own)}")
+        given = {key: value for key, value in own.items() if value is not None}
+        if name == "metal":
+            self._init_metal(**given)
+        else:
+            self._init_cpu(**given)
+        manifest._devices.add(self)
+
+    def _init_cpu(
+        self,
         threads: int | None = None,
         threadgroup_memory_limit: int = 32768,
         lenient_barriers: bool = False,
         debug: bool = False,
+        guards: bool = False,
+        timeout: float = 0.0,
     ) -> None:
-        self._debug = debug
-        name = name or os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
-        if name not in manifest.DEVICES:
-            raise DeviceError(f"no device '{name}'; there are: {', '.join(manifest.DEVICES)}")
-        if name == "metal":
-            self._init_metal(index, spin, most_operations, most_bytes)
-        else:
-            if threads is None:
-                threads = int(os.environ.get("METALMM_CPU_THREADS", "0"))
-            if threads < 0 or threads > 1024:
-                raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
-            super().__init__(
-                threads=threads, threadgroup_memory_limit=threadgroup_memory_limit, lenient_barriers=lenient_barriers, debug=debug
-            )
-        manifest._devices.add(self)
+        if threads is None:
+            text = os.environ.get("METALMM_CPU_THREADS", "0")
+            try:
+                threads = int(text)
+            except ValueError:
+                raise DeviceError(f"METALMM_CPU_THREADS is {text!r}; it takes a number of threads") from None
+        if threads < 0 or threads > 1024:
+            raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
+        if not 0 <= threadgroup_memory_limit < 2**32:
+            raise DeviceError(f"threadgroup_memory_limit is {threadgroup_memory_limit}; it takes bytes, up to 2^32 - 1")
+        if not 0 <= timeout <= 1e6:
+            raise DeviceError(f"timeout is {timeout}; it takes seconds, up to a million, or None for none")
+        super().__init__(
+            threads=threads,
+            threadgroup_memory_limit=threadgroup_memory_limit,
+            lenient_barriers=lenient_barriers,
+            debug=debug,
+            guards=guards or debug,
+            timeout=timeout,
+        )
 
-    def _init_metal(self, index: int | None, spin: float, most_operations: int, most_bytes: int) -> None:
+    def _init_metal(self, index: int | None = None, spin: float = 50e-6, most_operations: int = 512, most_bytes: int = 4 << 30) -> None:
         found = metal_devices()
         if not found:
             raise DeviceError("no Metal device; metalmm needs macOS 14 on a machine with a GPU for device 'metal'; 'cpu' runs anywhere")
@@ -83,7 +127,8 @@ class Device(_core.Device):
         return Library(self, source, include_dirs, defines)
 
     def count_writes(self, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Counts, for each two bytes of `out` (a C-contiguous NumPy array), of the writes of kernels from now on; on a debug device.
+        """Counts, for each two bytes of `out` (a C-contiguous NumPy array), of the writes of kernels from now on; on a debug device. A
+        count of 255 means that many or more.
 
         Raises DeviceError on any other.
         """
@@ -177,6 +222,14 @@ def capture(path: str | Path, device: Device | None = None) -> Iterator[None]:
 
 _default: Device | None = None
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may hold it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def default_device() -> Device:

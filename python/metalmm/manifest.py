@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import threading
 import tomllib
@@ -37,13 +38,22 @@ _FIELDS = {
     "builtin",
     "devices",
 }
-_BUILTINS = ("mps_matmul", "mps_matvec", "blas")
+_BUILTINS = {"mps_matmul": ("metal",), "mps_matvec": ("metal",), "blas": ("cpu",)}  # and the devices that have them
 DEVICES = ("cpu", "metal")  # the bits of DeviceKind in csrc/core/device.h
 _UNLIMITED = 2**32 - 1
+_NAME = re.compile(r"[\w.+-]+")
 
 _registry: dict[str, Variant] = {}
 _lock = threading.Lock()
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread that is not here may hold it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Variant(str):
@@ -113,6 +123,9 @@ def get(variant: str) -> Variant:
 
 
 def unknown_message(variant: str) -> str:
+    if members := [v for v in _registry if v.startswith(f"{variant}/")]:
+        hint = f"it is a family; its members are {', '.join(members[:12])}{' and more' if len(members) > 12 else ''}"
+        return f"no variant '{variant}'; {hint}"
     near = difflib.get_close_matches(variant, _registry, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "metalmm.variants() lists all"
     return f"no variant '{variant}'; {hint}"
@@ -127,120 +140,202 @@ def load_variants(path: str | Path) -> list[Variant]:
     path = Path(path).resolve()
     try:
         data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
         raise ManifestError(f"{path}: {error}") from error
+    except RecursionError:
+        raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
     if data.get("format") != 1:
         raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 1")
     families = data.get("family", [])
-    if not isinstance(families, list) or not all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families):
+    tables = isinstance(families, list) and all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families)
+    if not tables or not all(isinstance(entry, dict) for f in families for entry in f.get("variant", [])):
         raise ManifestError(f"{path}: families are [[family]] tables, each with [[family.variant]] tables")
-    loaded = [_variant(path, family, entry) for family in families for entry in family.get("variant", [])]
+    if unknown := set(data) - {"format", "family"}:
+        raise ManifestError(f"{path}: '{sorted(unknown)[0]}' is no part of a manifest; it has format and [[family]] tables")
+    loaded: dict[str, Variant] = {}
+    for family in families:
+        for entry in family.get("variant", []):
+            v = _Entry(path, family, entry).variant()
+            if v in loaded:
+                raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
+            loaded[v] = v
+        _check_keys(path, family)
+    rows = [_registration(v) for v in loaded.values()]  # before anything is registered
     with _lock:
-        for v in loaded:
+        for v in loaded.values():
             if v in _registry and _registry[v].source.parent != v.source.parent:
                 raise ManifestError(
                     f"{path}: {v}: there is a variant of this id in {_registry[v].source.parent}; choose another family name"
                 )
-        for v in loaded:
-            _register(v)
-    return loaded
+        for v, row in zip(loaded.values(), rows, strict=True):
+            _core._register_variant(**row)
+            for device in list(_devices):
+                _core._forget_pipelines(device, str(v))
+            _registry[str(v)] = v
+    return list(loaded.values())
 
 
-def _variant(path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) -> Variant:
-    if "name" not in family or "name" not in entry:
-        raise ManifestError(f"{path}: a family or variant has no name")
-    merged = {**family, **entry}
-    v = Variant(f"{family['name']}/{entry['name']}")
+def _check_keys(path: Path, family: Mapping[str, Any]) -> None:
+    """Every key is a field, or a template argument of some variant of the family."""
+    entries = family.get("variant", [])
+    arguments = {name for table in (family, *entries) for name in table.get("template", [])} | {"bk"}
+    for table in (family, *entries):
+        for key in table:
+            if key in _FIELDS or key in arguments:
+                continue
+            near = difflib.get_close_matches(key, [*_FIELDS, *arguments], n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "it is neither a field nor among the template's arguments"
+            raise ManifestError(f"{path}: {family['name']}/{table['name'] if table is not family else '…'}: unknown key '{key}'; {hint}")
 
-    def need(key: str, kind: type | tuple[type, ...]) -> Any:
-        if key not in merged:
-            raise ManifestError(f"{path}: {v}: '{key}' is missing")
-        if not isinstance(merged[key], kind):
-            raise ManifestError(f"{path}: {v}: '{key}' is {merged[key]!r}, of the wrong type")
-        return merged[key]
 
-    v.family, v.name = family["name"], entry["name"]
-    v.reason = str(merged.get("off", ""))
-    v.enabled = not v.reason
-    v.builtin = str(merged.get("builtin", ""))
-    if v.builtin and v.builtin not in _BUILTINS:
-        raise ManifestError(f"{path}: {v}: builtin is {v.builtin!r}; it takes one of {', '.join(_BUILTINS)}")
-    v.devices = tuple(merged.get("devices", DEVICES))
-    if not v.devices or any(d not in DEVICES for d in v.devices):
-        raise ManifestError(f"{path}: {v}: devices is {list(v.devices)}; it lists some of {', '.join(DEVICES)}")
-    if v.builtin == "blas":  # nothing of it is MSL
-        merged = {"source": path.name, "kernel": "", "template": [], **merged}
-    v.source = path.parent / need("source", str)
-    if not v.source.is_file():
-        raise ManifestError(f"{path}: {v}: there is no file {v.source}")
-    v.kernel = need("kernel", str)
-    v.template = tuple(need("template", list))
-    v.params = {key: value for key, value in merged.items() if key not in _FIELDS}
-    v.threads = need("threads", int)
-    if missing := [t for t in v.template if t not in (*v.params, "threads", *SPECIALIZATIONS)]:
-        raise ManifestError(f"{path}: {v}: template argument '{missing[0]}' has no value")
-    if bad := [key for key, value in v.params.items() if not isinstance(value, int)]:
-        raise ManifestError(f"{path}: {v}: parameter '{bad[0]}' is {v.params[bad[0]]!r}; parameters are integers or booleans")
-    tile = need("tile", list)
-    if len(tile) != 2 or not all(isinstance(t, int) and t >= 0 for t in tile) or tile[0] == 0:
-        raise ManifestError(f"{path}: {v}: tile is {tile}; it takes [bm, bn] with bm at least 1")
-    v.tile = (tile[0], tile[1])
-    if not 1 <= v.threads <= 1024:
-        raise ManifestError(f"{path}: {v}: threads is {v.threads}; Metal allows 1 to 1024")
-    v.supports = dict(need("supports", dict))
-    v.baseline = tuple(merged.get("baseline", ()))
-    layouts = v.supports.get("layouts", [])
-    if not layouts or any(layout not in LAYOUTS for layout in [*layouts, *v.baseline]):
-        raise ManifestError(f"{path}: {v}: supports.layouts is {layouts}; it lists some of {', '.join(LAYOUTS)}")
-    if unknown := set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}:
-        raise ManifestError(f"{path}: {v}: supports knows nothing of '{sorted(unknown)[0]}'")
-    for size in _SIZES:
-        least, most = _range(path, v, size)
-        if not 1 <= least <= most <= _UNLIMITED:
-            raise ManifestError(f"{path}: {v}: supports.{size} goes from {least} to {most}; sizes are 1 to 2^32 - 1, the least first")
-    for flag in ("bias", "c", "alpha"):
-        if not isinstance(v.supports.get(flag, True), bool):
-            raise ManifestError(f"{path}: {v}: supports.{flag} is {v.supports[flag]!r}; it takes true or false")
-    return v
+class _Entry:
+    """One variant's tables, read field by field."""
+
+    def __init__(self, path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
+        self.path = path
+        for table in (family, entry):
+            name = table.get("name")
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ManifestError(f"{path}: a family or variant has the name {name!r}; it takes letters, digits, and _ . + -")
+        self.table = {**family, **entry}
+        self.v = Variant(f"{family['name']}/{entry['name']}")
+        self.v.family, self.v.name = family["name"], entry["name"]
+
+    def fail(self, what: str) -> ManifestError:
+        return ManifestError(f"{self.path}: {self.v}: {what}")
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        """The field, of that type; without a default it must be there."""
+        value = self.table.get(key, default)
+        if value is None:
+            raise self.fail(f"'{key}' is missing")
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.fail(f"'{key}' is {value!r}, of the wrong type; it takes {_KINDS[kind]}")
+        return value
+
+    def words(self, key: str, default: Sequence[str] | None = None, table: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+        """A list of strings."""
+        value = (self.table if table is None else table).get(key, default)
+        if value is None:
+            raise self.fail(f"'{key}' is missing")
+        if not isinstance(value, (list, tuple)) or not all(isinstance(x, str) for x in value):
+            raise self.fail(f"'{key}' is {value!r}; it takes a list of strings")
+        return tuple(value)
+
+    def some_of(self, key: str, known: Sequence[str], default: Sequence[str] | None = None, table: Mapping[str, Any] | None = None) -> Any:
+        value = self.words(key, default, table)
+        if any(x not in known for x in value):
+            raise self.fail(f"{key} is {list(value)}; it lists some of {', '.join(known)}")
+        if len(set(value)) < len(value):
+            raise self.fail(f"{key} is {list(value)}; it names one of them twice")
+        return value
+
+    def number(self, key: str, value: Any, least: int, most: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.fail(f"{key} is {value!r}; it takes a number of {least} to {most}")
+        return value
+
+    def variant(self) -> Variant:
+        v = self.v
+        v.reason = self.take("off", str, "")
+        v.enabled = not v.reason
+        v.builtin = self.take("builtin", str, "")
+        if v.builtin and v.builtin not in _BUILTINS:
+            raise self.fail(f"builtin is {v.builtin!r}; it takes one of {', '.join(_BUILTINS)}")
+        v.devices = self.some_of("devices", DEVICES, _BUILTINS.get(v.builtin, DEVICES))
+        if not v.devices:
+            raise self.fail(f"devices is []; it lists some of {', '.join(DEVICES)}")
+        if v.builtin and not set(v.devices) <= set(_BUILTINS[v.builtin]):
+            raise self.fail(f"devices is {list(v.devices)}; {v.builtin} is there on {', '.join(_BUILTINS[v.builtin])} alone")
+        if v.builtin == "blas":  # nothing of it is MSL
+            self.table = {"source": self.path.name, "kernel": "", "template": [], **self.table}
+        self._source()
+        self._parameters()
+        self._supports()
+        return v
+
+    def _source(self) -> None:
+        v = self.v
+        v.source = self.path.parent / self.take("source", str)
+        try:
+            found = v.source.is_file()
+        except (OSError, ValueError) as error:
+            raise self.fail(f"source {v.source}: {error}") from error
+        if not found:
+            raise self.fail(f"there is no file {v.source}")
+        v.kernel = self.take("kernel", str)
+
+    def _parameters(self) -> None:
+        v = self.v
+        v.template = self.words("template")
+        v.params = {key: value for key, value in self.table.items() if key not in _FIELDS}
+        v.threads = self.number("threads", self.take("threads", int), 1, 1024)
+        if missing := [t for t in v.template if t not in (*v.params, "threads", *SPECIALIZATIONS)]:
+            raise self.fail(f"template argument '{missing[0]}' has no value")
+        for key, value in v.params.items():
+            if not isinstance(value, int):
+                raise self.fail(f"parameter '{key}' is {value!r}; parameters are integers or booleans")
+            if not isinstance(value, bool):
+                self.number(f"parameter '{key}'", value, 1 if key == "bk" else -(2**31), _UNLIMITED)
+        tile = self.take("tile", list)
+        if len(tile) != 2:
+            raise self.fail(f"tile is {tile}; it takes [bm, bn]")
+        v.tile = (self.number("bm of tile", tile[0], 1, _UNLIMITED), self.number("bn of tile", tile[1], 0, _UNLIMITED))
+
+    def _supports(self) -> None:
+        v = self.v
+        v.supports = dict(self.take("supports", dict))
+        if not self.some_of("layouts", LAYOUTS, [], v.supports):
+            raise self.fail(f"supports.layouts is []; it lists some of {', '.join(LAYOUTS)}")
+        v.baseline = self.some_of("baseline", LAYOUTS, [])
+        if unknown := sorted(set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}):
+            raise self.fail(f"supports knows nothing of '{unknown[0]}'")
+        for size in _SIZES:
+            least, most = _range(self.path, v, size)
+            if not 1 <= least <= most <= _UNLIMITED:
+                raise self.fail(f"supports.{size} goes from {least} to {most}; sizes are 1 to 2^32 - 1, the least first")
+        for flag in ("bias", "c", "alpha"):
+            if not isinstance(v.supports.get(flag, True), bool):
+                raise self.fail(f"supports.{flag} is {v.supports[flag]!r}; it takes true or false")
+
+
+_KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}
 
 
 def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
     """``m = 1``, ``m = {min = 2, max = 8}``, or, for n, a list of values."""
     value = v.supports.get(size, {})
-    if isinstance(value, int):
+    if type(value) is int:
         return value, value
-    if isinstance(value, dict) and set(value) <= {"min", "max"} and all(isinstance(x, int) for x in value.values()):
+    if isinstance(value, dict) and set(value) <= {"min", "max"} and all(type(x) is int for x in value.values()):
         return value.get("min", 1), value.get("max", _UNLIMITED)
-    if size == "n" and isinstance(value, list) and all(isinstance(x, int) and x > 0 for x in value):
+    if size == "n" and isinstance(value, list) and value and all(type(x) is int and 0 < x <= _UNLIMITED for x in value):
         return 1, _UNLIMITED
     raise ManifestError(
         f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}"
     )
 
 
-def _register(v: Variant) -> None:
-    ranges = {size: _range(v.source, v, size) for size in _SIZES}
+def _registration(v: Variant) -> dict[str, Any]:
+    """What the extension keeps of a variant."""
     values = v.supports.get("n", [])
-    _core._register_variant(
-        id=str(v),
-        enabled=v.enabled,
-        bm=v.tile[0],
-        bn=v.tile[1],
-        threads=v.threads,
-        n_values=values if isinstance(values, list) else [],
-        layouts=sum(1 << LAYOUTS.index(layout) for layout in v.supports["layouts"]),
-        bias=v.supports.get("bias", True),
-        c=v.supports.get("c", True),
-        alpha=v.supports.get("alpha", True),
-        devices=sum(1 << DEVICES.index(d) for d in v.devices),
-        builtin=v.builtin,
-        bk=max(v.params.get("bk", 1), 1),
-        specializes=sum(1 << i for i, name in enumerate(SPECIALIZATIONS) if name in v.template and name not in v.params),
-        **ranges,
-    )
-    for device in list(_devices):
-        _core._forget_pipelines(device, str(v))
-    _registry[str(v)] = v
+    return {
+        "id": str(v),
+        "enabled": v.enabled,
+        "bm": v.tile[0],
+        "bn": v.tile[1],
+        "threads": v.threads,
+        "n_values": values if isinstance(values, list) else [],
+        "layouts": sum(1 << LAYOUTS.index(layout) for layout in v.supports["layouts"]),
+        "bias": v.supports.get("bias", True),
+        "c": v.supports.get("c", True),
+        "alpha": v.supports.get("alpha", True),
+        "devices": sum(1 << DEVICES.index(d) for d in v.devices),
+        "builtin": v.builtin,
+        "bk": v.params.get("bk", 1),
+        "specializes": sum(1 << i for i, name in enumerate(SPECIALIZATIONS) if name in v.template and name not in v.params),
+        **{size: _range(v.source, v, size) for size in _SIZES},
+    }
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
@@ -264,9 +359,9 @@ def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) 
         seen.add(target)
         line = text[: match.start()].count("\n") + 2
         inner = inline_text(target.read_text(), str(target), [target.parent, *folders], seen)
-        return f'{inner}\n#line {line} "{name}"'
+        return f"{inner}\n{compiler.line_marker(line, name)}"
 
-    return f'#line 1 "{name}"\n' + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
+    return f"{compiler.line_marker(1, name)}\n" + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
 
 
 def assemble(v: Variant, specialization: int) -> str:

@@ -46,7 +46,7 @@ class Source:
                 space += piece
                 for row in piece.split("\n")[:-1]:
                     if marker := _LINE_MARKER.match(row.strip()):
-                        file, line = (marker[2] or file), int(marker[1])
+                        file, line = (re.sub(r"\\(.)", r"\1", marker[2]) if marker[2] else file), int(marker[1])
                     else:
                         line += 1
                 continue

@@ -80,9 +80,9 @@ def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
     out = np.asarray(out).astype(np.float64)
     if out.shape != ref.shape:
         return f"shape {out.shape} instead of {ref.shape}"
-    rounded = ref.astype(np.float16).astype(np.float64) if ref.size else ref
     finite = np.isfinite(ref) & np.isfinite(bound)
     with np.errstate(all="ignore"):
+        rounded = ref.astype(np.float16).astype(np.float64)
         # Within the bound of the largest float16 either side may overflow.
         edge = finite & (np.abs(ref) + bound >= 65520)
         good = np.where(finite, np.abs(out - ref) <= bound, (out == ref) | (np.isnan(out) & np.isnan(ref)))

@@ -104,12 +104,14 @@ def winners(sections: list[tuple[Shape, list[Result]]], bad_rel: float) -> str:
     """A table of the best variant for each shape."""
     rows = []
     for shape, results in sections:
-        good = [r for r in results if r.max_rel <= bad_rel and not r.wrong and r.avg_gpu is not None]
+        right = [r for r in results if r.max_rel <= bad_rel and not r.wrong]
+        good = [r for r in right if r.avg_gpu is not None]
+        size = f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
         if not good:
-            rows.append((f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}", "none right", "", ""))
+            why = f"{len(right)} right, none with a device time" if right else "none right"
+            rows.append((size, why, "", ""))
             continue
         best = min(good, key=lambda r: r.avg_gpu or 0.0)
-        size = f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
         rows.append((size, best.variant, ms(best.avg_gpu), f"{shape.bytes / (best.avg_gpu or 1) / 1e6:.2f}"))
     header = ("batch x m x n x k", "best-gpu", "avg_gpu", "GB/s")
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]

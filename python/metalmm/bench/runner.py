@@ -151,6 +151,8 @@ def environment(device: Device) -> dict[str, Any]:
     commit = None
     here = Path(__file__).resolve().parent
     try:
+        # Of our own history, not of whatever repository an installed package happens to lie in.
+        subprocess.run(["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True)
         git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         commit = git.stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -93,14 +93,20 @@ def _shape(row: str, number: int) -> Shape:
             m=int(fields["m"]),
             n=int(fields["n"]),
             k=int(fields["k"]),
-            transpose_a=fields["tA"] == "1",
-            transpose_b=fields["tB"] == "1",
-            bias=fields.get("bias", "0") == "1",
+            transpose_a=_flag(fields["tA"]),
+            transpose_b=_flag(fields["tB"]),
+            bias=_flag(fields.get("bias", "0")),
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
         )
     except (KeyError, ValueError) as error:
         raise ValueError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
+        raise ValueError(f"{text!r} is neither 0 nor 1")
+    return text.lower() in ("1", "true", "yes")
 
 
 def load(path: Path = DEFAULT) -> list[Shape]:

@@ -1,0 +1,152 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace metalmm::cpu {
+namespace {
+
+constexpr size_t kHugePage = 2 << 20;
+constexpr size_t kAlignment = 128;
+constexpr size_t kZone = 256;        // least poison on either side
+constexpr size_t kAbsent = 1 << 20;  // address space on either side that faults
+constexpr uint8_t kPoison[4] = {0xa5, 0xff, 0xa5, 0xff};
+constexpr uint32_t kPoisonWord = 0xffa5ffa5;  // little-endian, as both machines of this device are
+
+size_t round_up(size_t x, size_t to) { return (x + to - 1) / to * to; }
+
+[[noreturn]] void no_memory(size_t size) { throw Error(ErrorKind::device, "cpu: cannot allocate " + std::to_string(size) + " bytes"); }
+
+void advise_huge(void* data, size_t size) {
+#if defined(MADV_HUGEPAGE)
+  if (size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
+#else
+  (void)data, (void)size;
+#endif
+}
+
+}  // namespace
+
+// Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages: a
+// kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
+std::shared_ptr<Buffer> new_plain_buffer(size_t size) {
+  constexpr size_t kSlack = 128;
+  size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
+  if (size > SIZE_MAX / 2) no_memory(size);
+  size_t bytes = round_up(size + kSlack, alignment);
+  void* data = std::aligned_alloc(alignment, bytes);
+  if (!data) no_memory(size);
+  advise_huge(data, bytes);
+  std::memset(static_cast<uint8_t*>(data) + size, 0xff, std::min(bytes - size, kSlack));
+  return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
+}
+
+std::shared_ptr<Buffer> new_guarded_buffer(size_t size) {
+  if (size > SIZE_MAX / 2) no_memory(size);
+  auto page = static_cast<size_t>(getpagesize());
+  size_t body = round_up(round_up(size, kAlignment) + 2 * kZone, page), total = body + 2 * kAbsent;
+  void* base = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) no_memory(size);
+  uint8_t *first = static_cast<uint8_t*>(base) + kAbsent, *end = first + body;
+  if (mprotect(first, body, PROT_READ | PROT_WRITE) != 0) {
+    munmap(base, total);
+    no_memory(size);
+  }
+  advise_huge(first, body);
+  uint8_t* data = end - kZone - round_up(size, kAlignment);
+  poison(first, data);
+  poison(data + size, end);
+  return std::make_shared<Buffer>(data, size, false, [base, total] { munmap(base, total); }, data);
+}
+
+// By address, so that a zone may begin anywhere.
+void poison(uint8_t* begin, uint8_t* end) {
+  for (uint8_t* p = begin; p < end; p++) *p = kPoison[reinterpret_cast<uintptr_t>(p) % 4];
+}
+
+const uint8_t* first_broken(const uint8_t* begin, const uint8_t* end) {
+  const uint8_t* p = begin;
+  auto good = [&] { return *p == kPoison[reinterpret_cast<uintptr_t>(p) % 4]; };
+  for (; p < end && reinterpret_cast<uintptr_t>(p) % 4; p++)
+    if (!good()) return p;
+  for (uint32_t word; p + 4 <= end && (std::memcpy(&word, p, 4), word == kPoisonWord);) p += 4;
+  for (; p < end; p++)
+    if (!good()) return p;
+  return nullptr;
+}
+
+std::string take_damage(const Buffer& buffer) {
+  uint8_t *data = buffer.data(), *after = data + buffer.size(), *end = data + round_up(buffer.size(), kAlignment) + kZone;
+  auto page = static_cast<uintptr_t>(getpagesize());
+  auto* first = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(data) - kZone) / page * page);
+  std::string damage;
+  if (const uint8_t* p = first_broken(after, end)) {
+    damage = "past its end, at byte " + std::to_string(p - data) + " of " + std::to_string(buffer.size());
+  } else if (first_broken(first, data)) {
+    const uint8_t* last = data - 1;
+    while (!first_broken(last, data)) last--;
+    damage = std::to_string(data - last) + " bytes before its beginning";
+  }
+  if (!damage.empty()) poison(first, data), poison(after, end);
+  return damage;
+}
+
+// -- copies of host memory --------------------------------------------------------------------------------------------
+
+Staged::Staged(const Dispatch& dispatch) : dispatch_(dispatch) {
+  const Pipeline& pipeline = **dispatch.pipeline;
+  auto is_written = [&](uint32_t index) {
+    for (const KernelArgument& a : pipeline.arguments)
+      if (a.kind == KernelArgument::Kind::buffer && a.index == index) return !a.is_const;
+    return false;
+  };
+  std::vector<Block> found;
+  for (size_t i = 0; i < dispatch.buffer_count; i++) {
+    const Buffer& b = **dispatch.buffers[i].buffer;
+    if (!b.native()) found.push_back({b.data(), b.data() + b.size(), is_written(dispatch.buffers[i].index), nullptr});
+  }
+  std::sort(found.begin(), found.end(), [](const Block& x, const Block& y) { return x.begin < y.begin; });
+  for (const Block& b : found) {
+    if (!blocks_.empty() && b.begin < blocks_.back().end) {
+      blocks_.back().end = std::max(blocks_.back().end, b.end);
+      blocks_.back().written |= b.written;
+    } else {
+      blocks_.push_back(b);
+    }
+  }
+  for (Block& b : blocks_) {
+    b.copy = new_guarded_buffer(static_cast<size_t>(b.end - b.begin));
+    std::memcpy(b.copy->data(), b.begin, b.copy->size());
+  }
+  for (size_t i = 0; i < dispatch.buffer_count; i++) {
+    BufferBinding binding = dispatch.buffers[i];
+    const Buffer& b = **binding.buffer;
+    if (const Block* block = b.native() ? nullptr : block_of(b.data()))
+      binding.buffer = &block->copy, binding.offset += static_cast<size_t>(b.data() - block->begin);
+    bindings_.push_back(binding);
+  }
+  dispatch_.buffers = bindings_.data();
+}
+
+// An array of no bytes may stand at the end of a block, or in none.
+const Staged::Block* Staged::block_of(const uint8_t* address) const {
+  for (const Block& b : blocks_)
+    if (address >= b.begin && address <= b.end) return &b;
+  return nullptr;
+}
+
+void Staged::copy_back() const {
+  for (const Block& b : blocks_)
+    if (b.written) std::memcpy(b.begin, b.copy->data(), b.copy->size());
+}
+
+uint8_t* Staged::find(uint8_t* address) const {
+  const Block* b = block_of(address);
+  return b ? b->copy->data() + (address - b->begin) : address;
+}
+
+}  // namespace metalmm::cpu

@@ -1,0 +1,72 @@
+// The GIL, and threads that outlive Python.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include "core/device.h"
+
+namespace metalmm {
+
+namespace nb = nanobind;
+
+// Once the interpreter is going, taking the GIL ends a thread by pthread_exit(), which unwinds through our frames and aborts at
+// the first destructor. A daemon thread that comes back from a kernel then stops where it is, until the process has gone.
+template <class Take>
+auto or_stop(Take&& take) noexcept {
+  try {
+    return take();
+  } catch (...) {
+    for (;;) pause();
+  }
+}
+
+class Gil {
+ public:
+  Gil() : state_(or_stop([] { return PyGILState_Ensure(); })) {}
+  ~Gil() { PyGILState_Release(state_); }
+  Gil(const Gil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    or_stop([this] { PyEval_RestoreThread(state_); });
+  }
+  Unlocked(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Python acts on signals in its main thread alone, and only where that asks; what a handler raises ends the wait.
+inline void check_signals() {
+#if defined(__linux__)
+  if (getpid() != gettid()) return;
+#elif defined(__APPLE__)
+  if (!pthread_main_np()) return;
+#endif
+  Gil gil;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+inline void give_warnings(Device& device) {
+  if (!device.has_warnings()) return;
+  for (const std::string& text : device.take_warnings())
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2) != 0) throw nb::python_error();
+}
+
+// What reads memory comes after all that was submitted.
+inline void finish(const std::shared_ptr<Device>& device) {
+  if (!device->idle()) {
+    std::shared_ptr<Device> keep = device;
+    Unlocked unlocked;
+    keep->finish();
+  }
+  give_warnings(*device);
+}
+
+}  // namespace metalmm
