@@ -91,7 +91,7 @@ def _compile(source: str, kernel: str | None, constants: str) -> str:
             if "function_constant" in a.names and not d.is_function:
                 first = tokens[d.start : d.end]
                 words = [t.text for t in first if t.kind == "name" and t.text not in ("constant", "const", "constexpr", "static")]
-                lines.append(f"constant {d.name} {program._integer(a.names['function_constant'])} {words[0]}")
+                lines.append(f"constant {d.name} {program._integer(a.names['function_constant'], d.namespace)} {words[0]}")
     return "\n".join(lines)
 
 

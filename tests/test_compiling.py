@@ -32,9 +32,9 @@ def result(device: metalmm.Device, source: str = GOOD) -> float:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("METALMM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_folder", None)
-    compiler._identify.cache_clear()
+    compiler._remembered.cache_clear()
     yield tmp_path / "cache"
-    compiler._identify.cache_clear()
+    compiler._remembered.cache_clear()
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -86,7 +86,7 @@ def test_an_unwritable_cache_falls_back_with_a_warning(tmp_path: Path, monkeypat
     (tmp_path / "file").write_text("")  # as root, permissions stop nobody; a file in the way does
     monkeypatch.setenv("METALMM_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(cache, "_folder", None)
-    with pytest.warns(UserWarning, match="cannot be written; using .* Set METALMM_CACHE to a writable folder"):
+    with pytest.warns(UserWarning, match="cannot be written .*; using .* Set METALMM_CACHE to a writable folder"):
         assert result(device) == 7
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once
@@ -105,7 +105,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: me
 
 def test_a_compiler_that_fails_passes_its_words_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: metalmm.Device) -> None:
     fake = tmp_path / "fake-c++"
-    fake.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'fake g++ 1.0' && exit 0\necho 'out of ideas' >&2\nexit 1\n")
+    fake.write_text('#!/bin/sh\ncase "$*" in *-dM*) exec g++ "$@";; esac\necho "out of ideas" >&2\nexit 1\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("METALMM_CXX", str(fake))
     with pytest.raises(metalmm.CompileError, match="out of ideas"):
@@ -135,10 +135,6 @@ REFUSED = [
     ("kernel void k(device float* y, uint i) {}", r"<source>:3: the kernel argument 'uint i' has no attribute"),
     ("kernel void k(device float* y [[buffer(40)]]) {}", r"buffer index 40 is not in 0 to 30"),
     ("kernel void k(device float* y [[buffer(N)]]) {}", r"'N' is not an integer constant expression"),
-    (
-        "kernel void k(device float* y) {\n\n  threadgroup float x = 1.0f;\n}",
-        r"<source>:5: the threadgroup variable 'x' takes no initializer",
-    ),
     ("kernel void k(device float* y) {\n  for (threadgroup float x; ;) {}\n}", r"<source>:4: 'threadgroup' in a position"),
     (
         "float f(device float* p) { return 1; }\nfloat f(threadgroup float* p) { return 2; }\nkernel void k(device float* y) {}",

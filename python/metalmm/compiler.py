@@ -72,12 +72,12 @@ class Compiler:
         common = [*_COMMON_FLAGS, *self.native, *link]
         if self.kind == "clang":
             half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns"]
-            warnings = ["-Wno-everything", f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than", "-fno-caret-diagnostics"]
+            warnings = ["-Wno-everything", f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than", "-fno-caret-diagnostics", "-Werror=vla"]
             return [*common, *half, *warnings]
         # From 13 on g++ would keep halves in float between operations.
         half = ["-fexcess-precision=16"] if self.major >= 13 else []
         protection = ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
-        return [*common, *half, *protection, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}", "-fno-diagnostics-show-caret"]
+        return [*common, *half, *protection, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}", "-fno-diagnostics-show-caret", "-Werror=vla"]
 
     @property
     def preprocess(self) -> list[str]:
@@ -224,7 +224,7 @@ def _runtime_digest() -> str:
     for path in [
         *sorted((MSL / "runtime").glob("*.h")),
         *sorted((MSL / "include").rglob("*")),
-        *sorted(_PACKAGE.glob("msl_*.py")),
+        *sorted(_PACKAGE.glob("m*_*.py")),
         Path(lowering.__file__),
     ]:
         if path.is_file():

@@ -8,10 +8,15 @@ refuses what it does not understand: a missed ``threadgroup`` would silently bec
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from .errors import CompileError, LoweringError
+from .metal_rules import MetalRules
 from .msl_program import SPECIFIERS, Declaration, Program
 from .msl_source import OPEN, PRAGMA
 
@@ -45,6 +50,11 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
+_UNSIGNED = {"ushort", "uint", "unsigned", "unsigned int", "unsigned short", "uint16_t", "uint32_t"}
+_POSITION_TYPES = _UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
+_NUMBER_TYPES = _POSITION_TYPES | {
+    f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
+} | {"unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}  # fmt: skip
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
@@ -54,23 +64,24 @@ class Lowering(Program):
 
     def lower(self, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, compiler: str = "gcc") -> str:
         """C++ for one kernel."""
-        if kernel not in self.instantiations:
-            raise CompileError(f"no kernel '{kernel}'; there are: {', '.join(self.kernel_names()[:20]) or 'none'}")
-        instance, name, arguments = self.instantiations[kernel]
-        definition = self.definitions.get(name)
-        if definition is None:
-            raise self.source.fail(instance.start, f"kernel template '{name}' is not defined in this file")
-        reachable = self._reachable(definition, instance)
+        instance = self.instance(kernel)
+        definition = self.definition_of(instance)
+        name = definition.name
+        reachable = self._reachable(definition, instance.declaration)
         self._refuse_unsupported(reachable)
+        MetalRules(self).check(reachable)
         specs = self._argument_specs(definition)
-        limit = self._thread_limit(definition, instance)
+        limit = self._thread_limit(definition, instance.declaration)
         self._function_constants(constants or {}, reachable)
         template = self._template_header(definition)
-        for i in range(*arguments):
-            self._erase_space(i)
-        argument_text = " ".join(self._join(arguments).split())
+        arguments = self._erased_text(instance.arguments)
+        signature = self._erased_text(instance.signature)
+        is_cast = instance.declaration is not definition and (instance.arguments is None or len(self.definitions[name]) > 1) and bool(signature)
+        parameters = ", ".join(self._erased_text(span) for span in self.parameters(definition)) if is_cast else ""
         self._drop_other_kernels(definition)
         self._attributes()
+        if compiler == "gcc":
+            self._member_specializations()
         self._members_and_duplicates()
         self._threadgroup_variables()
         self._address_spaces()
@@ -79,8 +90,35 @@ class Lowering(Program):
         self._literals()
         self._pragmas(compiler)
         # From the global namespace: a kernel may have the name of something in metal.
-        qualified = "::" + "::".join((*definition.namespace, name)) + (f"<{argument_text}>" if instance is not definition else "")
-        return self._entry(qualified, specs, limit, template, argument_text, instance is not definition)
+        scope = "::".join(("", *definition.namespace))
+        function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
+        holder = ""
+        threads = f"static_cast<::metalmm::abi::u32>({limit})"
+        if is_cast:  # which overload, or which arguments, its parameters say; in the scope where they were written
+            inner = "::".join(instance.declaration.namespace)
+            holder = f"namespace {inner} {{ " if inner else ""
+            holder += f"static constexpr auto metalmm_function = static_cast<void (*)({signature})>(&{function});"
+            function, holder = f"::{inner}::metalmm_function" if inner else "::metalmm_function", holder + (" }\n" if inner else "\n")
+            if limit != "0":
+                holder += f"{template} constexpr ::metalmm::abi::u32 metalmm_thread_limit(void (*)({parameters})) {{ return ({limit}); }}\n"
+                threads = f"metalmm_thread_limit{f'<{arguments}>' if instance.arguments else ''}({function})"
+        else:
+            function = f"&{function}"
+            if instance.arguments and limit != "0":
+                holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
+                threads = f"metalmm_thread_limit<{arguments}>::value"
+        return self._entry(function, specs, threads, holder)
+
+    def _erased_text(self, span: tuple[int, int] | None) -> str:
+        """Tokens as they will stand in C++: without attributes and address spaces."""
+        words, i = [], span[0] if span else 0
+        while span and i < span[1]:
+            if self.source.tokens[i].text == "[" and self.source.tokens[i + 1].text == "[":
+                i = self.source.matching(i) + 1
+                continue
+            words.append(self._erased(i))
+            i += 1
+        return " ".join(w for w in words if w)
 
     def _reachable(self, *roots: Declaration) -> list[Declaration]:
         """Declarations whose names the roots mention, directly or through others."""
@@ -107,14 +145,15 @@ class Lowering(Program):
 
     def _argument_specs(self, kernel: Declaration) -> list[str]:
         """An abi::ArgSpec for every parameter, in C++."""
-        tokens = self.source.tokens
-        brace = kernel.body
-        close = brace - 1
-        while tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
-            close -= 1
-        opening = self.source.opening(close)
-        parameters = self.source.split(opening + 1, close)
-        found = [self._parameter(first, last) for first, last in parameters if not (last - first == 1 and tokens[first].text == "void")]
+        found = [self._parameter(kernel, first, last) for first, last in self.parameters(kernel)]
+        taken: dict[tuple[str, int], str] = {}
+        for kind, index, enabled in found:
+            if index is None or kind not in ("buffer", "threadgroup"):
+                continue
+            if "true" in (enabled, taken.get((kind, index))):  # two that function constants switch can take turns
+                if (kind, index) in taken:
+                    raise self.source.fail(kernel.start, f"two arguments of kernel '{kernel.name}' at {kind} index {index}")
+            taken[kind, index] = enabled
         used = {kind: {index for k, index, _ in found if k == kind and index is not None} for kind in ("buffer", "threadgroup")}
         specs = []
         for kind, index, enabled in found:
@@ -126,7 +165,7 @@ class Lowering(Program):
             specs.append(f"{{::metalmm::abi::ArgKind::{kind}, {index or 0}, {enabled}}}")
         return specs
 
-    def _parameter(self, first: int, last: int) -> tuple[str, int | None, str]:
+    def _parameter(self, kernel: Declaration, first: int, last: int) -> tuple[str, int | None, str]:
         tokens = self.source.tokens
         attributes: dict[str, tuple[int, int]] = {}
         i, is_pointer, is_threadgroup = first, False, False
@@ -145,8 +184,9 @@ class Lowering(Program):
             enabled = "static_cast<bool>(" + self._join(attributes.pop("function_constant")) + ")"
         for name, argument in attributes.items():
             if name in ("buffer", "threadgroup"):
-                return name, self._integer(argument), enabled
+                return name, self._integer(argument, kernel.namespace), enabled
             if (position := _ALIASES.get(name, name)) in _POSITIONS:
+                self._check_position(position, first, last)
                 return position, None, enabled
             if name not in ("maybe_unused", "unused"):
                 raise self.source.fail(first, f"the attribute [[{name}]] of a kernel argument is not supported on the CPU device")
@@ -158,31 +198,64 @@ class Lowering(Program):
     def _join(self, span: tuple[int, int]) -> str:
         return " ".join(t.text for t in self.source.tokens[slice(*span)])
 
-    def _integer(self, span: tuple[int, int]) -> int:
-        text = re.sub(r"(?<=\d)[uUlL]+\b", "", " ".join(self._constant(i) for i in range(*span)))
+    def _check_position(self, position: str, first: int, last: int) -> None:
+        """Positions are ushort or uint, of one to three dimensions; indices of one."""
+        words = [t.text for t in self.source.tokens[first:last] if t.kind == "name" and t.text not in ("const", "metal")]
+        kind = " ".join(w for w in words[: words.index(position)] if w in _NUMBER_TYPES) if position in words else ""
+        if not kind:
+            return  # by another name, which a type checker would have to look up
+        allowed = _UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
+        if kind not in allowed:
+            takes = "ushort or uint" if allowed is _UNSIGNED else "ushort or uint, or a vector of two or three of them"
+            raise self.source.fail(first, f"[[{position}]] is of type {kind}; it takes {takes}")
+
+    def _integer(self, span: tuple[int, int], namespace: tuple[str, ...] = ()) -> int:
+        words, i = [], span[0]
+        while i < span[1]:
+            path = [self.source.tokens[i].text]
+            while i + 2 < span[1] and self.source.tokens[i + 1].text == "::":
+                i += 2
+                path.append(self.source.tokens[i].text)
+            is_name = self.source.tokens[i].kind == "name"
+            words.append(str(self._value_of(tuple(path), namespace, span[0])) if is_name else _number(path[0]))
+            i += 1
+        text = " ".join(words)
         try:
             tree = ast.parse(text, mode="eval")
             allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
             if all(isinstance(node, allowed) for node in ast.walk(tree)):
                 return int(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # arithmetic on literals only
-        except (SyntaxError, ValueError, TypeError):
+        except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
             pass
         raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
 
-    def _constant(self, i: int) -> str:
-        """The token at i, or the value of the constant or enumerator of that name, if the file gives it as a number."""
-        tokens = self.source.tokens
-        if tokens[i].kind != "name":
-            return tokens[i].text
-        for j in range(len(tokens) - 3):
-            if (
-                tokens[j].text == tokens[i].text
-                and tokens[j + 1].text == "="
-                and tokens[j + 2].kind == "number"
-                and tokens[j + 3].text in ",;}"
-            ):
-                return tokens[j + 2].text
-        return tokens[i].text
+    def _value_of(self, path: tuple[str, ...], namespace: tuple[str, ...], at: int) -> int:
+        """The value of a constant or enumerator of the file, from the innermost scope that has one."""
+        for depth in range(len(namespace), -1, -1):
+            if span := self.constants.get((*namespace[:depth], *path)):
+                previous, offset, span_tokens = span
+                base = self._integer(span_tokens, namespace) if span_tokens else (self._value_of(previous, (), at) if previous else 0)
+                return base + offset
+        raise self.source.fail(at, f"'{'::'.join(path)}' is not an integer constant expression")
+
+    @functools.cached_property
+    def constants(self) -> dict[tuple[str, ...], tuple[tuple[str, ...] | None, int, tuple[int, int] | None]]:
+        """Names at namespace scope that stand for integers: (the name that it counts on from, by how much, its own tokens)."""
+        tokens, known = self.source.tokens, dict[tuple[str, ...], Any]()
+        for d in self.declarations:
+            words = [t.text for t in tokens[d.start : d.body if d.body >= 0 else d.end]]
+            if "enum" in words and d.body >= 0:
+                scope = (*d.namespace, d.name) if {"class", "struct"} & set(words) else d.namespace
+                before: tuple[str, ...] | None = None
+                for first, last in self.source.split(d.body + 1, self.source.matching(d.body)):
+                    name = (*scope, tokens[first].text)
+                    given = last - first > 2 and tokens[first + 1].text == "="
+                    entry = (None, 0, (first + 2, last)) if given else (before, 1 if before else 0, None)
+                    known[name] = known[*d.namespace, d.name, tokens[first].text] = entry
+                    before = name
+            elif not d.is_function and d.name and "=" in words and {"const", "constant", "constexpr"} & set(words):
+                known[*d.namespace, d.name] = (None, 0, (d.start + words.index("=") + 1, d.end - 1))
+        return known
 
     def _thread_limit(self, *declarations: Declaration) -> str:
         for d in reversed(declarations):
@@ -205,24 +278,30 @@ class Lowering(Program):
             if tokens[i].text == "is_function_constant_defined" and tokens[i + 1].text == "("
         }
         reached = {d.start for d in reachable}
+        missing: list[tuple[int, str, int]] = []
         defined: dict[str, bool] = {}
         for d in self.declarations:
             span = next((a.names["function_constant"] for a in d.attributes if "function_constant" in a.names), None)
             if span is None or d.is_function:
                 continue
-            index = self._integer(span)
+            index = self._integer(span, d.namespace)
             known |= {index, d.name}
+            if index in values and d.name in values:
+                raise CompileError(f"constants: {index} and {d.name!r} are one function constant; give it once")
             value = values.get(index, values.get(d.name))
             defined[d.name] = value is not None
             if value is None and d.start in reached and d.name not in asked:
-                raise self.source.fail(
-                    d.start, f"function constant '{d.name}' (index {index}) is used and not given; pass constants={{{index}: …}}"
-                )
+                missing.append((d.start, d.name, index))
             where = next(i for i in range(d.start, d.end) if tokens[i].text == d.name)
             kind = " ".join(t.text for t in tokens[d.start : where] if t.text not in ("constant", "const", "constexpr", "static"))
-            text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value)})"
+            text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value, kind, d.name)})"
             self.source.blank(d.start, d.end)
             tokens[d.start].text = f"static constexpr {kind} {d.name} {text};"
+        if missing:
+            names = ", ".join(f"'{name}' (index {index})" for _, name, index in missing)
+            example = ", ".join(f"{index}: …" for _, _, index in missing)
+            what = f"function constant {names} is" if len(missing) == 1 else f"function constants {names} are"
+            raise self.source.fail(missing[0][0], f"{what} used and not given; pass constants={{{example}}}")
         # As in Metal, values may come for indices that this file does not have; a name that it does not have is a mistake.
         if unknown := [k for k in values if isinstance(k, str) and k not in known]:
             raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
@@ -234,13 +313,13 @@ class Lowering(Program):
 
     def _drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
-        definitions = {d.start for d in self.definitions.values()}
+        definitions = {d.start for overloads in self.definitions.values() for d in overloads}
         for d in self.declarations:
             if d.body < 0 and tokens[d.start].text == "kernel":  # a forward declaration
                 self.source.blank(d.start, d.end)
-        for d, _, _ in self.instantiations.values():
-            if not d.is_function:
-                self.source.blank(d.start, d.end)
+        for instance in (i for instances in self.instances.values() for i in instances):
+            if not instance.declaration.is_function:
+                self.source.blank(instance.declaration.start, instance.declaration.end)
         for d in self.declarations:
             if d.start in definitions or d.start == chosen.start:
                 head = d.body
@@ -250,7 +329,8 @@ class Lowering(Program):
                 if d.start == chosen.start:
                     self._make_static(d)
                     continue
-                if any(_UNSUPPORTED.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name"):
+                is_unsupported = any(_UNSUPPORTED.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name")
+                if is_unsupported or (d.name == chosen.name and d.namespace == chosen.namespace):
                     self.source.blank(d.start, d.end)
                 else:  # its type may be asked for: decltype(kernel<…>)
                     self.source.blank(d.body, d.end)
@@ -275,6 +355,21 @@ class Lowering(Program):
                 i = end
             else:
                 i += 1
+
+    def _member_specializations(self) -> None:
+        """`template <> float f(float x)` inside a class, which g++ refuses: as an overload it is chosen for the same arguments. With
+        template arguments of its own, or where some call gives them, it would not be, and stays."""
+        tokens = self.source.tokens
+        for d in self.declarations:
+            if d.is_function or d.body < 0 or tokens[d.body].text != "{":
+                continue
+            for i in range(d.body, self.source.matching(d.body) - 3):
+                if [t.text for t in tokens[i : i + 3]] != ["template", "<", ">"] or tokens[i - 1].text not in ("{", "}", ";", ":"):
+                    continue
+                member = self._declaration(i, d.end, ())
+                called = any(t.text == member.name and n.text == "<" for t, n in zip(tokens, tokens[1:], strict=False))
+                if member.is_function and not called:
+                    self.source.blank(i, i + 3)
 
     # Overloads that differ in nothing but the address space become one function.
 
@@ -422,10 +517,8 @@ class Lowering(Program):
         tokens = self.source.tokens
         end = i
         while tokens[end].text != ";":
-            if tokens[end].text == "{":
-                if self._opens_function(i, end):
-                    return False  # what a function returns
-                raise self.source.fail(i, "a threadgroup variable takes no initializer")
+            if tokens[end].text == "{" and self._opens_function(i, end):
+                return False  # what a function returns
             end = self.source.matching(end) + 1 if tokens[end].text in OPEN else end + 1
         j = i + 1
         while tokens[j].text in ("const", "volatile", "") or tokens[j].text in ("__attribute__", "alignas"):
@@ -445,14 +538,16 @@ class Lowering(Program):
         kind = " ".join(t.text for t in tokens[type_start:j] if t.text)
         lines = []
         for first, last in self.source.split(j, end):
-            if any(t.text == "=" for t in tokens[first:last]):
-                raise self.source.fail(i, f"the threadgroup variable '{tokens[first].text}' takes no initializer")
             name = tokens[first].text
-            dimensions = " ".join(t.text for t in tokens[first + 1 : last] if t.text)
+            equals = next((j for j in range(first, last) if tokens[j].text in ("=", "{")), last)
+            dimensions = " ".join(t.text for t in tokens[first + 1 : equals] if t.text)
             alias = f"metalmm_tg_{i}_{first}"
             lines.append(
                 f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();"
             )
+            if equals < last:  # every thread writes it where it comes by
+                value = self._erased_text((equals, last))
+                lines.append(f"{{ {alias} metalmm_value {value}; __builtin_memcpy(&{name}, &metalmm_value, sizeof({name})); }}")
         before = self._previous(i)
         if before is not None and tokens[before].text in ("const", "static", "volatile"):
             tokens[before].text = ""
@@ -470,6 +565,8 @@ class Lowering(Program):
             return
         if token.text in ("device", "thread", "threadgroup"):
             token.text = ""
+        elif token.text == "coherent" and self.source.tokens[i + 1].text == "(":
+            self.source.blank(i, self.source.matching(i + 1) + 1)
         elif token.text == "constant":
             token.text = self._constant_text(i)
 
@@ -541,13 +638,20 @@ class Lowering(Program):
             if after == "." and _MEMBERS.fullmatch(beyond):
                 tokens[i].text += ".metalmm_value()"  # v.rgba.xy
             elif (
-                after in ("(", "[", ".", "->", "::")
+                self._is_postfix(i + 1)
+                or after in ("(", "[", ".", "->", "::")
                 or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=")
                 or (after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space)
             ):
                 continue
             else:
                 tokens[i].text += "->*metalmm_read"
+
+    def _is_postfix(self, i: int) -> bool:
+        """Whether v.xy++ or v.xy-- stands here, and not v.xy + +x."""
+        first, second, beyond = self.source.tokens[i : i + 3] if i + 2 < len(self.source.tokens) else [None] * 3
+        return bool(first and second and beyond and first.text in "+-" and second.text == first.text and not second.space
+                    and beyond.kind == "punct" and beyond.text not in "(+-~!*&")  # fmt: skip
 
     def _literals(self) -> None:
         """MSL has half literals and no double: 1.0h, and 0.1 is a float."""
@@ -579,22 +683,16 @@ class Lowering(Program):
             if "#pragma" in token.space:
                 token.space = PRAGMA.sub(replace, token.space)
 
-    def _entry(self, function: str, specs: list[str], limit: str, template: str, arguments: str, is_template: bool) -> str:
+    def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
         table = ", ".join(specs) or "{}"
-        threads = f"static_cast<::metalmm::abi::u32>({limit})"
-        holder = ""
-        if is_template and limit != "0":
-            holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
-            threads = f"metalmm_thread_limit<{arguments}>::value"
-        text = self.source.text()
         return (
             '#include "msl.h"\n'
-            + text
+            + self.source.text()
             + '\n# 1 "<metalmm entry>"\n'
             + holder
             + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
             'extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;\n'
-            f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<&{function}, metalmm_args>({threads});\n"
+            f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<{function}, metalmm_args>({threads});\n"
         )
 
 
@@ -609,18 +707,44 @@ def _const_first(words: list[str]) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _literal(value: bool | int | float) -> str:
-    if not isinstance(value, (bool, int, float)) and not hasattr(value, "__index__") and not hasattr(value, "__float__"):
-        raise CompileError(f"a function constant is {value!r}; it takes a bool, an int or a float")
+_INT_RANGES = {
+    name: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    for names, bits, signed in (
+        ("char int8_t", 8, True), ("uchar uint8_t", 8, False), ("short int16_t", 16, True), ("ushort uint16_t", 16, False),
+        ("int int32_t", 32, True), ("uint uint32_t unsigned", 32, False), ("long int64_t", 64, True), ("ulong uint64_t size_t", 64, False),
+    )
+    for name in names.split()
+}  # fmt: skip
+
+
+def _literal(value: Any, kind: str, name: str) -> str:
+    """The value of a function constant in C++; nothing of it may be lost in its type."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise CompileError(f"function constant '{name}' is {value!r}; it takes a bool, an int or a float")
+    least, most = _INT_RANGES.get(kind, (0, 1))
+    if kind == "bool" or kind in _INT_RANGES:
+        if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not least <= value <= most:
+            raise CompileError(f"function constant '{name}' is {value!r}; its type {kind} holds whole numbers of {least} to {most}")
+        value = bool(value) if kind == "bool" else int(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        return f"{value}{'u' if value >= 2**63 else ''}" if value > -(2**63) else f"({value + 1} - 1)"
     if value != value:
         return '__builtin_nanf("")'
     if value in (float("inf"), float("-inf")):
         return ("-" if value < 0 else "") + "__builtin_inff()"
+    if abs(value) > {"half": 65504.0, "float": 3.4028235677973366e38}.get(kind, float("inf")):
+        raise CompileError(f"function constant '{name}' is {value!r}; its type {kind} does not reach that far")
     return repr(float(value))
+
+
+def _number(text: str) -> str:
+    """A number of C++ as Python reads it: 01, 0x1u, 1'000."""
+    digits = re.sub(r"[uUlL]+$", "", text.replace("'", ""))
+    return f"0o{digits[1:]}" if re.fullmatch(r"0[0-7]+", digits) else digits
 
 
 def lower(

@@ -223,16 +223,11 @@ class _Entry:
         return tuple(value)
 
     def some_of(self, key: str, known: Sequence[str], default: Sequence[str] | None = None, table: Mapping[str, Any] | None = None) -> Any:
-        value = self.words(key, default, table)
+        value, name = self.words(key, default, table), key if table is None else f"supports.{key}"
         if any(x not in known for x in value):
-            raise self.fail(f"{key} is {list(value)}; it lists some of {', '.join(known)}")
+            raise self.fail(f"{name} is {list(value)}; it lists some of {', '.join(known)}")
         if len(set(value)) < len(value):
-            raise self.fail(f"{key} is {list(value)}; it names one of them twice")
-        return value
-
-    def number(self, key: str, value: Any, least: int, most: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self.fail(f"{key} is {value!r}; it takes a number of {least} to {most}")
+            raise self.fail(f"{name} is {list(value)}; it names one of them twice")
         return value
 
     def variant(self) -> Variant:
@@ -269,18 +264,21 @@ class _Entry:
         v = self.v
         v.template = self.words("template")
         v.params = {key: value for key, value in self.table.items() if key not in _FIELDS}
-        v.threads = self.number("threads", self.take("threads", int), 1, 1024)
+        v.threads = self.take("threads", int)
+        if not 1 <= v.threads <= 1024:
+            raise self.fail(f"threads is {v.threads}; Metal allows 1 to 1024")
         if missing := [t for t in v.template if t not in (*v.params, "threads", *SPECIALIZATIONS)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():
             if not isinstance(value, int):
                 raise self.fail(f"parameter '{key}' is {value!r}; parameters are integers or booleans")
-            if not isinstance(value, bool):
-                self.number(f"parameter '{key}'", value, 1 if key == "bk" else -(2**31), _UNLIMITED)
+            least = 1 if key == "bk" else -(2**31)
+            if not isinstance(value, bool) and not least <= value <= _UNLIMITED:
+                raise self.fail(f"parameter '{key}' is {value!r}; it takes {least} to 2^32 - 1")
         tile = self.take("tile", list)
-        if len(tile) != 2:
-            raise self.fail(f"tile is {tile}; it takes [bm, bn]")
-        v.tile = (self.number("bm of tile", tile[0], 1, _UNLIMITED), self.number("bn of tile", tile[1], 0, _UNLIMITED))
+        if len(tile) != 2 or not all(type(t) is int and least <= t <= _UNLIMITED for t, least in zip(tile, (1, 0), strict=True)):
+            raise self.fail(f"tile is {tile}; it takes [bm, bn] with bm at least 1, and at most 2^32 - 1")
+        v.tile = (tile[0], tile[1])
 
     def _supports(self) -> None:
         v = self.v

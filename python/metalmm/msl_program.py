@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .errors import CompileError
 from .msl_source import OPEN, Source
 
 SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
@@ -31,6 +33,23 @@ class Declaration:
     attributes: list[Attribute] = field(default_factory=list)
 
 
+@dataclass
+class Instance:
+    """A kernel that can be asked for: a function, or an explicit instantiation of a template, in any of its spellings."""
+
+    declaration: Declaration
+    path: tuple[str, ...]  # its name as written there, with namespaces
+    arguments: tuple[int, int] | None = None  # tokens of its template arguments; None: a plain function, or all are deduced
+    signature: tuple[int, int] | None = None  # tokens of its parameter list; None: written as decltype(f<…>) f<…>
+
+
+# Types that a template argument can be known by.
+_TYPE = re.compile(
+    r"(?:packed_)?(?:u?(?:char|short|int|long)|bool|b?half|float|bfloat)(?:[234](?:x[234])?)?|void|u?int(?:8|16|32|64)_t|size_t|"
+    r"signed|unsigned|const|device|constant|thread|threadgroup"
+)
+
+
 class Program:
     """A preprocessed MSL file, parsed as far as lowering needs."""
 
@@ -40,8 +59,8 @@ class Program:
             self.declarations = list(self._scope(0, len(self.source.tokens), ()))
         except IndexError:
             raise self.source.fail(len(self.source.tokens) - 1, "the file ends in the middle of a declaration") from None
-        self.instantiations: dict[str, tuple[Declaration, str, tuple[int, int]]] = {}
-        self.definitions: dict[str, Declaration] = {}
+        self.instances: dict[str, list[Instance]] = {}  # by host name; more than one is a mistake
+        self.definitions: dict[str, list[Declaration]] = {}  # kernels, by their bare name
         self._find_kernels()
 
     def _scope(self, start: int, end: int, namespace: tuple[str, ...]) -> Iterator[Declaration]:
@@ -182,24 +201,106 @@ class Program:
                 if "host_name" in a.names:
                     host_name = "".join(str(ast.literal_eval(t.text)) for t in tokens[slice(*a.names["host_name"])] if t.kind == "string")
             if d.is_function:
-                self.definitions[d.name] = d
-                if tokens[d.start].text != "template":
-                    self.instantiations[host_name or d.name] = (d, d.name, (0, 0))
+                self.definitions.setdefault(d.name, []).append(d)
+                if tokens[d.start].text == "template":
+                    continue
+                instance = Instance(d, (d.name,))
             elif tokens[d.start].text == "template":
-                name, arguments = self._template_id(d)
-                self.instantiations[host_name or name] = (d, name, arguments)
+                instance = self._instance(d)
+            else:
+                continue
+            name = host_name or "::".join((*d.namespace, *instance.path))  # as Metal names what lies in a namespace
+            self.instances.setdefault(name, []).append(instance)
 
-    def _template_id(self, d: Declaration) -> tuple[str, tuple[int, int]]:
-        """Name and template arguments of an explicit instantiation, in either spelling."""
+    def _instance(self, d: Declaration) -> Instance:
         tokens, last = self.source.tokens, d.end - 2
         while tokens[last].text == "]":  # a trailing attribute
             last = next(a.start for a in d.attributes if a.end == last + 1) - 1
-        if tokens[last].text == ")":  # the full signature
-            last = self.source.opening(last) - 1
-        if tokens[last].text != ">":
-            raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments")
-        opening = self.source.opening(last)
-        return tokens[opening - 1].text, (opening + 1, last)
+        signature = arguments = None
+        if tokens[last].text == ")":
+            opening = self.source.opening(last)
+            signature, last = (opening + 1, last), opening - 1
+        if tokens[last].text == ">":
+            opening = self.source.opening(last)
+            arguments, last = (opening + 1, last), opening - 1
+        if tokens[last].kind != "name" or (arguments is None and signature is None):
+            raise self.source.fail(d.start, "an explicit instantiation of a kernel names its template arguments, or its parameters")
+        path = [tokens[last].text]
+        while tokens[last - 1].text == "::" and tokens[last - 2].kind == "name":
+            last -= 2
+            path.insert(0, tokens[last].text)
+        return Instance(d, tuple(path), arguments, signature)
+
+    def instance(self, host_name: str) -> Instance:
+        """Raises CompileError for a name that no kernel or more than one has."""
+        found = self.instances.get(host_name, [])
+        if len(found) > 1:
+            places = ", ".join(self.source.place(i.declaration.start) for i in found)
+            raise CompileError(f"{len(found)} kernels have the host name '{host_name}': {places}")
+        if not found:
+            raise CompileError(f"no kernel '{host_name}'; there are: {', '.join(self.kernel_names()[:20]) or 'none'}")
+        return found[0]
+
+    def definition_of(self, instance: Instance) -> Declaration:
+        """The function or template that an instance is one of, by namespaces, template arguments and parameters."""
+        d = instance.declaration
+        if d.is_function:
+            return d
+        everywhere = self.definitions.get(instance.path[-1], [])
+        found: list[Declaration] = []
+        for depth in range(len(d.namespace), -1, -1):
+            path = (*d.namespace[:depth], *instance.path)
+            found = found or [c for c in everywhere if (*c.namespace, c.name) == path]
+        found = found or everywhere  # by way of a using-directive
+        viable = [c for c in found if self._fits(c, instance)] if len(found) > 1 else found
+        if not found:
+            raise self.source.fail(d.start, f"kernel template '{'::'.join(instance.path)}' is not defined in this file")
+        if len(viable) != 1:
+            places = ", ".join(self.source.place(c.start) for c in found)
+            raise self.source.fail(d.start, f"which '{'::'.join(instance.path)}' this is cannot be told; it is defined at {places}")
+        return viable[0]
+
+    def _fits(self, template: Declaration, instance: Instance) -> bool:
+        tokens = self.source.tokens
+        if tokens[template.start].text != "template":
+            return False
+        if instance.signature and len(self.source.split(*instance.signature)) != len(self.parameters(template)):
+            return False
+        header = self.source.split(template.start + 2, self.source.angle_end(template.start + 1))
+        arguments = self.source.split(*instance.arguments) if instance.arguments else []
+        words = [[t.text for t in tokens[slice(*span)]] for span in header]
+        is_pack = bool(words) and "..." in words[-1]
+        if len(arguments) > len(header) and not is_pack:
+            return False
+        if not instance.signature and any("=" not in w and "..." not in w for w in words[len(arguments) :]):
+            return False
+        for word, argument in zip(words, arguments, strict=False):
+            is_type = self._is_type(argument)
+            if is_type is not None and is_type != (word[0] in ("typename", "class", "template")):
+                return False
+        return True
+
+    def _is_type(self, span: tuple[int, int]) -> bool | None:
+        """Whether a template argument is a type; None where the text alone does not say."""
+        tokens = self.source.tokens[slice(*span)]
+        if any(t.kind == "number" or t.text in ("true", "false", "+", "-", "/", "!") for t in tokens[:2]):
+            return False
+        if any(_TYPE.fullmatch(t.text) for t in tokens):
+            return True
+        if len(tokens) == 1:
+            for d in self.declarations:
+                if d.name == tokens[0].text:
+                    words = {t.text for t in self.source.tokens[d.start : d.start + 12]}
+                    return bool(words & {"struct", "class", "union", "enum", "using", "typedef"})
+        return None
+
+    def parameters(self, kernel: Declaration) -> list[tuple[int, int]]:
+        """The tokens of each parameter of a function."""
+        tokens, close = self.source.tokens, kernel.body - 1
+        while tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
+            close -= 1
+        pieces = self.source.split(self.source.opening(close) + 1, close)
+        return [(first, last) for first, last in pieces if not (last - first == 1 and tokens[first].text == "void")]
 
     def kernel_names(self) -> list[str]:
-        return sorted(self.instantiations)
+        return sorted(self.instances)

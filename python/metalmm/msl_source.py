@@ -85,8 +85,13 @@ class Source:
         opener, depth, i = {")": "(", "]": "[", ">": "<"}[closing], 0, index
         while i >= 0:
             text = self.tokens[i].text
-            if closing == ">" and text == ")":
+            if closing == ">" and i < index and text in ")]":
                 i = self.opening(i)
+            elif closing == ">" and text == "<":
+                if self._closes_at(i, index):
+                    return i
+            elif closing == ">" and text in ("{", "}", ";"):
+                break
             elif text == closing:
                 depth += 1
             elif text == opener:
@@ -96,25 +101,37 @@ class Source:
             i -= 1
         raise self.fail(index, f"'{closing}' was never opened")
 
+    def _closes_at(self, opener: int, index: int) -> bool:
+        try:
+            return self.angle_end(opener) == index
+        except LoweringError:
+            return False
+
     def angle_end(self, index: int) -> int:
-        """The index of the '>' that closes the '<' at `index`."""
-        depth, i = 0, index
+        """The index of the '>' that closes the '<' at `index`. A '<' inside that nothing closes is a comparison."""
+        end = self._angle_from(index + 1)
+        if end is None:
+            raise self.fail(index, "'<' is never closed")
+        return end
+
+    def _angle_from(self, i: int) -> int | None:
         while i < len(self.tokens):
             text = self.tokens[i].text
             if text in OPEN:
                 i = self.matching(i)
+            elif text in (")", "]", "}", ";"):
+                return None
             elif text == "<" and self.tokens[i + 1].text == "<" and not self.tokens[i + 1].space:
                 i += 1  # a shift
-            elif text == "<":
-                depth += 1
+            elif text == "<" and self.tokens[i - 1].kind == "name":
+                inner = self._angle_from(i + 1)
+                outer = None if inner is None else self._angle_from(inner + 1)
+                if outer is not None:
+                    return outer
             elif text == ">":
-                depth -= 1
-                if depth == 0:
-                    return i
-            elif text == ";":
-                break
+                return i
             i += 1
-        raise self.fail(index, "'<' is never closed")
+        return None
 
     def blank(self, start: int, end: int) -> None:
         for token in self.tokens[start:end]:
@@ -130,7 +147,8 @@ class Source:
             if text in OPEN:
                 i = self.matching(i)
             elif text == "<" and i > start and self.tokens[i - 1].kind == "name":
-                i = self.angle_end(i)
+                close = self._angle_from(i + 1)
+                i = close if close is not None and close < end else i
             elif text == ",":
                 pieces.append((first, i))
                 first = i + 1

@@ -34,13 +34,9 @@ template <class T> struct remove_addrspace { using type = T; };
 template <class T> using remove_addrspace_t = T;
 template <class T> struct make_unsigned { using type = metalmm::msl::unsigned_t<T>; };
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
-template <class T> struct decay { using type = remove_cv_t<remove_reference_t<T>>; };
-template <class T> using decay_t = typename decay<T>::type;
+template <class T> using decay_t = remove_cv_t<remove_reference_t<T>>;
 template <bool B, class T, class F> using conditional_t = typename conditional<B, T, F>::type;
-template <class T> remove_reference_t<T>&& declval();
-template <class T> constexpr remove_reference_t<T>&& move(T&& t) { return static_cast<remove_reference_t<T>&&>(t); }
-template <class T> constexpr T&& forward(remove_reference_t<T>& t) { return static_cast<T&&>(t); }
-template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c; }
+// No other names than MSL's own: a program that says `using namespace metal` may have a global `move` or `swap`.
 
 #define METALMM_PREDICATE(name, ...)                              \
   template <class T> struct name : bool_constant<__VA_ARGS__> {}; \
@@ -65,7 +61,8 @@ template <class B, class D> struct is_base_of : bool_constant<__is_base_of(B, D)
 template <class B, class D> constexpr bool is_base_of_v = is_base_of<B, D>::value;
 template <class From, class To> struct is_convertible {
   template <class T> static char test(T);
-  template <class F, class T, class = decltype(test<T>(declval<F>()))> static true_type check(int);
+  template <class F> static F&& value_of();
+  template <class F, class T, class = decltype(test<T>(value_of<F>()))> static true_type check(int);
   template <class F, class T> static false_type check(...);
   static constexpr bool value = decltype(check<From, To>(0))::value;
 };
@@ -75,6 +72,9 @@ template <class B, class... R> struct conjunction<B, R...> : conditional_t<bool(
 template <class...> struct disjunction : false_type {};
 template <class B, class... R> struct disjunction<B, R...> : conditional_t<bool(B::value), B, disjunction<R...>> {};
 template <class B> struct negation : bool_constant<!bool(B::value)> {};
+template <class... B> using _conjunction = conjunction<B...>;
+template <class... B> using _disjunction = disjunction<B...>;
+template <class B> using _negation = negation<B>;
 
 template <class T> struct numeric_limits {
   static constexpr bool is_specialized = metalmm::msl::is_int<T>::value, is_signed = metalmm::msl::is_signed_int<T>, is_integer = true;
@@ -167,5 +167,17 @@ using atomic_uint = atomic<uint>;
 using atomic_bool = atomic<bool>;
 using atomic_float = atomic<float>;
 using atomic_ulong = atomic<ulong>;
+
+// metal_logging: nobody reads the log of the CPU device.
+struct os_log {
+  os_log() = default;
+  constexpr os_log(const char*, const char*) {}
+  template <class... A> METALMM_INLINE void log(const char*, const A&...) const {}
+  template <class... A> METALMM_INLINE void log_debug(const char*, const A&...) const {}
+  template <class... A> METALMM_INLINE void log_info(const char*, const A&...) const {}
+  template <class... A> METALMM_INLINE void log_error(const char*, const A&...) const {}
+  template <class... A> METALMM_INLINE void log_fault(const char*, const A&...) const {}
+};
+constexpr os_log os_log_default{"", ""};
 
 }  // namespace metal

@@ -2,6 +2,20 @@
 #pragma once
 #include "abi.h"
 
+namespace std {
+template <class T> class initializer_list {  // as both compilers lay it out
+  const T* first_;
+  decltype(sizeof(0)) size_;
+  constexpr initializer_list(const T* first, decltype(sizeof(0)) size) : first_(first), size_(size) {}
+
+ public:
+  constexpr initializer_list() : first_(nullptr), size_(0) {}
+  constexpr decltype(sizeof(0)) size() const { return size_; }
+  constexpr const T* begin() const { return first_; }
+  constexpr const T* end() const { return first_ + size_; }
+};
+}  // namespace std
+
 using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
@@ -29,6 +43,24 @@ using half = __fp16;
 using half = _Float16;
 #endif
 
+#if defined(__AVX512FP16__)
+#error "metalmm: this compiler would use the machine's own half arithmetic, which rounds a * b + c once; compiler.py knows no flag against it"
+#endif
+
+namespace metalmm::msl {
+template <bool B, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { using type = T; };
+template <bool B, class T = void> using enable_if_t = typename enable_if<B, T>::type;
+template <class A, class B> struct is_same { static constexpr bool value = false; };
+template <class A> struct is_same<A, A> { static constexpr bool value = true; };
+template <class T> constexpr bool is_number = false;
+#define METALMM_NUMBER(T) template <> constexpr bool is_number<T> = true;
+METALMM_NUMBER(bool) METALMM_NUMBER(char) METALMM_NUMBER(signed char) METALMM_NUMBER(unsigned char) METALMM_NUMBER(short)
+METALMM_NUMBER(unsigned short) METALMM_NUMBER(int) METALMM_NUMBER(unsigned int) METALMM_NUMBER(long) METALMM_NUMBER(unsigned long)
+METALMM_NUMBER(long long) METALMM_NUMBER(unsigned long long) METALMM_NUMBER(half) METALMM_NUMBER(float) METALMM_NUMBER(double)
+#undef METALMM_NUMBER
+}  // namespace metalmm::msl
+
 // No compiler of the two has a bfloat type with arithmetic; the conversions round to nearest even.
 struct bfloat {
   uint16_t bits;
@@ -41,7 +73,15 @@ struct bfloat {
   constexpr bfloat(unsigned x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(long x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(unsigned long x) : bits(round(static_cast<float>(x))) {}
-  constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }
+  // To a float alone where nobody asks: an integer beside a bfloat in ?: then becomes a bfloat, and not the other way round.
+  template <class F, class = typename metalmm::msl::enable_if<metalmm::msl::is_same<F, float>::value>::type>
+  constexpr operator F() const {
+    return __builtin_bit_cast(float, static_cast<uint>(bits) << 16);
+  }
+  template <class T, class = typename metalmm::msl::enable_if<!metalmm::msl::is_same<T, float>::value && metalmm::msl::is_number<T>>::type, class = void>
+  constexpr explicit operator T() const {
+    return static_cast<T>(static_cast<float>(*this));
+  }
   static constexpr uint16_t round(float f) {
     uint u = __builtin_bit_cast(uint, f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
@@ -88,11 +128,6 @@ METALMM_BFLOAT_OP(/)
 #undef METALMM_BFLOAT_OP
 namespace metalmm::msl {
 
-template <bool B, class T = void> struct enable_if {};
-template <class T> struct enable_if<true, T> { using type = T; };
-template <bool B, class T = void> using enable_if_t = typename enable_if<B, T>::type;
-template <class A, class B> struct is_same { static constexpr bool value = false; };
-template <class A> struct is_same<A, A> { static constexpr bool value = true; };
 template <bool B, class T, class F> struct conditional { using type = T; };
 template <class T, class F> struct conditional<false, T, F> { using type = F; };
 template <class T> using scalar_only = enable_if_t<is_scalar<T>::value>;
@@ -128,6 +163,18 @@ template <class V, class T, int N, int... I> struct swizzle {
   METALMM_UPDATE(+) METALMM_UPDATE(-) METALMM_UPDATE(*) METALMM_UPDATE(/) METALMM_UPDATE(%)
   METALMM_UPDATE(&) METALMM_UPDATE(|) METALMM_UPDATE(^) METALMM_UPDATE(<<) METALMM_UPDATE(>>)
 #undef METALMM_UPDATE
+  METALMM_INLINE V operator++() { return *this = V(*this) + T(1); }
+  METALMM_INLINE V operator--() { return *this = V(*this) - T(1); }
+  METALMM_INLINE V operator++(int) {
+    V before = *this;
+    ++*this;
+    return before;
+  }
+  METALMM_INLINE V operator--(int) {
+    V before = *this;
+    --*this;
+    return before;
+  }
   METALMM_INLINE V operator-() const { return -V(*this); }
   METALMM_INLINE V operator+() const { return *this; }
   METALMM_INLINE V operator~() const { return ~V(*this); }
@@ -225,6 +272,15 @@ template <class T, int N> struct vec : storage<T, N, true> {
   METALMM_INLINE explicit vec(const swizzle<U, T2, M, I...>& u) : vec(static_cast<U>(u)) {}
   template <class V, class U> METALMM_INLINE explicit vec(const packed<V, U, N>& p) {
     for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(p.e[i]);
+  }
+  // {a, b}: the rest is zero, as of an array. An element of its own type, so that no number narrows.
+  struct Item {
+    T value;
+    template <class U, class = scalar_only<U>> METALMM_INLINE constexpr Item(U u) : value(static_cast<T>(u)) {}
+  };
+  METALMM_INLINE vec(std::initializer_list<Item> items) {
+    if (items.size() > N) __builtin_trap();
+    for (int i = 0; i < N; i++) this->e[i] = i < static_cast<int>(items.size()) ? items.begin()[i].value : T(0);
   }
   template <class A, class B, class... R,
             class = enable_if_t<width_of<A> + width_of<B> + (0 + ... + width_of<R>) == N>>
