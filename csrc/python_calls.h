@@ -541,12 +541,15 @@ inline FunctionConstant constant_of(nb::handle key, nb::handle value) {
     c.name = nb::cast<std::string>(key);
   else
     c.index = number<uint32_t>(key, "constants", ErrorKind::compile);
+  double real;
   if (PyBool_Check(value.ptr()))
     c.value = value.is(nb::handle(Py_True));
-  else if (PyFloat_Check(value.ptr()))
-    c.value = nb::cast<double>(value);
-  else
+  else if (PyIndex_Check(value.ptr()))
     c.value = number<int64_t>(value, "constants", ErrorKind::compile);
+  else if (nb::try_cast(value, real))
+    c.value = real;
+  else
+    throw Error(ErrorKind::compile, "constants: " + nb::cast<std::string>(nb::repr(value)) + " is neither bool nor int nor float");
   return c;
 }
 

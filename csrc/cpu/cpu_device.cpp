@@ -50,15 +50,18 @@ class CpuPipeline : public Pipeline {
     declared = 0;
     for (uint32_t i = 0; i < info->arg_count; i++) add(info->args[i]);
     std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
+    for (size_t i = 1; i < arguments.size(); i++)
+      if (arguments[i].index == arguments[i - 1].index && arguments[i].kind == arguments[i - 1].kind)
+        throw Error(ErrorKind::compile, "kernel '" + kernel + "': two arguments at index " + std::to_string(arguments[i].index));
   }
   ~CpuPipeline() override {
     if (module_) dlclose(module_);
   }
   const abi::KernelInfo* info = nullptr;
-  // Of a module compiled for a debug device: where it counts writes; the size of the first access off its alignment since the last
-  // call, or 0.
+  // Of a module compiled for a debug device: where it counts writes; the alignment of the first access since the last call that did
+  // not have it, or 0.
   void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;
-  unsigned (*take_misaligned)(const uint8_t** address) = nullptr;
+  unsigned (*take_misaligned)(const uint8_t** address, const char** file, uint32_t* line) = nullptr;
   uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
 
  private:
@@ -309,16 +312,20 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   extents,
                   d.buffer_count,
                   &crew_->abandoned()};
-  run_threadgroups(pipeline, call);
-  if (pipeline.take_misaligned) {
-    const uint8_t* address;
-    unsigned size = pipeline.take_misaligned(&address);
-    std::string place = size ? place_of(address, call) : "";
-    if (place.empty()) place = "in memory of its own";
-    if (size)
-      throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store of " + std::to_string(size) +
-                                         " bytes that is not aligned to them, " + place);
+  std::exception_ptr failure;
+  try {
+    run_threadgroups(pipeline, call);
+  } catch (const Error&) {
+    failure = std::current_exception();
   }
+  const uint8_t* address = nullptr;
+  abi::Site site{};
+  if (unsigned size = pipeline.take_misaligned ? pipeline.take_misaligned(&address, &site.file, &site.line) : 0) {
+    std::string where = place_of(address, call);  // said also where it was what faulted
+    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store " + (*site.file ? "at " + text_of(site) + " " : "") + "that is not aligned to " +
+                                       std::to_string(size) + " bytes, " + (where.empty() ? "in memory of its own" : where));
+  }
+  if (failure) std::rethrow_exception(failure);
   return seconds(Clock::now() - start);
 }
 

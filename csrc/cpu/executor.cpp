@@ -34,11 +34,6 @@ constexpr size_t kReturnAddress = 8;
 constexpr size_t kReturnAddress = 0;
 #endif
 
-std::string place(const abi::Site& site) {
-  const char* file = std::strrchr(site.file, '/');
-  return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
-}
-
 std::string text(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")"; }
 
 // On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
@@ -181,6 +176,11 @@ int64_t map_budget() {
 std::atomic<int64_t> maps_of_stacks{0};
 
 }  // namespace
+
+std::string text_of(const abi::Site& site) {
+  const char* file = std::strrchr(site.file, '/');
+  return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
+}
 
 std::string place_of(const uint8_t* address, const KernelCall& call) {
   constexpr ptrdiff_t kNear = 1 << 20;
@@ -430,7 +430,7 @@ std::string Executor::describe_divergence() const {
   }
   std::string message = "barrier divergence: of " + std::to_string(state_.threads) + " threads, ";
   for (size_t i = 0; i < sites.size(); i++)
-    message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + place(sites[i].first) + ")";
+    message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + text_of(sites[i].first) + ")";
   if (returned) message += ", " + std::to_string(returned) + " have returned";
   return message + "; every thread of a threadgroup must reach the same barrier" +
          (returned && !state_.barrier_mixed ? " (Device(lenient_barriers=True) lets returned threads count)" : "");

@@ -85,6 +85,7 @@ class Executor {
   uint64_t barriers_ = 0;
 };
 
+std::string text_of(const abi::Site& site);  // file:line
 // Where an address lies among the buffers of a call, in words; empty where it is near none.
 std::string place_of(const uint8_t* address, const KernelCall& call);
 

@@ -87,9 +87,10 @@ std::string take_damage(const Buffer& buffer) {
   if (const uint8_t* p = first_broken(after, end)) {
     damage = "past its end, at byte " + std::to_string(p - data) + " of " + std::to_string(buffer.size());
   } else if (first_broken(first, data)) {
-    const uint8_t* last = data - 1;
-    while (!first_broken(last, data)) last--;
-    damage = std::to_string(data - last) + " bytes before its beginning";
+    const uint8_t* p = data;  // the nearest write, from its first byte on
+    while (!first_broken(p - 1, p)) p--;
+    while (p > first && first_broken(p - 1, p)) p--;
+    damage = std::to_string(data - p) + " bytes before its beginning";
   }
   if (!damage.empty()) poison(first, data), poison(after, end);
   return damage;

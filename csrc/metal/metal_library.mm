@@ -2,6 +2,10 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <cmath>
+#include <limits>
+#include <set>
+
 #include "../core/matmul.h"
 #include "metal_device.h"
 
@@ -18,34 +22,67 @@ void set_value(MTLFunctionConstantValues* values, MTLFunctionConstant* constant,
   [values setConstantValue:&value type:[constant type] atIndex:[constant index]];
 }
 
+// A whole number that T holds; nothing of what was given may be lost.
+template <class T>
+void set_integer(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, const FunctionConstant& given, const std::string& kernel) {
+  auto least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
+  T value{};
+  bool fits = std::visit(
+      [&](auto v) {
+        if constexpr (std::is_floating_point_v<decltype(v)>) {
+          if (!(v >= static_cast<double>(least) && v <= static_cast<double>(most)) || v != std::trunc(v)) return false;
+          if (static_cast<double>(most) > 9e15 && std::fabs(v) > 9e15) return false;  // past what a double counts one by one
+          value = static_cast<T>(v);
+          return true;
+        } else {
+          value = static_cast<T>(v);
+          return static_cast<int64_t>(value) == static_cast<int64_t>(v) && (v >= 0 || std::is_signed_v<T>);
+        }
+      },
+      given.value);
+  if (!fits) {
+    std::string text = std::visit([](auto v) { return std::to_string(v); }, given.value);
+    compile_error(kernel, "function constant '" + text_of([constant name]) + "' is " + text + "; its type holds whole numbers of " +
+                              std::to_string(+least) + " to " + std::to_string(+most));
+  }
+  set_value(values, constant, value);
+}
+
 void set_constant(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, const FunctionConstant& given,
                   const std::string& kernel) {
   double number = std::visit([](auto v) { return static_cast<double>(v); }, given.value);
-  auto integer = [&] { return std::visit([](auto v) { return static_cast<int64_t>(v); }, given.value); };
+  auto check_reach = [&](double most) {
+    if (std::isfinite(number) && std::fabs(number) > most)
+      compile_error(kernel, "function constant '" + text_of([constant name]) + "' is " + std::to_string(number) +
+                                "; its type does not reach that far");
+  };
   switch ([constant type]) {
     case MTLDataTypeBool:
-      return set_value(values, constant, number != 0);
+      return set_integer<bool>(values, constant, given, kernel);
     case MTLDataTypeFloat:
+      check_reach(3.4028235677973366e38);
       return set_value(values, constant, static_cast<float>(number));
     case MTLDataTypeHalf: {
+      check_reach(65504);
       auto half = static_cast<__fp16>(number);
       return [values setConstantValue:&half type:MTLDataTypeHalf atIndex:[constant index]];
     }
     case MTLDataTypeChar:
-      return set_value(values, constant, static_cast<int8_t>(integer()));
+      return set_integer<int8_t>(values, constant, given, kernel);
     case MTLDataTypeUChar:
-      return set_value(values, constant, static_cast<uint8_t>(integer()));
+      return set_integer<uint8_t>(values, constant, given, kernel);
     case MTLDataTypeShort:
-      return set_value(values, constant, static_cast<int16_t>(integer()));
+      return set_integer<int16_t>(values, constant, given, kernel);
     case MTLDataTypeUShort:
-      return set_value(values, constant, static_cast<uint16_t>(integer()));
+      return set_integer<uint16_t>(values, constant, given, kernel);
     case MTLDataTypeInt:
-      return set_value(values, constant, static_cast<int32_t>(integer()));
+      return set_integer<int32_t>(values, constant, given, kernel);
     case MTLDataTypeUInt:
-      return set_value(values, constant, static_cast<uint32_t>(integer()));
+      return set_integer<uint32_t>(values, constant, given, kernel);
     case MTLDataTypeLong:
+      return set_integer<int64_t>(values, constant, given, kernel);
     case MTLDataTypeULong:
-      return set_value(values, constant, integer());
+      return set_integer<uint64_t>(values, constant, given, kernel);
     default:
       compile_error(kernel, "function constant '" + text_of([constant name]) + "' is of type " + std::to_string([constant type]) +
                                 "; metalmm sets bool, half, float and integers");
@@ -127,8 +164,15 @@ Handle<id<MTLFunction>> MetalDevice::function(id<MTLLibrary> library, const Pipe
   }
   NSDictionary* known = [plain.get() functionConstantsDictionary];
   auto values = Handle<MTLFunctionConstantValues*>::adopt([[MTLFunctionConstantValues alloc] init]);
-  for (const FunctionConstant& given : source.constants)
-    if (MTLFunctionConstant* constant = find_constant(known, given, source.name)) set_constant(values.get(), constant, given, source.name);
+  std::set<NSUInteger> seen;
+  for (const FunctionConstant& given : source.constants) {
+    MTLFunctionConstant* constant = find_constant(known, given, source.name);
+    if (!constant) continue;
+    if (!seen.insert([constant index]).second)
+      compile_error(source.name, "constants: " + std::to_string([constant index]) + " and '" + text_of([constant name]) +
+                                     "' are one function constant; give it once");
+    set_constant(values.get(), constant, given, source.name);
+  }
   if ([known count] == 0) return plain;
   NSError* error = nil;
   auto specialized = Handle<id<MTLFunction>>::adopt([library newFunctionWithName:ns_string(source.kernel)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
 import numpy as np
 
 from . import _core, manifest, numerics
-from .device import Device
+from .device import Device, default_device
 from .errors import Error, ShapeError
 from .manifest import Variant, variants
 
@@ -47,31 +48,49 @@ def parse_spec(words: list[str]) -> _core.MatmulSpec:
     options: dict[str, Any] = {"m": 1}
     for word in words:
         key, _, value = word.partition("=")
-        if word in manifest.LAYOUTS:
-            options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
-        elif word == "bias":
-            options["bias"] = True
-        elif key in ("m", "n", "k", "batch") and value.isdigit():
-            options[key] = int(value)
-        elif key in ("alpha", "beta") and value:
-            options[key] = float(value)
-        else:
-            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias")
+        try:
+            if word in manifest.LAYOUTS:
+                options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
+            elif word == "bias":
+                options["bias"] = True
+            elif key in ("m", "n", "k", "batch"):
+                options[key] = int(value)
+                if not 1 <= options[key] < 2**32:
+                    raise ShapeError(f"'{word}': a size of {options[key]}; sizes are 1 to 2^32 - 1")
+            elif key in ("alpha", "beta"):
+                options[key] = float(value)
+            else:
+                raise ValueError
+        except ValueError as error:
+            if isinstance(error, ShapeError):
+                raise
+            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias") from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
     return _core.MatmulSpec(**options)
 
 
-def _barriers(device: Device, v: Variant, spec: _core.MatmulSpec) -> str:
-    """Of a threadgroup, counted while the CPU device runs the shape once."""
-    lead = (spec.batch,) if spec.batch > 1 else ()
+_MAX_COUNTED = 1 << 30  # multiplications of a shape that is run to count its barriers
+
+
+def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
+    """Of a threadgroup, counted while the CPU device runs the shape once, with the epilogue asked for. All threadgroups of a kernel
+    meet equally often, so that of a large n as many columns as some of them own will do."""
+    n, batch = spec.n, spec.batch
+    if spec.m * n * spec.k * batch > _MAX_COUNTED:
+        n, batch = min(n, 4 * v.tile[1] + n % v.tile[1]) if v.tile[1] else n, 1
+    if spec.m * n * spec.k * batch > _MAX_COUNTED:
+        return "not counted: the shape is too large to run for it"
+    device = Device("cpu")
+    lead = (batch,) if batch > 1 else ()
     a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))))
-    b = device.empty((*lead, *((spec.n, spec.k) if spec.transpose_b else (spec.k, spec.n))))
-    before = device.counters
-    device.prepare(v, a, b, transpose_a=spec.transpose_a, transpose_b=spec.transpose_b, alpha=spec.alpha)()
-    after = device.counters
-    each = (int(after["barriers"]) - int(before["barriers"])) / (int(after["threadgroups"]) - int(before["threadgroups"]))
-    return f"{each:g} a threadgroup"
+    b = device.empty((*lead, *((n, spec.k) if spec.transpose_b else (spec.k, n))))
+    options = {"transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b, "alpha": spec.alpha, "beta": spec.beta}
+    bias = device.empty((n,)) if spec.bias else None
+    c = device.empty((*lead, spec.m, n)) if spec.beta else None
+    device.prepare(v, a, b, bias=bias, c=c, **options)()
+    counted = device.counters
+    return f"{int(counted['barriers']) / int(counted['threadgroups']):g} a threadgroup"
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -80,7 +99,9 @@ def _explain(args: argparse.Namespace) -> int:
         others = [str(o) for o in variants(spec, enabled=True)]
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
         return 1
-    device = Device("metal" if "cpu" not in v.devices else "cpu")
+    device = default_device()
+    if device.name not in v.devices:
+        device = Device(v.devices[0])
     print(f"{v}: {v.builtin or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}")
     print(f"  {spec!r}")
     if not v.enabled:
@@ -88,12 +109,14 @@ def _explain(args: argparse.Namespace) -> int:
     if not v.builtin:
         grid, limit, memory = _core._describe(device, v, spec)
         groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
+        print(f"  device              {device.name}: the limits below are its own")
         print(f"  grid                {grid[0]} x {grid[1]} x {grid[2]} threadgroups of {v.tile[0]} x {v.tile[1] or spec.n} outputs")
         print(
             f"  threads             {v.threads} a threadgroup (limit {limit}), {groups * v.threads} in all, {groups * v.threads / outputs:.3g} an output"
         )
         print(f"  threadgroup memory  {memory} bytes of {device.info['max_threadgroup_memory_length']}")
-        print(f"  barriers            {_barriers(device, v, spec)}")
+        if "cpu" in v.devices:
+            print(f"  barriers            {_barriers(v, spec)}")
     least = numerics.least_bytes(spec)
     flops = 2 * spec.m * spec.n * spec.k * spec.batch
     print(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
@@ -114,7 +137,12 @@ def main(argv: list[str] | None = None) -> int:
     explain.set_defaults(run=_explain)
     args = parser.parse_args(argv)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except Error as error:
         print(f"metalmm: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

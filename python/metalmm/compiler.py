@@ -256,16 +256,17 @@ def define_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-# A debug device's: the thread sanitizer's calls at every access, none of its library; nothing made of several accesses.
+# A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
+# aligned, none of their libraries; nothing made of several accesses.
 _DEBUG_FLAGS = {
-    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread"]
-    + [x for name in ("func-entry-exit", "memintrinsics", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
+    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment"]
+    + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
     "gcc": [
         "-DMETALMM_DEBUG",
         "-O1",
         "-fno-tree-vectorize",
         "-fno-tree-slp-vectorize",
-        "-fsanitize=thread",
+        "-fsanitize=thread,alignment",
         "--param",
         "tsan-instrument-func-entry-exit=0",
     ],

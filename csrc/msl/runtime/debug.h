@@ -22,14 +22,31 @@ METALMM_UNTRACED inline void wrote(void* at, unsigned long size) {
     if (p + i >= watch_begin && p + i < watch_end) count(&watch_counts[(p + i - watch_begin) / 2]);
 }
 
-// x86 reads vectors anywhere, a GPU where they are aligned. The first such access, until the executor asks.
+// x86 reads vectors anywhere, a GPU where they are aligned. The compiler's undefined-behaviour sanitizer looks at every pointer that
+// is used; this is what it says. The first such access, until the executor asks.
+struct Place {
+  const char* file;
+  unsigned line, column;
+};
+struct Mismatch {
+  Place place;
+  const void* type;
+  unsigned char log_alignment, kind;
+};
+inline const Mismatch* misaligned;
 inline const unsigned char* misaligned_at;
-inline unsigned misaligned_size;
-METALMM_UNTRACED inline void accessed(const void* at, unsigned size) {
-  if (__builtin_expect(reinterpret_cast<unsigned long>(at) % size == 0, 1)) return;
-  unsigned none = 0;
-  if (__atomic_compare_exchange_n(&misaligned_size, &none, size, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-    misaligned_at = static_cast<const unsigned char*>(at);
+
+METALMM_UNTRACED inline void found_misaligned(const Mismatch* where, unsigned long at) {
+  const Mismatch* none = nullptr;
+  if (__atomic_compare_exchange_n(&misaligned, &none, where, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    misaligned_at = reinterpret_cast<const unsigned char*>(at);
+}
+
+// clang looks at no pointer that a class is copied from; the thread sanitizer's call for 8 bytes says that they should be aligned.
+inline Mismatch copied = {{"", 0, 0}, nullptr, 3, 0};
+METALMM_UNTRACED inline void accessed(const void* p, unsigned size) {
+  auto at = reinterpret_cast<unsigned long>(p);
+  if (size >= 8 && at % 8 != 0) found_misaligned(&copied, at);
 }
 
 inline unsigned order;
@@ -48,25 +65,41 @@ __attribute__((visibility("default"))) METALMM_UNTRACED inline void metalmm_watc
   metalmm::debug::watch_end = end;
   metalmm::debug::watch_counts = counts;
 }
-__attribute__((visibility("default"))) METALMM_UNTRACED inline unsigned metalmm_take_misaligned(const unsigned char** at) {
-  *at = metalmm::debug::misaligned_at;
-  return __atomic_exchange_n(&metalmm::debug::misaligned_size, 0u, __ATOMIC_RELAXED);
+__attribute__((visibility("default"))) METALMM_UNTRACED inline unsigned metalmm_take_misaligned(const unsigned char** at, const char** file,
+                                                                                                unsigned* line) {
+  const metalmm::debug::Mismatch* found =
+      __atomic_exchange_n(&metalmm::debug::misaligned, static_cast<const metalmm::debug::Mismatch*>(nullptr), __ATOMIC_RELAXED);
+  if (!found) return 0;
+  *at = metalmm::debug::misaligned_at, *file = found->place.file, *line = found->place.line;
+  return 1u << found->log_alignment;
+}
+METALMM_UNTRACED inline void __ubsan_handle_type_mismatch_v1(const metalmm::debug::Mismatch* where, unsigned long at) {
+  metalmm::debug::found_misaligned(where, at);
 }
 METALMM_UNTRACED inline void __tsan_init() {}
 METALMM_UNTRACED inline void __tsan_func_entry(void*) {}
 METALMM_UNTRACED inline void __tsan_func_exit(void*) {}
 METALMM_UNTRACED inline void __tsan_read_range(void*, unsigned long) {}
 METALMM_UNTRACED inline void __tsan_write_range(void* p, unsigned long size) { metalmm::debug::wrote(p, size); }
+METALMM_UNTRACED inline void* __tsan_memcpy(void* to, const void* from, unsigned long size) {
+  metalmm::debug::wrote(to, size);
+  return __builtin_memcpy(to, from, size);
+}
+METALMM_UNTRACED inline void* __tsan_memmove(void* to, const void* from, unsigned long size) {
+  metalmm::debug::wrote(to, size);
+  return __builtin_memmove(to, from, size);
+}
+METALMM_UNTRACED inline void* __tsan_memset(void* to, int value, unsigned long size) {
+  metalmm::debug::wrote(to, size);
+  return __builtin_memset(to, value, size);
+}
 #define METALMM_TRACE(size)                                                                                            \
   METALMM_UNTRACED inline void __tsan_read##size(void* p) { metalmm::debug::accessed(p, size); }                       \
   METALMM_UNTRACED inline void __tsan_write##size(void* p) {                                                           \
     metalmm::debug::accessed(p, size);                                                                                 \
     metalmm::debug::wrote(p, size);                                                                                    \
   }                                                                                                                    \
-  METALMM_UNTRACED inline void __tsan_read_write##size(void* p) {                                                      \
-    metalmm::debug::accessed(p, size);                                                                                 \
-    metalmm::debug::wrote(p, size);                                                                                    \
-  }                                                                                                                    \
+  METALMM_UNTRACED inline void __tsan_read_write##size(void* p) { metalmm::debug::wrote(p, size); }                    \
   METALMM_UNTRACED inline void __tsan_volatile_read##size(void*) {}                                                    \
   METALMM_UNTRACED inline void __tsan_volatile_write##size(void* p) { metalmm::debug::wrote(p, size); }                \
   METALMM_UNTRACED inline void __tsan_unaligned_read##size(void*) {}                                                   \
@@ -79,7 +112,9 @@ METALMM_TRACE(1) METALMM_TRACE(2) METALMM_TRACE(4) METALMM_TRACE(8) METALMM_TRAC
 namespace metalmm::debug {
 // The compiler calls them; nothing in the text does.
 __attribute__((used)) inline void* const kept[] = {
-    reinterpret_cast<void*>(&metalmm_watch), reinterpret_cast<void*>(&metalmm_take_misaligned), reinterpret_cast<void*>(&__tsan_init), reinterpret_cast<void*>(&__tsan_func_entry),
+    reinterpret_cast<void*>(&metalmm_watch), reinterpret_cast<void*>(&metalmm_take_misaligned),
+    reinterpret_cast<void*>(&__ubsan_handle_type_mismatch_v1), reinterpret_cast<void*>(&__tsan_memcpy),
+    reinterpret_cast<void*>(&__tsan_memmove), reinterpret_cast<void*>(&__tsan_memset), reinterpret_cast<void*>(&__tsan_init), reinterpret_cast<void*>(&__tsan_func_entry),
     reinterpret_cast<void*>(&__tsan_func_exit), reinterpret_cast<void*>(&__tsan_read_range), reinterpret_cast<void*>(&__tsan_write_range),
 #define METALMM_KEEP(size)                                                                                        \
   reinterpret_cast<void*>(&__tsan_read##size), reinterpret_cast<void*>(&__tsan_write##size),                      \
