@@ -38,7 +38,7 @@ class Weights {
   }
 
  private:
-  static nb::object convert(const nb::object& view) { return view.attr("astype")("float32"); }
+  static nb::object convert(const nb::object& view) { return call_python(view.attr("astype"), "float32"); }
   struct Converted {
     std::weak_ptr<Buffer> buffer;
     nb::object array;
@@ -57,7 +57,7 @@ void multiply(const Dispatch& d, bool transpose_a, bool transpose_b) {
   nb::object c = p.has_c ? o.view(kIndexC, p.batch, p.m, p.n, p.stride_c, p.ldc) : nb::none();
   nb::object bias = p.has_bias ? o.view(kIndexBias, 1, 1, p.n, 0, p.n) : nb::none();
   nb::object out = o.view(kIndexD, p.batch, p.m, p.n, p.stride_d, p.ldd);
-  (*function)(a, weights->get(o.buffer(kIndexB), b), c, bias, out, p.alpha, p.beta, transpose_a, transpose_b);
+  call_python(*function, a, weights->get(o.buffer(kIndexB), b), c, bias, out, p.alpha, p.beta, transpose_a, transpose_b);
 }
 
 }  // namespace

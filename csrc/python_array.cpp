@@ -106,7 +106,7 @@ nb::object empty_numpy(int ndim, const int64_t* shape) {
   static nb::object* empty = new nb::object(nb::module_::import_("numpy").attr("empty"));
   static nb::object* half = new nb::object(nb::module_::import_("numpy").attr("dtype")("float16"));
   nb::object size = ndim == 2 ? nb::make_tuple(shape[0], shape[1]) : nb::make_tuple(shape[0], shape[1], shape[2]);
-  return (*empty)(size, *half);
+  return call_python(*empty, size, *half);
 }
 
 }  // namespace metalmm

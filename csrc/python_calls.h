@@ -58,7 +58,7 @@ class Registry {
     const char* text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
     if (!text) throw nb::python_error();
     auto it = by_id_.find(std::string(text, static_cast<size_t>(size)));
-    if (it == by_id_.end()) throw Error(ErrorKind::unknown_variant, nb::cast<std::string>(hooks().unknown_variant(id)));
+    if (it == by_id_.end()) throw Error(ErrorKind::unknown_variant, nb::cast<std::string>(call_python(hooks().unknown_variant, id)));
     seen = {nb::borrow(id), it->second};
     return *it->second;
   }
@@ -93,7 +93,7 @@ inline std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle d
   PipelineSource source;
   source.name = v.id, source.builtin = v.builtin;
   source.transpose_a = transpose_a, source.transpose_b = transpose_b;
-  auto built = nb::cast<nb::tuple>(hooks().build_pipeline(device, v.id, specialization));
+  auto built = nb::cast<nb::tuple>(call_python(hooks().build_pipeline, device, v.id, specialization));
   source.code = nb::cast<std::string>(built[0]), source.archive = nb::cast<std::string>(built[1]);
   source.kernel = nb::cast<std::string>(built[2]);
   std::shared_ptr<Device> running = state.open();
@@ -142,7 +142,7 @@ inline nb::object device_of(nb::handle device, std::initializer_list<nb::handle>
   if (!device.is_none()) return nb::borrow(device);
   for (nb::handle h : arrays)
     if (nb::inst_check(h) && nb::isinstance<Array>(h)) return nb::inst_ptr<Array>(h)->owner;
-  return hooks().default_device();
+  return call_python(hooks().default_device);
 }
 
 struct PyDevice {

@@ -20,6 +20,15 @@ auto or_stop(Take&& take) noexcept {
   }
 }
 
+// Python code from here: where it comes back to an interpreter that is going, the thread must stop before our objects are let go.
+template <class... Args>
+nb::object call_python(nb::handle function, Args&&... args) {
+  nb::tuple all = nb::make_tuple(std::forward<Args>(args)...);
+  auto result = nb::steal(or_stop([&] { return PyObject_Call(function.ptr(), all.ptr(), nullptr); }));
+  if (!result.is_valid()) throw nb::python_error();
+  return result;
+}
+
 class Gil {
  public:
   Gil() : state_(or_stop([] { return PyGILState_Ensure(); })) {}
@@ -50,13 +59,13 @@ inline void check_signals() {
   if (!pthread_main_np()) return;
 #endif
   Gil gil;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (or_stop([] { return PyErr_CheckSignals(); }) != 0) throw nb::python_error();
 }
 
 inline void give_warnings(Device& device) {
   if (!device.has_warnings()) return;
   for (const std::string& text : device.take_warnings())
-    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2) != 0) throw nb::python_error();
+    if (or_stop([&] { return PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 2); }) != 0) throw nb::python_error();
 }
 
 // What reads memory comes after all that was submitted.
