@@ -125,6 +125,17 @@ template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V fract(const 
 // One rounding.
 template <class A, class B, class C, class V = not_void<common_t<common_t<A, B>, C>>>
 METALMM_INLINE V fma(const A& a, const B& b, const C& c) {
+#if defined(__FMA__)
+  if constexpr (is_same<V, vec<float, 4>>::value) {  // compilers do not make one instruction of four calls
+    V r;
+#if __has_builtin(__builtin_elementwise_fma)
+    r.v = __builtin_elementwise_fma(V(a).v, V(b).v, V(c).v);
+#else
+    r.v = __builtin_ia32_vfmaddps(V(a).v, V(b).v, V(c).v);
+#endif
+    return r;
+  }
+#endif
   return elementwise<V>([](auto x, auto y, auto z) {
     if constexpr (is_same<decltype(x), half>::value) {
       // The product of two halfs is exact in float; an inexact sum is made odd, so that rounding it again cannot tie wrongly.
