@@ -1,24 +1,41 @@
 #!/usr/bin/env python3
 """The five m=1 shapes of the profile, plain and with bias: the best of v6 and of the older families on this device against NumPy
-float32, torch float16 and mlx on the CPU, each where installed, interleaved in one run on the same number of threads.
+float32, torch float16 and mlx float16 on the CPU, each where installed.
 
-    python benchmarks/peers.py [--threads 2] [--iters 20] [--all]
+Each library has its turn alone, in a process of its own: OpenBLAS's threads go on spinning after a call. Two tables:
+hot, the same weights call after call; cold, copies of the weights by turns, together past the last-level cache as far as --memory
+goes. Peers' weights are converted and placed beforehand, and everybody writes into one result again and again. Huge pages: our
+device asks for them for arrays of 1 MB and more, NumPy from 4 MB on; its copies and torch's lie in one array, so they have them.
+Each has --rounds turns and the least median counts, for another process that takes a core makes spinning threads wait for whole ticks.
+Our ids are screened with a few calls, the three best of each group measured, and the one that won measured anew, like the peers.
+
+    python benchmarks/peers.py [--threads 2] [--iters 60] [--shapes 1,3] [--memory 4] [--rounds 2] [--all]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 ARGS = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 ARGS.add_argument("--threads", type=int, default=2)
-ARGS.add_argument("--iters", type=int, default=20)
-ARGS.add_argument("--all", action="store_true", help="print every variant, not the best alone")
+ARGS.add_argument("--iters", type=int, default=60, help="calls a median is of, at least")
+ARGS.add_argument("--shapes", help="numbers, or words of a shape, as for hot_shapes.py; default: the five")
+ARGS.add_argument("--memory", type=float, default=4.0, help="GB of copies at most, for each library in its turn")
+ARGS.add_argument("--rounds", type=int, default=2, help="turns of each library, one after another's; the least median of them counts")
+ARGS.add_argument("--no-bias", action="store_true", help="plain products alone")
+ARGS.add_argument("--only", help="ids of ours that match this regular expression alone")
+ARGS.add_argument("--all", action="store_true", help="print every variant as it was screened, not the best alone")
+ARGS.add_argument("--turn", help=argparse.SUPPRESS)  # [library, shape, bias]: measures, prints JSON
 ARGS = ARGS.parse_args()
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "METALMM_CPU_THREADS"):
     os.environ[name] = str(ARGS.threads)  # before the libraries read them
@@ -27,58 +44,99 @@ import metalmm  # noqa: E402
 import numpy as np  # noqa: E402
 from metalmm.bench import runner, sizes  # noqa: E402
 
-Calls = dict[str, Callable[[], object]]
+Call = Callable[[], object]
+SCREENING, MEASURING, FINALISTS = (8, 0.02), 0.3, 3  # calls and seconds; seconds; ids a table
 
 
-def peers(a: Any, b: Any, bias: Any, transpose_b: bool) -> Calls:
-    """Calls that compute the same; weights converted and placed beforehand, as a server would have them."""
-    found: Calls = {}
-    a32, b32 = a.astype(np.float32), b.astype(np.float32)
-    wide = b32.T if transpose_b else b32
-    out = np.empty((a.shape[0], wide.shape[1]), np.float32)
+def cache_bytes() -> int:
+    """The last-level cache, as the kernel tells; 32 MB where it does not."""
+    found = [32 << 20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        if size := re.fullmatch(r"(\d+)([KM])", path.read_text().strip()):
+            found.append(int(size[1]) << (10 if size[2] == "K" else 20))
+    return max(found[1:], default=found[0])
+
+
+def copies(bytes_each: int) -> int:
+    """Of the weights, so that together they are past the cache twice over, as far as memory goes."""
+    return max(2, min(-(-2 * cache_bytes() // bytes_each), int(ARGS.memory * 1e9) // bytes_each))
+
+
+def repeated(x: Any) -> Any:
+    """Copies of x, in one array."""
+    many = np.empty((copies(x.nbytes), *x.shape), x.dtype)
+    many[:] = x
+    return many
+
+
+def median(calls: list[Call], iters: int, seconds: float) -> float:
+    """Seconds a call; the calls by turns, at least so many and for so long, after half as long to wake threads up and place them."""
+    samples, step, begin = [], 0, time.perf_counter()
+    now = begin
+    while len(samples) < iters or now - begin < 1.5 * seconds:
+        start = time.perf_counter()
+        calls[step % len(calls)]()
+        now = time.perf_counter()
+        step += 1
+        if start - begin >= 0.5 * seconds and step > 3:
+            samples.append(now - start)
+    return statistics.median(samples)
+
+
+def numpy_float32(a: Any, b: Any, bias: Any, transpose_b: bool) -> list[Call]:
+    many = repeated(b.astype(np.float32))
+    a32, out = a.astype(np.float32), np.empty((1, b.shape[0 if transpose_b else 1]), np.float32)
+    wide = [w.T if transpose_b else w for w in many]
     if bias is None:
-        found["numpy float32"] = lambda: np.matmul(a32, wide, out=out)
-    else:
-        bias32 = bias.astype(np.float32)
-        found["numpy float32"] = lambda: np.add(np.matmul(a32, wide, out=out), bias32, out=out)
-    try:
-        import torch
-
-        torch.set_num_threads(ARGS.threads)
-        ta, tb = torch.from_numpy(a), torch.from_numpy(b)
-        tw = tb.T if transpose_b else tb
-        t_out = torch.empty((a.shape[0], tw.shape[1]), dtype=torch.float16)
-        t_bias = None if bias is None else torch.from_numpy(bias)
-        found["torch float16"] = lambda: torch.matmul(ta, tw, out=t_out) if t_bias is None else torch.addmm(t_bias, ta, tw, out=t_out)
-    except ImportError:
-        pass
-    try:
-        import mlx.core as mx
-
-        mx.set_default_device(mx.cpu)
-        ma, mb = mx.array(a), mx.array(b)
-        mw = mb.T if transpose_b else mb
-        m_bias = None if bias is None else mx.array(bias)
-        found["mlx cpu float16"] = lambda: mx.eval(mx.matmul(ma, mw) if m_bias is None else mx.addmm(m_bias, ma, mw))
-    except ImportError:
-        pass
-    return found
+        return [lambda w=w: np.matmul(a32, w, out=out) for w in wide]
+    bias32 = bias.astype(np.float32)
+    return [lambda w=w: np.add(np.matmul(a32, w, out=out), bias32, out=out) for w in wide]
 
 
-def measure(calls: Calls) -> dict[str, float]:
-    """Median seconds of each, interleaved."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for step in range(ARGS.iters + 2):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if step >= 2:
-                samples[name].append(time.perf_counter() - start)
-    return {name: statistics.median(s) for name, s in samples.items()}
+def torch_float16(a: Any, b: Any, bias: Any, transpose_b: bool) -> list[Call]:
+    import torch
+
+    torch.set_num_threads(ARGS.threads)
+    ta, t_bias = torch.from_numpy(a), None if bias is None else torch.from_numpy(bias)
+    out = torch.empty((1, b.shape[0 if transpose_b else 1]), dtype=torch.float16)
+    wide = [w.T if transpose_b else w for w in torch.from_numpy(repeated(b))]
+    if t_bias is None:
+        return [lambda w=w: torch.matmul(ta, w, out=out) for w in wide]
+    return [lambda w=w: torch.addmm(t_bias, ta, w, out=out) for w in wide]
 
 
-def run(device: metalmm.Device, shape: sizes.Shape, has_bias: bool) -> float:
-    """Prints one shape; the speed of the best of v6 against the fastest peer."""
+def mlx_float16(a: Any, b: Any, bias: Any, transpose_b: bool) -> list[Call]:
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    ma, m_bias = mx.array(a), None if bias is None else mx.array(bias)
+    wide = [mx.array(b) for _ in range(copies(b.nbytes))]
+    mx.eval(wide)
+    wide = [w.T if transpose_b else w for w in wide]
+    if m_bias is None:
+        return [lambda w=w: mx.eval(mx.matmul(ma, w)) for w in wide]
+    return [lambda w=w: mx.eval(mx.addmm(m_bias, ma, w)) for w in wide]
+
+
+PEERS = {"numpy float32": numpy_float32, "torch float16": torch_float16, "mlx float16": mlx_float16}
+
+
+def ours(a: Any, b: Any, bias: Any, transpose_b: bool) -> dict[str, list[Call]]:
+    device = metalmm.default_device()
+    n, k = b.shape if transpose_b else b.shape[::-1]
+    spec = metalmm.MatmulSpec(m=1, n=n, k=k, transpose_b=transpose_b, bias=bias is not None)
+    found = [v for v in metalmm.variants(spec, device=device, enabled=True) if v.family.startswith("m1_optimized")]
+    da, d_bias = device.array(a), None if bias is None else device.array(bias)
+    out, wide = device.empty((1, n)), [device.array(b) for _ in range(copies(b.nbytes))]
+    return {
+        v: [device.prepare(v, da, w, bias=d_bias, transpose_b=transpose_b, out=out) for w in wide]
+        for v in found
+        if not ARGS.only or re.search(ARGS.only, v)
+    }
+
+
+def turn(library: str, shape: sizes.Shape, has_bias: bool) -> dict[str, Any]:
+    """Name -> [hot, cold] seconds; of our ids the best of each group and table, under "screened" all of them."""
     rng = np.random.default_rng(0)
 
     def half(*size: int) -> Any:
@@ -86,31 +144,88 @@ def run(device: metalmm.Device, shape: sizes.Shape, has_bias: bool) -> float:
 
     a, bias = half(1, shape.k), half(shape.n) if has_bias else None
     b = half(*((shape.n, shape.k) if shape.transpose_b else (shape.k, shape.n)))
-    spec = metalmm.MatmulSpec(m=1, n=shape.n, k=shape.k, transpose_b=shape.transpose_b, bias=has_bias)
-    calls = peers(a, b, bias, shape.transpose_b)
-    others = list(calls)
-    da, db, d_bias = device.array(a), device.array(b), None if bias is None else device.array(bias)
-    mine = [v for v in metalmm.variants(spec, device=device, enabled=True) if v.family.startswith("m1_optimized")]
-    for v in mine:
-        calls[v] = device.prepare(v, da, db, bias=d_bias, transpose_b=shape.transpose_b)
-    median = measure(calls)
-    v6 = min((v for v in mine if v.family == "m1_optimized_v6"), key=lambda v: median[v])
-    older = min((v for v in mine if v.family != "m1_optimized_v6"), key=lambda v: median[v])
-    peer = min(others, key=lambda v: median[v])
-    gb = 2 * shape.n * shape.k / 1e9
-    print(f"n={shape.n} k={shape.k} {shape.layout}{' bias' if has_bias else ''}: v6 at {median[older] / median[v6]:.2f} of the older families' speed, "
-          f"{median[peer] / median[v6]:.2f} of the fastest peer's")  # fmt: skip
-    for name in [v6, older, *others, *(sorted(mine, key=lambda v: median[v]) if ARGS.all else [])]:
-        print(f"    {name:56s} {median[name] * 1e3:9.3f} ms {gb / median[name]:6.1f} GB/s")
-    return median[peer] / median[v6]
+    if library in PEERS:
+        try:
+            calls = PEERS[library](a, b, bias, shape.transpose_b)
+        except ImportError:
+            return {}
+        return {library: [median(calls[:1], ARGS.iters, MEASURING), median(calls, ARGS.iters, MEASURING)]}
+    mine = ours(a, b, bias, shape.transpose_b)
+    screened = {v: [median(mine[v][:1], *SCREENING), median(mine[v], *SCREENING)] for v in mine}
+    best: dict[str, Any] = {}
+    for group in ("v6", "older"):
+        ids = [v for v in mine if v.startswith("m1_optimized_v6/") == (group == "v6")]
+        for table in (0, 1):
+            first = sorted(ids, key=lambda v: screened[v][table])[:FINALISTS]
+            seconds = {v: median(mine[v][: None if table else 1], ARGS.iters, MEASURING) for v in first}
+            if seconds:
+                v = min(seconds, key=lambda v: seconds[v])  # measured anew: the least of three is too good for it
+                best.setdefault(group, []).append([v, median(mine[v][: None if table else 1], ARGS.iters, MEASURING)])
+    return {**best, "screened": screened}
+
+
+def in_its_own_process(library: str, shape: str, has_bias: bool) -> dict[str, Any]:
+    command = [sys.executable, *sys.argv, "--turn", json.dumps([library, shape, has_bias])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def quieter(before: list[Any] | None, now: list[Any], key: Callable[[Any], float]) -> list[Any]:
+    """Of two rounds the faster, table by table."""
+    return now if before is None else [min(pair, key=key) for pair in zip(before, now, strict=True)]
+
+
+def show(results: list[tuple[str, sizes.Shape, dict[str, Any], dict[str, Any]]], table: int) -> float:
+    print(("hot: one array of weights, back to back", "cold: copies of the weights by turns")[table])
+    print(
+        f"| m=1 shape | v6, ms (GB/s of half weights) | older, ms | {', '.join(f'{p}' for p in PEERS)}, ms | v6 against the fastest |\n"
+        + "|---" * 5
+        + "|"
+    )
+    worst = float("inf")
+    for title, shape, mine, peers in results:
+        (v6, seconds), older = mine["v6"][table], mine.get("older", [["", float("nan")]] * 2)[table][1]
+        theirs = [f"{peers[p][table] * 1e3:.3f}" if p in peers else "-" for p in PEERS]
+        ratio = min(t[table] for t in peers.values()) / seconds
+        worst = min(worst, ratio)
+        rate = 2 * shape.n * shape.k / seconds / 1e9
+        print(f"| {title} | {seconds * 1e3:.3f} ({rate:.1f}) {v6.split('/')[1]} | {older * 1e3:.3f} | {', '.join(theirs)} | {ratio:.2f} |")
+        if ARGS.all:
+            for v, t in sorted(mine["screened"].items(), key=lambda item: item[1][table]):
+                print(f"    {v:56s} {t[table] * 1e3:9.3f} ms")
+    print(f"least ratio of v6 to the fastest peer: {worst:.2f}\n")
+    return worst
 
 
 def main() -> int:
-    device = metalmm.default_device()
-    print(f"{runner.describe(device, runner.environment(device))} iters={ARGS.iters}; GB/s: of half weights")
     shapes = [s for s in sizes.load() if s.batch == 1]
-    ratios = [run(device, shape, has_bias) for shape in shapes for has_bias in (False, True)]
-    print(f"least ratio of v6 to the fastest peer: {min(ratios):.2f}")
+    shapes = sizes.select(shapes, ARGS.shapes)
+    if ARGS.turn:
+        library, wanted, has_bias = json.loads(ARGS.turn)
+        print(json.dumps(turn(library, next(s for s in shapes if str(s) == wanted), has_bias)))
+        return 0
+    device = metalmm.default_device()
+    print(f"{runner.describe(device, runner.environment(device))} threads={ARGS.threads} iters={ARGS.iters}")
+    print(f"last-level cache: {cache_bytes() >> 20} MB; copies: twice that, at most {ARGS.memory:g} GB\n")
+    results = []
+    for shape in shapes:
+        for has_bias in (False,) if ARGS.no_bias else (False, True):
+            title = f"n={shape.n} k={shape.k} {shape.layout.upper()}{' bias' if has_bias else ''}"
+            mine: dict[str, Any] = {}
+            peers: dict[str, Any] = {}
+            for _ in range(ARGS.rounds):
+                turn_of_ours = in_its_own_process("metalmm", str(shape), has_bias)
+                for group in ("v6", "older"):
+                    if group in turn_of_ours:
+                        mine[group] = quieter(mine.get(group), turn_of_ours[group], key=lambda found: found[1])
+                mine["screened"] = turn_of_ours["screened"]
+                for library in PEERS:
+                    for name, seconds in in_its_own_process(library, str(shape), has_bias).items():
+                        peers[name] = quieter(peers.get(name), seconds, key=lambda found: found)
+            results.append((title, shape, mine, peers))
+    for table in (0, 1):
+        show(results, table)
     return 0
 
 

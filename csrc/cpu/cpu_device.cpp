@@ -349,13 +349,22 @@ void CpuDevice::give_executor(std::unique_ptr<Executor> executor) {
 // The threadgroups of a dispatch, and what became of them.
 struct CpuDevice::Run {
   const KernelCall& call;
-  uint64_t total, chunk;
+  uint64_t total;
   uint64_t step = 1, offset = 0;  // a step that has no common factor with the number of threadgroups visits each once
   std::atomic<uint64_t> next{0};
   std::mutex mutex;
   std::string error;
   std::exception_ptr interrupted;  // of the thread that waits
 
+  // Shares shrink as the work does: long runs of neighbours first, and at the end nobody waits for more than one threadgroup.
+  std::pair<uint64_t, uint64_t> take(unsigned threads) {
+    uint64_t begin = next.load(std::memory_order_relaxed), end = begin;
+    do {
+      if (begin >= total) return {begin, begin};
+      end = begin + std::max<uint64_t>(1, (total - begin) / (threads * 4));
+    } while (!next.compare_exchange_weak(begin, end));
+    return {begin, end};
+  }
   void fail(const std::string& failure) {
     next = total;
     std::lock_guard lock(mutex);
@@ -384,9 +393,9 @@ void CpuDevice::run_some(Run& run, bool is_caller) {
   std::unique_ptr<Executor> executor = take_executor();
   Crew::Member member(*crew_);
   for (;;) {
-    uint64_t begin = run.next.fetch_add(run.chunk);
+    auto [begin, end] = run.take(pool_->threads());
     if (begin >= run.total) break;
-    for (uint64_t j = begin; j < std::min(begin + run.chunk, run.total); j++) {
+    for (uint64_t j = begin; j < end; j++) {
       if (is_caller) poll(run);
       if (crew_->abandoned().load(std::memory_order_relaxed)) break;
       uint64_t i = options_.debug ? (j * run.step + run.offset) % run.total : j;
@@ -406,7 +415,7 @@ void CpuDevice::run_some(Run& run, bool is_caller) {
 void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& call) {
   uint64_t total = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
   threadgroups_.fetch_add(total, std::memory_order_relaxed);
-  Run run{call, total, std::max<uint64_t>(1, total / (pool_->threads() * 8))};
+  Run run{call, total};
   if (options_.debug) {
     uint64_t seed = (order_ += 0x9e3779b9u);
     run.offset = seed % total;

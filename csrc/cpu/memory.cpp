@@ -23,7 +23,7 @@ size_t round_up(size_t x, size_t to) { return (x + to - 1) / to * to; }
 
 void advise_huge(void* data, size_t size) {
 #if defined(MADV_HUGEPAGE)
-  if (size >= kHugePage) madvise(data, size, MADV_HUGEPAGE);
+  madvise(data, size, MADV_HUGEPAGE);
 #else
   (void)data, (void)size;
 #endif
@@ -31,16 +31,17 @@ void advise_huge(void* data, size_t size) {
 
 }  // namespace
 
-// Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages: a
-// kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
+// Slack behind the end holds NaN, so that a read past the end shows in the result. Large buffers ask for huge pages, from half of
+// one on: a kernel that walks down 128 rows at once has 56 small pages in use, and page walks cost a virtual machine most.
 std::shared_ptr<Buffer> new_plain_buffer(size_t size) {
   constexpr size_t kSlack = 128;
-  size_t alignment = size >= kHugePage ? kHugePage : kAlignment;
+  bool huge = size >= kHugePage / 2;
+  size_t alignment = huge ? kHugePage : kAlignment;
   if (size > SIZE_MAX / 2) no_memory(size);
   size_t bytes = round_up(size + kSlack, alignment);
   void* data = std::aligned_alloc(alignment, bytes);
   if (!data) no_memory(size);
-  advise_huge(data, bytes);
+  if (huge) advise_huge(data, bytes);
   std::memset(static_cast<uint8_t*>(data) + size, 0xff, std::min(bytes - size, kSlack));
   return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
 }
@@ -56,7 +57,7 @@ std::shared_ptr<Buffer> new_guarded_buffer(size_t size) {
     munmap(base, total);
     no_memory(size);
   }
-  advise_huge(first, body);
+  if (size >= kHugePage / 2) advise_huge(first, body);
   uint8_t* data = end - kZone - round_up(size, kAlignment);
   poison(first, data);
   poison(data + size, end);

@@ -18,6 +18,12 @@ void pause() {
 // Waking a sleeping thread takes 5 to 50 us, as long as a small matmul; the next one often comes sooner.
 constexpr auto kSpin = std::chrono::microseconds(50);
 
+template <class Done>
+void spin(const Done& done) {
+  auto deadline = std::chrono::steady_clock::now() + kSpin;
+  while (!done() && std::chrono::steady_clock::now() < deadline) pause();
+}
+
 }  // namespace
 
 ThreadPool::ThreadPool(unsigned threads) : owner_(fork_generation()) {
@@ -61,8 +67,13 @@ void ThreadPool::run(const Work& work, const std::function<void()>& meanwhile) {
   }
   if (notify) wake_.notify_all();
   work(true);
+  {
+    std::lock_guard lock(mutex_);
+    work_ = nullptr;
+  }
+  // The others have no more than their last share left: most often they end before a sleep would.
+  spin([this] { return active_.load(std::memory_order_acquire) == 0; });
   std::unique_lock lock(mutex_);
-  work_ = nullptr;
   while (!idle_.wait_for(lock, std::chrono::milliseconds(20), [this] { return active_ == 0; })) {
     lock.unlock();
     meanwhile();
@@ -73,8 +84,7 @@ void ThreadPool::run(const Work& work, const std::function<void()>& meanwhile) {
 void ThreadPool::loop() {
   uint64_t seen = 0;
   for (;;) {
-    auto deadline = std::chrono::steady_clock::now() + kSpin;
-    while (generation_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < deadline) pause();
+    spin([&] { return generation_.load(std::memory_order_acquire) != seen; });
     std::unique_lock lock(mutex_);
     asleep_++;
     wake_.wait(lock, [&] { return generation_.load() != seen; });

@@ -29,7 +29,8 @@ class ThreadPool {
   std::condition_variable wake_, idle_;
   std::atomic<uint64_t> generation_{0};
   const Work* work_ = nullptr;
-  unsigned active_ = 0, asleep_ = 0;
+  std::atomic<unsigned> active_{0};  // written under the mutex
+  unsigned asleep_ = 0;
   bool stop_ = false;
   const uint32_t owner_;  // fork_generation() of the process that has the threads
   std::vector<std::thread> workers_;
