@@ -27,6 +27,9 @@ if REAL_GPU:
 
 FOUND = [next(filter(shutil.which, names), None) for names in (("g++",), ("clang++", "clang++-14"))]
 COMPILERS = [c for c in FOUND if c] or ["c++"]
+# What .ci/run installs, and what the workflow on GitHub has.
+KNOWN = ["g++", "g++-13", "g++-14", "clang++", "clang++-14", "clang++-16", "clang++-19", "clang++-22"]
+ALL_COMPILERS = list({os.path.realpath(path): name for name in KNOWN if (path := shutil.which(name))}.values()) or COMPILERS
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +44,15 @@ def each_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     return str(request.param)
 
 
+@pytest.fixture(params=ALL_COMPILERS)
+def every_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, with every version of them that is known to work."""
+    monkeypatch.setenv("METALMM_CXX", request.param)
+    return str(request.param)
+
+
 def pytest_report_header() -> str:
-    return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ''}: kernels compiled by {', '.join(COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
+    return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ''}: kernels compiled by {', '.join(COMPILERS)}, some by {', '.join(ALL_COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
 
 
 @pytest.fixture(autouse=True)

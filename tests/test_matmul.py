@@ -11,7 +11,7 @@ import pytest
 from conftest import count_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metalmm import numerics
+from metalmm import manifest, numerics
 
 ALL = metalmm.variants(device=metalmm.default_device())
 # (m, n, k): aligned, one off, primes, tiny, k below and above every tile, k = 16 to 151, and the user's own shapes.
@@ -208,15 +208,43 @@ def test_skewed_shapes_strides_and_special_values(data: st.DataObject, device: m
         check(v, a, b, options, device)
 
 
-@pytest.mark.usefixtures("each_compiler")
+TEMPLATES = {(v.source.name, v.kernel): v for v in reversed(metalmm.variants()) if v.kernel and "cpu" in v.devices}
+
+
+@pytest.mark.usefixtures("every_compiler")
 def test_every_compiler_gives_right_results() -> None:
-    """The other compilers, a strategy each; the whole matrix above runs with the default one."""
+    """Every kernel template of every .metal file; the whole matrix above runs with the default compiler."""
     device, rng = metalmm.Device("cpu"), np.random.default_rng(6)
-    for v in ("gemv/baseline", "gemv/smalln", "gemm_tiled/baseline", "m1_optimized/simd_tiled_4", "m1_optimized_v2/nt_bn128_col_vec4_bk64_tg128",
-              "m1_optimized_v2/nt_bn64_col_bt_bk64_tg64", "m1_optimized_v4/nt_bn16_largek_smalln_tg256"):  # fmt: skip
-        layout = next(x for x in ALL if x == v).supports["layouts"][0]
-        spec = metalmm.MatmulSpec(m=1, n=16 if v[-6:] == "smalln" else 133, k=301, transpose_b=layout[1] == "t", bias=True)
+    assert {v.source.name for v in metalmm.variants() if v.kernel} == {name for name, _ in TEMPLATES} | {"mps_epilogue.metal"}
+    for v in TEMPLATES.values():
+        layout, m = v.supports["layouts"][0], 2 if v.family == "small_m" else 1
+        n = 16 if v == "gemv/smalln" else 133
+        spec = metalmm.MatmulSpec(m=m, n=n, k=300, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True)
         check(v, *draw(rng, spec), device)
+
+
+@pytest.mark.usefixtures("every_compiler")
+def test_every_compiler_gives_the_right_epilogue_of_mps() -> None:
+    v = next(v for v in metalmm.variants() if v.source.name == "mps_epilogue.metal")
+    kernel = metalmm.Device("cpu").compile(manifest.assemble(v, 0)).kernel(manifest._host_name(v))
+    rng, n = np.random.default_rng(7), 133
+    ab, bias, out = rng.standard_normal(n).astype(np.float32), rng.standard_normal(n).astype(np.float16), np.zeros(n, np.float16)
+    params = np.array([1, n, 4, 1, 4, n, 0, n, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], np.uint32)
+    params[12:14] = np.array([0.5, 0.0], np.float32).view(np.uint32)
+    kernel({0: ab, 2: out, 3: bias, 4: bias, 5: params}, grid=(-(-n // v.threads), 1, 1), threadgroup=v.threads)
+    np.testing.assert_array_equal(out, (np.float32(0.5) * ab + bias.astype(np.float32)).astype(np.float16))
+
+
+@pytest.mark.usefixtures("every_compiler")
+def test_every_compiler_rounds_each_half_operation() -> None:
+    """No a * b + c with one rounding, as the machine's own half arithmetic would have it; vectors too."""
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(const device half* x, device half* y, uint i [[thread_position_in_grid]])"
+    source += "{ y[i] = x[i] * x[i + 1] + x[i + 2]; half4 v = half4(x[i]) * half4(x[i + 1]) + half4(x[i + 2]); y[i + 512] = v.w; }"
+    x = np.random.default_rng(8).standard_normal(514).astype(np.float16)
+    y = np.zeros(1024, np.float16)
+    metalmm.Device("cpu").compile(source).kernel("k")(x, y, grid=8, threadgroup=64)
+    np.testing.assert_array_equal(y[:512], x[:512] * x[1:513] + x[2:514])
+    np.testing.assert_array_equal(y[512:], y[:512])
 
 
 def test_large_k(device: metalmm.Device) -> None:
