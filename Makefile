@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: bench test lint sanitize clean
+.PHONY: bench test lint sanitize mutants clean
 
 bench: $(VENV)/.built
 	$(BIN)/python benchmarks/hot_shapes.py $(ARGS)
@@ -32,6 +32,10 @@ test-on-fake-metal: fake-metal
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
 sanitize: $(VENV)/.built
 	bash tests/sanitize.sh $(BIN)/python
+
+# Breaks kernels and core on purpose, one place at a time, and sees whether a test fails: tests/mutants. Half an hour and more.
+mutants: $(VENV)/.built
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

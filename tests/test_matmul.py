@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import metalmm
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metalmm import manifest, numerics
 
-ALL = metalmm.variants(device=metalmm.default_device())
+ONLY = os.environ.get("METALMM_TEST_VARIANTS", "").split()  # some ids; tests/mutants asks for those that a mutant touches
+ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if not ONLY or v in ONLY]
 # (m, n, k): aligned, one off, primes, tiny, k below and above every tile, k = 16 to 151, and the user's own shapes.
 M1 = [
     (1, 1, 1),

@@ -219,7 +219,7 @@ class Lowering(Program):
             is_name = self.source.tokens[i].kind == "name"
             words.append(str(self._value_of(tuple(path), namespace, span[0])) if is_name else _number(path[0]))
             i += 1
-        text = " ".join(words)
+        text = " ".join(words).replace("< <", "<<").replace("> >", ">>")
         try:
             tree = ast.parse(text, mode="eval")
             allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)

@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         for manifest in args.manifest:
             load_variants(manifest)
         shapes = sizes.select(sizes.load(args.sizes), args.shapes)
-        device, progress = Device(), _Progress()
+        device, progress = runner.measuring_device(), _Progress()
         work, skipped = _choose(shapes, args, device)
         if args.json:
             args.json.touch()  # a path that cannot be written shows before the run, not after

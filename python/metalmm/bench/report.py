@@ -21,7 +21,8 @@ class Result:
     cpu: list[float] = field(default_factory=list)
     max_abs: float = 0.0
     max_rel: float = 0.0
-    wrong: str = ""  # how it misses the float64 bound
+    wrong: str = ""  # how it misses the float64 bound, or what ended it
+    unlikely: str = ""  # how it misses the statistical bound, which is no proof of a mistake
 
     @property
     def family(self) -> str:
@@ -34,7 +35,8 @@ class Result:
 
     @property
     def avg_cpu(self) -> float:
-        return statistics.fmean(self.cpu)
+        """NaN without a sample."""
+        return statistics.fmean(self.cpu) if self.cpu else float("nan")
 
 
 def tags(results: list[Result], baseline: str | None, bad_rel: float) -> dict[str, list[str]]:
@@ -67,13 +69,13 @@ def tags(results: list[Result], baseline: str | None, bad_rel: float) -> dict[st
 
 def ms(value: float | None) -> str:
     """0.72ms, not 0.720ms; n/a where there is no time."""
-    return "n/a" if value is None else f"{round(value, 3):g}ms"
+    return "n/a" if value is None or value != value else f"{round(value, 3):g}ms"
 
 
 def line(shape: Shape, r: Result, tag_list: Iterable[str]) -> str:
     tag_text = "".join(f" [{t}]" for t in tag_list)
     versus = ""
-    if shape.orig_ms:
+    if shape.orig_ms and r.cpu:
         versus = f" [vs orig {shape.orig_ms:g}ms] ({(r.avg_cpu / shape.orig_ms - 1) * 100:+.2f}%)"
     known = [g for g in r.gpu if g is not None]
     median = statistics.median(known) if known else None
@@ -83,7 +85,9 @@ def line(shape: Shape, r: Result, tag_list: Iterable[str]) -> str:
         f"   - {r.variant}{tag_text}: avg_gpu={ms(r.avg_gpu)} | avg_cpu={ms(r.avg_cpu)}{versus} maxAbs={r.max_abs:.4e} maxRel={r.max_rel:.4e}"
         f" | med_gpu={ms(median)} range={ms(spread)} eff_bw={bandwidth}"
     )
-    return f"{text} WRONG: {r.wrong}" if r.wrong else text
+    if r.wrong:
+        return f"{text} WRONG: {r.wrong}"
+    return f"{text} UNLIKELY: {r.unlikely}" if r.unlikely else text
 
 
 def section(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Device, Variant, __version__, _core, numerics, variants
+from .. import Device, KernelError, Variant, __version__, _core, metal_devices, numerics, variants
 from ..compiler import find_compiler
 from ..manifest import assemble
 from .report import Result
@@ -48,14 +48,14 @@ class Inputs:
             "transpose_a": shape.transpose_a,
             "transpose_b": shape.transpose_b,
         }
-        self.reference, self.bound = _reference(a, b, bias, c, self.options)
+        self.reference, self.bound, self.likely = _reference(a, b, bias, c, self.options)
         self.a, self.weights = device.array(a), [device.array(b) for _ in range(copies)]
         self.bias = None if bias is None else device.array(bias)
         self.c = None if c is None else device.array(c)
         self.out = device.empty((*lead, shape.m, shape.n))
 
 
-def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """In slices of n, so that a large B is never held in float64 as a whole."""
     n_axis = -2 if options["transpose_b"] else -1
     n = b.shape[n_axis]
@@ -64,8 +64,9 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
         piece = slice(start, min(start + 8192, n))
         kw = {"bias": None if bias is None else bias[piece], "c": None if c is None else c[..., piece], **options}
         columns = b[..., piece, :] if options["transpose_b"] else b[..., piece]
-        parts.append((numerics.reference(a, columns, **kw), numerics.error_bound(a, columns, **kw)))
-    return np.concatenate([p[0] for p in parts], axis=-1), np.concatenate([p[1] for p in parts], axis=-1)
+        bounds = (numerics.error_bound(a, columns, **kw), numerics.error_bound(a, columns, **kw, statistical=True))
+        parts.append((numerics.reference(a, columns, **kw), *bounds))
+    return tuple(np.concatenate(pieces, axis=-1) for pieces in zip(*parts, strict=True))
 
 
 def last_level_cache() -> int:
@@ -81,6 +82,15 @@ def cold_copies(shape: Shape) -> int:
     """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES."""
     weight = 2 * shape.batch * shape.k * shape.n
     return max(1, min(math.ceil(2 * last_level_cache() / weight), COLD_LIMIT_BYTES // weight))
+
+
+TIMEOUT_SECONDS = 60.0  # of a dispatch on the CPU device; its slowest GEMM tiles take four
+
+
+def measuring_device() -> Device:
+    """The default device; the CPU device with guards round all memory, and an end to what never ends."""
+    name = os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
+    return Device(name, guards=True, timeout=TIMEOUT_SECONDS) if name == "cpu" else Device(name)
 
 
 def compile_all(device: Device, work: list[tuple[Shape, list[Variant]]], progress: Progress) -> None:
@@ -107,12 +117,18 @@ def run_shape(
     for step in range(warmup + iters):
         for index, v in enumerate(chosen):
             progress(f"{shape}  pass {step + 1}/{warmup + iters}  {index + 1}/{len(chosen)} {v}")
+            if results[v].wrong:
+                continue
             out.view(np.uint16)[...] = 0xFFFF  # NaN
             batch = device.batch()
             batch.add(calls[v][(step * len(chosen) + index) % copies])  # --cold: never the copy that the variant before used
             start = time.perf_counter()
-            batch.submit()
-            batch.wait()
+            try:
+                batch.submit()
+                batch.wait()
+            except KernelError as error:
+                results[v].wrong = str(error)
+                continue
             cpu = time.perf_counter() - start
             if step >= warmup:
                 device_seconds = batch.timing.device
@@ -126,6 +142,7 @@ def _check(result: Result, out: Any, inputs: Inputs) -> None:
     max_abs, max_rel = numerics.max_abs_rel(out, inputs.reference)
     result.max_abs, result.max_rel = max(result.max_abs, max_abs), max(result.max_rel, max_rel)
     result.wrong = result.wrong or numerics.mismatch(out, inputs.reference, inputs.bound)
+    result.unlikely = result.unlikely or numerics.mismatch(out, inputs.reference, inputs.likely)
 
 
 def baseline_of(shape: Shape, device: Device) -> str | None:
@@ -193,10 +210,11 @@ def as_json(shape: Shape, results: list[Result], baseline: str | None, tags: dic
                 "gpu_ms": r.gpu,
                 "cpu_ms": r.cpu,
                 "avg_gpu_ms": r.avg_gpu,
-                "avg_cpu_ms": r.avg_cpu,
+                "avg_cpu_ms": r.avg_cpu if r.cpu else None,
                 "max_abs": r.max_abs if math.isfinite(r.max_abs) else None,
                 "max_rel": r.max_rel if math.isfinite(r.max_rel) else None,
                 "wrong": r.wrong,
+                "unlikely": r.unlikely,
                 "tags": tags[r.variant],
             }
         )

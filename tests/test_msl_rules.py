@@ -1,0 +1,273 @@
+"""MSL that Metal takes and C++ does not, and MSL that Metal refuses and C++ takes: what lowering does with each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+I = "uint i [[thread_position_in_grid]]"  # noqa: E741
+
+
+@pytest.fixture
+def device() -> metalmm.Device:
+    return metalmm.Device("cpu")
+
+
+def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any = None, dtype: str = "i4") -> list[Any]:
+    out = np.zeros(4, dtype)
+    device.compile(HEAD + source).kernel(kernel, constants)(out, grid=1, threadgroup=4)
+    return out.tolist()
+
+
+TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "a comparison among template arguments": (
+        f"template <typename T, metal::enable_if_t<sizeof(T) < 8, bool> = true> T f(T x) {{ return x; }}\nkernel void k(device int* o, {I}) {{ o[i] = f(int(i)); }}",
+        {},
+        [0, 1, 2, 3],
+    ),
+    "a comparison in a member's return type": (
+        "struct S { template <typename T> metal::enable_if_t<sizeof(T) < 8, T> f(T x) thread { return x; } };\n"
+        f"kernel void k(device int* o, {I}) {{ S s; o[i] = s.f(int(i)); }}",
+        {},
+        [0, 1, 2, 3],
+    ),
+    "a comparison of two constants": (
+        f"constant int a = 3; template <bool B, typename T> T f(T x) {{ return B ? x : -x; }}\nkernel void k(device int* o, {I}) {{ o[i] = f<(a < 8), int>(int(i)); }}",
+        {},
+        [0, 1, 2, 3],
+    ),
+    **{
+        f"a global named {name}": (f"constant int {name} [[function_constant(1)]];\nkernel void k(device int* o, {I}) {{ o[i] = {name} + 1; }}", {"constants": {1: 3}}, [4] * 4)
+        for name in ("forward", "move", "swap", "declval", "decay")
+    },
+    "threadgroup array with initializer": (f"kernel void k(device float* o, {I}) {{ threadgroup float b[32] = {{7}}; o[i] = b[i]; }}", {"dtype": "f4"}, [7, 0, 0, 0]),
+    "threadgroup scalars with initializers": (f"kernel void k(device int* o, {I}) {{ threadgroup int s = 2, t = s + 3; o[i] = s + t; }}", {}, [7] * 4),
+    "fewer values in braces": (f"kernel void k(device uint* o, {I}) {{ uint4 v = {{i, i, i ^ 1u}}; o[i] = v.x + 10 * v.z + 100 * v.w; }}", {"dtype": "u4"}, [10, 1, 32, 23]),
+    "one value in braces": (f"kernel void k(device float* o, {I}) {{ float4 v = {{5}}; o[i] = v[i]; }}", {"dtype": "f4"}, [5, 0, 0, 0]),
+    "values of other types in braces": (f"kernel void k(device float* o, {I}) {{ float4 v = {{1, 2.5h, i, true}}; o[i] = v[i]; }}", {"dtype": "f4"}, [1, 2.5, 2, 1]),
+    "vectors in braces": (f"kernel void k(device float* o, {I}) {{ float2 a = {{1, 2}}; float4 v = {{a, a}}; o[i] = v[i]; }}", {"dtype": "f4"}, [1, 2, 1, 2]),
+    "instantiation with deduced arguments": (
+        "template <typename T> [[kernel]] void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(i); }\n"
+        'template [[host_name("k")]] [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]);',
+        {},
+        [0, 1, 2, 3],
+    ),
+    "deduced arguments that set the thread limit": (
+        "template <typename T> [[kernel, max_total_threads_per_threadgroup(sizeof(T) * 8)]] void f(device T* o, uint i [[thread_position_in_grid]]) { o[i] = T(i); }\n"
+        'template [[host_name("k")]] [[kernel]] void f(device int* o, uint i);',
+        {},
+        [0, 1, 2, 3],
+    ),
+    "cond ? bfloat : 0": (f"kernel void k(device bfloat* o, {I}) {{ bfloat b = bfloat(2.0f); o[i] = i < 2 ? b : 0; }}", {"dtype": "u2"}, [0x4000, 0x4000, 0, 0]),
+    "coherent(system)": (f"kernel void k(volatile coherent(system) device int* o, {I}) {{ o[i] = 1; }}", {}, [1] * 4),
+    "explicit specialization in a class": (
+        "struct F { template <typename T> T operator()(T x) thread { return x; }\n template <> float operator()(float x) thread { return x + 1; } };\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = int(F()(float(i))) + 10 * F()(int(i)); }}",
+        {},
+        [1, 12, 23, 34],
+    ),
+    "an octal index of a function constant": (f"constant int n [[function_constant(010)]];\nkernel void k(device int* o, {I}) {{ o[i] = n; }}", {"constants": {8: 6}}, [6] * 4),
+    "metal::_disjunction": (f"kernel void k(device int* o, {I}) {{ o[i] = metal::_disjunction<metal::is_same<int, float>, metal::is_integral<int>>::value; }}", {}, [1] * 4),
+    "v.xy++": (f"kernel void k(device int* o, {I}) {{ int4 v = int4(1, 2, 3, 4); int2 w = v.xy++; v.zw--; ++v.xz; o[i] = v[i] + 10 * w.y; }}", {}, [23, 23, 23, 23]),
+    "v.xy + +1": (f"kernel void k(device int* o, {I}) {{ int4 v = int4(1, 2, 3, 4); int2 w = v.xy + +1; o[i] = w.y; }}", {}, [3] * 4),
+    "os_log": (f'#include <metal_logging>\nkernel void k(device int* o, {I}) {{ os_log_default.log("%d", i); o[i] = 1; }}', {}, [1] * 4),
+    "= delete": (f"struct S {{ S() = delete; S(int x) : x(x) {{}} int x; }};\nkernel void k(device int* o, {I}) {{ S s(3); o[i] = s.x; }}", {}, [3] * 4),
+    "static members and static functions": (
+        f"struct S {{ static constexpr constant int n = 4; static int f() {{ return n; }} }}; static int g() {{ return 1; }}\nkernel void k(device int* o, {I}) {{ o[i] = S::f() + g(); }}",
+        {},
+        [5] * 4,
+    ),
+    "a static constant in a function": (f"kernel void k(device int* o, {I}) {{ static constexpr constant int t[2] = {{1, 2}}; o[i] = t[i & 1]; }}", {}, [1, 2, 1, 2]),
+    "two arguments that take turns at one index": (
+        "constant bool wide [[function_constant(0)]]; constant bool narrow = !wide;\n"
+        "kernel void k(device int* o [[buffer(0), function_constant(wide)]], device short* s [[buffer(0), function_constant(narrow)]], "
+        f"{I}) {{ if (wide) o[i] = 1; else s[i] = 2; }}",
+        {"constants": {0: True}},
+        [1] * 4,
+    ),
+}
+
+
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_metal_takes_is_taken(name: str, device: metalmm.Device) -> None:
+    source, options, expected = TAKEN[name]
+    assert run(device, source, **options) == expected
+
+
+REFUSED = [
+    ("struct S { virtual int f() { return 1; } };\nkernel void k(device int* o) { S s; o[0] = s.f(); }", 3, "'virtual' is not part of MSL"),
+    ("kernel void k(device int* o) {\n  int* p = new int;\n}", 4, "'new' is not part of MSL"),
+    ("kernel void k(device int* o) {\n  int x;\n  delete &x;\n}", 5, "'delete' is not part of MSL"),
+    ("kernel void k(device int* o) {\n\n  goto end;\nend:\n  o[0] = 1;\n}", 5, "'goto' is not part of MSL"),
+    ("struct A { int x; };\nkernel void k(device int* o) {\n  A a;\n  o[0] = dynamic_cast<thread A*>(&a)->x;\n}", 6, "'dynamic_cast' is not part of MSL"),
+    ("kernel void k(device int* o) { try { o[0] = 1; } catch (...) {} }", 3, "'try' is not part of MSL"),
+    ("kernel void k(device int* o [[buffer(0)]], device int* p [[buffer(0)]]) { o[0] = p[0]; }", 3, "two arguments of kernel 'k' at buffer index 0"),
+    (
+        "constant int A = 1;\nconstant int B = A;\nkernel void k(device int* o [[buffer(A)]], device int* p [[buffer(B)]]) { o[0] = p[0]; }",
+        5,
+        "two arguments of kernel 'k' at buffer index 1",
+    ),
+    ("kernel void k(device int* o, int i [[thread_position_in_grid]]) { o[i] = 1; }", 3, r"\[\[thread_position_in_grid\]\] is of type int; it takes ushort or uint"),
+    ("kernel void k(device int* o, float3 i [[thread_position_in_grid]]) { o[0] = 1; }", 3, r"is of type float3"),
+    ("kernel void k(device int* o, uint4 i [[threads_per_grid]]) { o[0] = 1; }", 3, r"is of type uint4"),
+    ("kernel void k(device int* o, uint3 i [[thread_index_in_threadgroup]]) { o[0] = 1; }", 3, r"is of type uint3; it takes ushort or uint"),
+    ("kernel void k(device int* o) {\n  static int n = 0;\n  o[0] = n++;\n}", 4, "a static variable inside a function"),
+    ("int f() { static int n; return n++; }\nkernel void k(device int* o) { o[0] = f(); }", 3, "a static variable inside a function"),
+    ("int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope is not in the constant address space"),
+    ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),
+    ("static const float t[2] = {1, 2};\nkernel void k(device int* o) { o[0] = t[0]; }", 3, "the variable 't' at program scope"),
+    ("threadgroup float x[4];\nkernel void k(device float* o) { o[0] = x[0]; }", 3, "the threadgroup variable 'x' stands outside a kernel"),
+    ("float f() { threadgroup float x[4]; return x[0]; }\nkernel void k(device float* o) { o[0] = f(); }", 3, "the threadgroup variable 'x' stands outside a kernel"),
+]
+
+
+@pytest.mark.parametrize(("source", "line", "message"), REFUSED)
+def test_what_metal_refuses_is_refused_with_its_line(source: str, line: int, message: str, device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.LoweringError, match=f"<source>:{line}: .*{message}"):
+        device.compile(HEAD + source).kernel("k")
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_arrays_of_variable_length_are_refused(device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.CompileError, match=r"<source>:4:\d+: error: .*(variable length array|vla|variable-length)"):
+        device.compile(HEAD + "kernel void k(device int* o, constant int& n) {\n  int x[n];\n  x[0] = 1; o[0] = x[0];\n}").kernel("k")
+
+
+def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Device) -> None:
+    source = "int n = 3;\nint f() { static int m; return m; }\nkernel void bad(device int* o) { o[0] = n + f(); }\nkernel void k(device int* o) { o[0] = 7; }"
+    assert run(device, source)[0] == 7
+
+
+# -- which kernel, which constant -------------------------------------------------------------------------------------
+
+TWICE = """
+namespace a { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = N; } }
+namespace b { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = 10 * N; } }
+template [[host_name("ka")]] [[kernel]] decltype(a::f<1>) a::f<1>;
+template [[host_name("kb")]] [[kernel]] decltype(b::f<1>) b::f<1>;
+namespace b { template [[host_name("kc")]] [[kernel]] decltype(f<2>) f<2>; }
+namespace a { kernel void plain(device int* o, uint i [[thread_position_in_grid]]) { o[i] = 100; } }
+namespace b { kernel void plain(device int* o, uint i [[thread_position_in_grid]]) { o[i] = 200; } }
+"""
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_kernels_of_one_name_in_two_namespaces(device: metalmm.Device) -> None:
+    assert [run(device, TWICE, name)[0] for name in ("ka", "kb", "kc", "a::plain", "b::plain")] == [1, 10, 20, 100, 200]
+    assert device.compile(HEAD + TWICE).kernel_names == ["a::plain", "b::plain", "ka", "kb", "kc"]
+
+
+OVERLOADS = """
+template <typename T, int W> [[kernel, max_total_threads_per_threadgroup(W * 32)]] void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = 1; }
+template <typename T, typename M, int W> [[kernel, max_total_threads_per_threadgroup(W * 32)]] void f(device T* o [[buffer(0)]], device M* m [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = 2; }
+template [[host_name("k1")]] [[kernel]] void f<int, 1>(device int* o, uint i);
+template [[host_name("k2")]] [[kernel]] void f<int, float, 2>(device int* o, device float* m, uint i);
+"""
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_overloads_of_a_kernel_template(device: metalmm.Device) -> None:
+    assert run(device, OVERLOADS, "k1")[0] == 1
+    kernel, out = device.compile(HEAD + OVERLOADS).kernel("k2"), np.zeros(4, np.int32)
+    kernel(out, out, grid=1, threadgroup=4)
+    assert out[0] == 2
+    assert kernel.max_total_threads_per_threadgroup == 64
+
+
+def test_two_kernels_of_one_host_name_are_a_mistake(device: metalmm.Device) -> None:
+    source = 'template <int N> [[kernel]] void f(device int* o) { o[0] = N; }\ntemplate [[host_name("k")]] [[kernel]] decltype(f<1>) f<1>;\ntemplate [[host_name("k")]] [[kernel]] decltype(f<2>) f<2>;'
+    with pytest.raises(metalmm.CompileError, match="2 kernels have the host name 'k': <source>:4, <source>:5"):
+        run(device, source)
+
+
+@pytest.mark.parametrize(
+    ("source", "index"),
+    [
+        ("void g() { int N = 5; }\nconstant int N = 2;", 2),  # a local variable is not it
+        ("enum { M = 5 };\nconstant int N = M + 1;", 6),
+        ("enum Index { A, B = 4, N };", 5),
+        ("namespace other { constant int N = 9; }\nconstant int N = 3;", 3),
+        ("#define N (1 << 2)", 4),
+        ("constant constexpr uint N = 0x7u;", 7),
+    ],
+)
+def test_which_constant_an_index_is(source: str, index: int, device: metalmm.Device) -> None:
+    kernel = device.compile(HEAD + source + "\nkernel void k(device int* o [[buffer(N)]]) { o[0] = 7; }").kernel("k")
+    assert kernel.buffer_indices == [index]
+
+
+def test_an_index_that_only_a_local_variable_gives_is_refused(device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.LoweringError, match="'N' is not an integer constant expression"):
+        device.compile(HEAD + "void g() { int N = 5; }\nkernel void k(device int* o [[buffer(N)]]) { o[0] = 7; }").kernel("k")
+
+
+@pytest.mark.parametrize("macro", ["SIMDGROUP_MATRIX", "SIMDGROUP", "SIMDGROUP_REDUCTION", "QUADGROUP", "BFLOAT", "INT64", "ATOMIC_FLOAT"])
+def test_macros_of_apples_compiler(macro: str, device: metalmm.Device) -> None:
+    assert run(device, f"kernel void k(device int* o, {I}) {{\n#ifdef __HAVE_{macro}__\no[i] = 1;\n#endif\n}}") == [1] * 4
+
+
+CONSTANTS = "constant {kind} n [[function_constant(0)]];\nkernel void k(device float* o) {{ o[0] = float(n); }}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("int", 2.7, "its type int holds whole numbers"),
+        ("bool", 1.5, "its type bool holds whole numbers of 0 to 1"),
+        ("bool", 2, "its type bool"),
+        ("int", 2**31, "its type int holds whole numbers of -2147483648 to 2147483647"),
+        ("int", 7 * 10**10, "its type int"),
+        ("uint", -1, "its type uint holds whole numbers of 0 to"),
+        ("uchar", 256, "its type uchar holds whole numbers of 0 to 255"),
+        ("int", float("nan"), "its type int"),
+        ("half", 1e6, "its type half does not reach that far"),
+        ("float", 1e39, "its type float does not reach"),
+        ("int", "3", "it takes a bool, an int or a float"),
+    ],
+)
+def test_nothing_of_a_function_constant_is_lost(kind: str, value: Any, message: str, device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.CompileError, match=f"function constant 'n' is .*{message}"):
+        device.compile(HEAD + CONSTANTS.format(kind=kind)).kernel("k", constants={0: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("int", -(2**31)), ("int", 3.0), ("bool", 1), ("bool", np.True_), ("uint", 2**32 - 1), ("long", -(2**63)), ("float", 7), ("float", np.float32(1.5)), ("short", np.int64(-5))],
+)
+def test_function_constants_arrive(kind: str, value: Any, device: metalmm.Device) -> None:
+    out = np.zeros(1, np.float32)
+    device.compile(HEAD + CONSTANTS.format(kind=kind)).kernel("k", constants={0: value})(out, grid=1, threadgroup=1)
+    assert out[0] == np.float32(value)
+
+
+def test_a_constant_given_twice_and_constants_that_are_missing(device: metalmm.Device) -> None:
+    library = device.compile(HEAD + "constant int a [[function_constant(0)]]; constant int b [[function_constant(5)]];\nkernel void k(device int* o) { o[0] = a + b; }")
+    with pytest.raises(metalmm.CompileError, match="constants: 0 and 'a' are one function constant; give it once"):
+        library.kernel("k", constants={0: 1, "a": 2, "b": 3})
+    with pytest.raises(metalmm.LoweringError, match=r"function constants 'a' \(index 0\), 'b' \(index 5\) are used and not given; pass constants=\{0: …, 5: …\}"):
+        library.kernel("k")
+
+
+def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
+    kernel = device.compile(HEAD + "kernel void k(device int* o [[buffer(2)]]) { o[0] = 7; }").kernel("k")
+    with pytest.raises(metalmm.KernelError, match="kernel 'k': it has no argument at buffer index 7; it has the buffer indices 2"):
+        kernel({2: np.zeros(1, np.int32), 7: np.zeros(1, np.int32)}, grid=1, threadgroup=1)
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device) -> None:
+    folder = tmp_path / 'a "b" \\c'
+    folder.mkdir()
+    (folder / "x.metal").write_text(HEAD + "kernel void k(device int* o) { o[0] = 7; }\nkernel void bad(device int* o) { o[0] = nothing; }\n")
+    library = device.compile(folder / "x.metal")
+    out = np.zeros(1, np.int32)
+    library.kernel("k")(out, grid=1, threadgroup=1)
+    assert out[0] == 7
+    with pytest.raises(metalmm.CompileError, match="nothing"):
+        library.kernel("bad")
