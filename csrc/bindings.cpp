@@ -287,7 +287,7 @@ NB_MODULE(_core, m) {
 
   nb::class_<Kernel>(m, "Kernel", nb::type_slots(collected<Kernel>()), "A kernel of a compiled library with its function constants.")
       .def(nb::init<nb::object, const std::string&, const std::string&, const std::string&, nb::dict>())
-      .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a, "threadgroup"_a, "threadgroup_memory"_a = nb::none(),
+      .def("__call__", &Kernel::call, "args"_a, nb::kw_only(), "grid"_a.none(), "threadgroup"_a.none(), "threadgroup_memory"_a = nb::none(),
            "batch"_a = nb::none(),
            "Runs the kernel over `grid` threadgroups of `threadgroup` threads. Arguments are its buffers in index order, or one dict\n"
            "{index: buffer}: NumPy arrays (used in place), metalmm.Array, bytes for constants, or None for one that the kernel will\n"

@@ -81,7 +81,8 @@ class Compiler:
 
     @property
     def preprocess(self) -> list[str]:
-        return ["-E", "-undef", "-x", "c++", "-std=c++17", "-nostdinc", *_PREDEFINED, "-isystem", str(MSL / "include")]
+        quiet = "-fno-caret-diagnostics" if self.kind == "clang" else "-fno-diagnostics-show-caret"
+        return ["-E", "-undef", quiet, "-x", "c++", "-std=c++17", "-nostdinc", *_PREDEFINED, "-isystem", str(MSL / "include")]
 
 
 # What Apple's compiler defines for MSL 3.1 on macOS, as far as public kernels ask for it.

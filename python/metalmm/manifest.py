@@ -154,12 +154,13 @@ def load_variants(path: str | Path) -> list[Variant]:
         raise ManifestError(f"{path}: '{sorted(unknown)[0]}' is no part of a manifest; it has format and [[family]] tables")
     loaded: dict[str, Variant] = {}
     for family in families:
-        for entry in family.get("variant", []):
-            v = _Entry(path, family, entry).variant()
+        entries = [_Entry(path, family, entry) for entry in family.get("variant", [])]
+        _check_keys(path, family)
+        for entry in entries:
+            v = entry.variant()
             if v in loaded:
                 raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
             loaded[v] = v
-        _check_keys(path, family)
     rows = [_registration(v) for v in loaded.values()]  # before anything is registered
     with _lock:
         for v in loaded.values():
@@ -178,14 +179,16 @@ def load_variants(path: str | Path) -> list[Variant]:
 def _check_keys(path: Path, family: Mapping[str, Any]) -> None:
     """Every key is a field, or a template argument of some variant of the family."""
     entries = family.get("variant", [])
-    arguments = {name for table in (family, *entries) for name in table.get("template", [])} | {"bk"}
+    lists = [table.get("template") for table in (family, *entries)]
+    arguments = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)} | {"bk"}
     for table in (family, *entries):
         for key in table:
             if key in _FIELDS or key in arguments:
                 continue
             near = difflib.get_close_matches(key, [*_FIELDS, *arguments], n=1)
             hint = f"did you mean '{near[0]}'?" if near else "it is neither a field nor among the template's arguments"
-            raise ManifestError(f"{path}: {family['name']}/{table['name'] if table is not family else '…'}: unknown key '{key}'; {hint}")
+            where = f"{family['name']}/{table['name']}" if table is not family else f"family {family['name']}"
+            raise ManifestError(f"{path}: {where}: unknown key '{key}'; {hint}")
 
 
 class _Entry:

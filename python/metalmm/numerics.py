@@ -65,12 +65,13 @@ def error_bound(
     Half a float16 ulp of the reference plus K * 2^-24 * sum |a||b|, the standard bound of a float32 dot product in any
     order; the terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
 
-    At large K that is more than a whole term. statistical: 6 * sqrt(K) in place of K, which rounding errors that fall like coins pass
-    once in 10^7 elements (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019, theorem 3.1): a result
-    beyond it is no proof of a mistake, and a reason to look for one. Never more than the other bound.
+    At large K that is more than a whole term. statistical: 4 * sqrt(K) in place of K, after Higham and Mary ("A New Approach to
+    Probabilistic Rounding Error Analysis", 2019): seven standard deviations of a plain sum whose terms have one sign and whose
+    roundings fall like coins, and more of any other. A result beyond it is no proof of a mistake, and a reason to look for one.
+    Never more than the other bound.
     """
     k = np.asarray(a).shape[-2 if transpose_a else -1]
-    terms = min(k, 6.0 * np.sqrt(k)) if statistical else k
+    terms = min(k, 4.0 * np.sqrt(k)) if statistical else k
     magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
     extra = (
         magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0) + (np.abs(_wide(bias)) if bias is not None else 0.0)

@@ -121,6 +121,8 @@ def main() -> int:
     copy = tree()
     if said := build(copy):
         raise SystemExit(said)
+    if failed := run_tests(copy, FIRST_OF_CORE, CORE_VARIANTS):
+        raise SystemExit(f"{failed} fails without a mutant")
     killed, explained, wrong = 0, 0, 0
     for mutant in mutants:
         start = time.monotonic()
