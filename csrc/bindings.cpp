@@ -89,6 +89,12 @@ MatmulSpec make_spec(int64_t m, int64_t n, int64_t k, int64_t batch, bool transp
 
 auto key_of(const MatmulSpec& s) { return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, s.c, s.alpha, s.beta); }
 
+void refuse_subinterpreter() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return;
+  PyErr_SetString(PyExc_ImportError, "metalmm works in the main interpreter alone, not in a subinterpreter");
+  throw nb::python_error();
+}
+
 // What the garbage collector asks of a class: T::visit(use) calls use(PyObject*) for each reference that an object holds, T::clear()
 // drops them.
 template <class T>
@@ -123,16 +129,13 @@ constexpr const char* kMatmulDoc =
 }  // namespace
 
 NB_MODULE(_core, m) {
+  refuse_subinterpreter();
   nb::set_leak_warnings(false);  // pipelines and the default device live as long as the process
   nb::register_exception_translator(translate, nullptr);
 
-  m.def("_check_interpreter", [] {
-    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return;
-    PyErr_SetString(PyExc_ImportError, "metalmm works in the main interpreter alone, not in a subinterpreter");
-    throw nb::python_error();
-  });
   host_poll = &check_signals;
   m.def("_set_hooks", [](nb::object build_pipeline, nb::object unknown_variant, nb::object default_device, nb::list exceptions) {
+    refuse_subinterpreter();  // a second interpreter may share the module of the first
     if (exceptions.size() != static_cast<size_t>(ErrorKind::count)) throw std::runtime_error("metalmm: errors.py and error.h differ");
     hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device), {}};
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
@@ -231,7 +234,8 @@ NB_MODULE(_core, m) {
                ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
       });
 
-  nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>()), "An array in a device's memory. Made by Device.array, Device.empty and matmul.")
+  nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>()),
+                    "An array in a device's memory. Made by Device.array, Device.empty and matmul.")
       .def_prop_ro("shape", [](const Array& a) { return shape_of(a.tensor); })
       .def_prop_ro("ndim", [](const Array& a) { return a.tensor.ndim; })
       .def_prop_ro(
@@ -256,14 +260,17 @@ NB_MODULE(_core, m) {
         return "metalmm.Array(shape=" + nb::cast<std::string>(nb::str(shape_of(a.tensor))) + ", dtype=" + dtype_name(a.tensor.dtype) + ")";
       });
 
-  nb::class_<Prepared>(m, "PreparedCall", nb::type_slots(collected<Prepared>()), "A matmul with everything resolved; call it to run it. Reads its arrays at each call.")
+  nb::class_<Prepared>(m, "PreparedCall", nb::type_slots(collected<Prepared>()),
+                       "A matmul with everything resolved; call it to run it. Reads its arrays at each call.")
       .def("__call__", &Prepared::run, "Runs it and returns out. Raises KernelError, ClosedError.")
       .def_prop_ro("out", [](const Prepared& p) { return p.out(); })
       .def_prop_ro("variant", &Prepared::variant)
       .def_prop_ro("device_seconds", &Prepared::device_seconds,
                    "What the device worked in the last call, in seconds; None where it cannot tell.");
 
-  nb::class_<Batch>(m, "Batch", nb::type_slots(collected<Batch>()), "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
+  nb::class_<Batch>(
+      m, "Batch", nb::type_slots(collected<Batch>()),
+      "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
       "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &Batch::exit, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
@@ -278,7 +285,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("timing", &Batch::timing)
       .def("__len__", &Batch::size);
 
-  nb::class_<PyRecording>(m, "Recording", nb::type_slots(collected<PyRecording>()), "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
+  nb::class_<PyRecording>(m, "Recording", nb::type_slots(collected<PyRecording>()),
+                          "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
                           "as are shapes and epilogues.")
       .def("replay", &PyRecording::replay, "Hands it to the device once more, after all that was submitted before.")
       .def("wait", &PyRecording::wait, "Waits until every replay is done. Raises what went wrong first.")
@@ -364,10 +372,8 @@ NB_MODULE(_core, m) {
           "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(), "alpha"_a = 1.0,
           "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(),
           "A PreparedCall; arguments and errors as metalmm.matmul.")
-      .def(
-          "close",
-&PyDevice::close,
-          "Waits for all that was submitted and ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
+      .def("close", &PyDevice::close,
+           "Waits for all that was submitted and ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards.");
 
   m.def("matmul", &matmul, "variant"_a, "a"_a.none(), "b"_a.none(), nb::kw_only(), "bias"_a = nb::none(), "c"_a = nb::none(),
         "alpha"_a = 1.0, "beta"_a = 0.0, "transpose_a"_a = false, "transpose_b"_a = false, "out"_a = nb::none(), "device"_a = nb::none(),

@@ -574,8 +574,8 @@ class Kernel {
     bind_all(bound, args);
     std::vector<ThreadgroupMemory> memory;
     if (!threadgroup_memory.is_none() && !nb::isinstance<nb::dict>(threadgroup_memory))
-      throw Error(ErrorKind::kernel, "threadgroup_memory: " + nb::cast<std::string>(nb::repr(threadgroup_memory)) +
-                                         " is not a dict of {index: bytes}");
+      throw Error(ErrorKind::kernel,
+                  "threadgroup_memory: " + nb::cast<std::string>(nb::repr(threadgroup_memory)) + " is not a dict of {index: bytes}");
     if (!threadgroup_memory.is_none())
       for (auto [key, value] : nb::cast<nb::dict>(threadgroup_memory))
         memory.push_back({number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel),
@@ -649,8 +649,8 @@ class Kernel {
     if (index >= kMaxBuffers)
       throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
     if (!(pipeline_->declared >> index & 1))
-      throw Error(ErrorKind::kernel,
-                  "kernel '" + pipeline_->name + "': it has no argument at buffer index " + std::to_string(index) + "; it has " + indices());
+      throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': it has no argument at buffer index " + std::to_string(index) +
+                                         "; it has " + indices());
     bound.owners.push_back(nb::borrow(value));
     if (PyBytes_Check(value.ptr())) {
       bound.bytes.push_back({index, PyBytes_AS_STRING(value.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(value.ptr()))});

@@ -74,7 +74,13 @@ def test_rows_further_apart_than_they_are_long(v: metalmm.Variant, device: metal
     """Padded operands, aligned and not; c among them, whose rows are at a distance of their own."""
     rng, m = np.random.default_rng(12), rows_of(v)
     for layout in v.supports["layouts"]:
-        for n, k, pad_a, pad_b, pad_c, offset in [(67, 130, 2, 2, 5, 0), (64, 133, 3, 3, 1, 0), (65, 126, 2, 6, 4, 4), (33, 1027, 5, 5, 2, 0), (130, 70, 1, 2, 3, 1)]:
+        for n, k, pad_a, pad_b, pad_c, offset in [
+            (67, 130, 2, 2, 5, 0),
+            (64, 133, 3, 3, 1, 0),
+            (65, 126, 2, 6, 4, 4),
+            (33, 1027, 5, 5, 2, 0),
+            (130, 70, 1, 2, 3, 1),
+        ]:
             n, lead = columns_of(v, n), (2,)
             # A row of the stored matrix is k long, or m or n: pads that make its distance a multiple of 4 are among them.
             a = placed(integers(rng, *lead, *((k, m) if layout[0] == "t" else (m, k))), pad_a, offset)

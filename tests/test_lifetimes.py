@@ -156,7 +156,9 @@ def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
         import on_fake_metal
 
         path = os.path.dirname(on_fake_metal.__file__)
-        command[2] = f"import sys; sys.path.insert(0, {path!r}); import on_fake_metal; on_fake_metal.fake = on_fake_metal.install()\n" + command[2]
+        command[2] = (
+            f"import sys; sys.path.insert(0, {path!r}); import on_fake_metal; on_fake_metal.fake = on_fake_metal.install()\n" + command[2]
+        )
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
@@ -173,7 +175,10 @@ def test_exit_with_threads_inside_a_matmul(what: str) -> None:
     body = AT_EXIT.get(what, AT_EXIT["matmul"].replace("gemm_tiled", "blas"))
     if what == "blas" and DEVICE != "cpu":
         pytest.skip("blas/baseline is the CPU device's")
-    script = body + "\nmetalmm.matmul('gemm_tiled/baseline', x, w)\nfor _ in range(3): threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.1)"
+    script = (
+        body
+        + "\nmetalmm.matmul('gemm_tiled/baseline', x, w)\nfor _ in range(3): threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.1)"
+    )
     for _ in range(6):
         done = run(script)
         # A thread that is told that the device was closed says so; nothing aborts.
@@ -248,7 +253,7 @@ def test_what_was_in_flight_runs_in_the_parent_alone() -> None:
     batch.submit()
 
     def look() -> None:
-        with pytest.raises(metalmm.DeviceError, match="submitted before the process was forked; it runs in the parent"):
+        with pytest.raises(metalmm.DeviceError, match=r"submitted before the process was forked; it runs in the parent"):
             batch.wait()
         matmul(device)
 
@@ -263,7 +268,7 @@ def test_a_timeout_holds_in_a_child_of_fork() -> None:
     spins = device.compile(source).kernel("k")
 
     def look() -> None:
-        with pytest.raises(metalmm.KernelError, match="timeout of 0.2 s"):
+        with pytest.raises(metalmm.KernelError, match=r"timeout of 0.2 s"):
             spins(half(4), grid=1, threadgroup=1)
 
     look()

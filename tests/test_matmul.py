@@ -146,7 +146,10 @@ def test_nan_and_inf_propagate(v: metalmm.Variant, device: metalmm.Device) -> No
 )
 def test_views_with_leading_dimensions_and_any_alignment(v: str, device: metalmm.Device) -> None:
     rng = np.random.default_rng(4)
-    nt = "nt" in metalmm.MatmulSpec(m=1, n=1, k=1, transpose_b=True).layout and "nt" in next(x for x in metalmm.variants() if x == v).supports["layouts"]
+    nt = (
+        "nt" in metalmm.MatmulSpec(m=1, n=1, k=1, transpose_b=True).layout
+        and "nt" in next(x for x in metalmm.variants() if x == v).supports["layouts"]
+    )
     for k, n, pad, offset in [(64, 70, 0, 1), (96, 33, 3, 2), (130, 64, 1, 3), (61, 129, 4, 0)]:
         size = (n, k) if nt else (k, n)
         store = rng.standard_normal(size[0] * (size[1] + pad) + 8).astype(np.float16)

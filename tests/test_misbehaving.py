@@ -106,7 +106,9 @@ def half(n: int) -> Any:
         (-20_000, r"a memory access at 0x\w+, 40000 bytes before the beginning of buffer 1 \(120 bytes\)"),
     ],
 )
-def test_a_write_outside_an_array_names_it(numpy: bool, index: int, message: str, watchful: metalmm.Device, kernels: metalmm.Library) -> None:
+def test_a_write_outside_an_array_names_it(
+    numpy: bool, index: int, message: str, watchful: metalmm.Device, kernels: metalmm.Library
+) -> None:
     kernel = kernels.kernel("writes")
     x, y = (half(8), half(60)) if numpy else (watchful.array(half(8)), watchful.array(half(60)))
     with pytest.raises(metalmm.KernelError, match=f"kernel 'writes': .*{message}"):
@@ -120,7 +122,7 @@ def test_a_write_outside_an_array_fails_its_batch(watchful: metalmm.Device, kern
     batch = watchful.batch()
     kernels.kernel("writes")(watchful.array(half(8)), y, at(61), **ONE, batch=batch)
     batch.submit()
-    with pytest.raises(metalmm.KernelError, match="buffer 1 was written to past its end, at byte 122 of 120"):
+    with pytest.raises(metalmm.KernelError, match=r"buffer 1 was written to past its end, at byte 122 of 120"):
         batch.wait()
 
 
@@ -128,7 +130,7 @@ def test_a_zone_that_was_broken_before_is_nobody_elses_fault(watchful: metalmm.D
     y = watchful.array(half(60))
     outside = np.lib.stride_tricks.as_strided(y.numpy(), (62,), (2,))
     outside[61] = 1
-    with pytest.raises(metalmm.KernelError, match="before it ran, buffer 1 had been written to past its end, at byte 122 of 120"):
+    with pytest.raises(metalmm.KernelError, match=r"before it ran, buffer 1 had been written to past its end, at byte 122 of 120"):
         kernels.kernel("writes")(watchful.array(half(8)), y, at(0), **ONE)
     kernels.kernel("writes")(watchful.array(half(8)), y, at(0), **ONE)
 
@@ -168,9 +170,21 @@ def test_arrays_that_share_memory_share_their_guarded_copy(watchful: metalmm.Dev
 @pytest.mark.parametrize(
     ("kernel", "arrays", "good", "bad", "message"),
     [
-        ("loads4", (half(64), half(1)), 4, 3, r"a load or store at <source>:\d+ that is not aligned to 8 bytes, at byte 6 of buffer 0 \(128 bytes\)"),
+        (
+            "loads4",
+            (half(64), half(1)),
+            4,
+            3,
+            r"a load or store at <source>:\d+ that is not aligned to 8 bytes, at byte 6 of buffer 0 \(128 bytes\)",
+        ),
         ("copies4", (half(64), half(4)), 4, 2, r"a load or store (at <source>:\d+ )?that is not aligned to 8 bytes, at byte 4 of buffer 0"),
-        ("stores4", (np.zeros(64, np.float32),), 8, 6, r"(not aligned to 16 bytes, at byte 24 of buffer 0|a vector load or store that is not aligned)"),
+        (
+            "stores4",
+            (np.zeros(64, np.float32),),
+            8,
+            6,
+            r"(not aligned to 16 bytes, at byte 24 of buffer 0|a vector load or store that is not aligned)",
+        ),
     ],
 )
 def test_debug_mode_checks_the_alignment_of_vectors(
@@ -204,9 +218,12 @@ def test_a_trap_is_an_error_not_the_end_of_the_process() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="other processors load vectors from anywhere")
 def test_a_misaligned_vector_that_the_processor_refuses_is_named_as_one(device: metalmm.Device) -> None:
-    source = HEAD + "kernel void k(device float* y, constant int& at) { asm volatile(\"movaps (%0), %%xmm0\" : : \"r\"(y + at) : \"xmm0\"); y[0] = 1; }"
+    source = (
+        HEAD
+        + 'kernel void k(device float* y, constant int& at) { asm volatile("movaps (%0), %%xmm0" : : "r"(y + at) : "xmm0"); y[0] = 1; }'
+    )
     kernel = metalmm.Device("cpu").compile(source.replace("asm", "__asm")).kernel("k")
-    with pytest.raises(metalmm.KernelError, match="a vector load or store that is not aligned"):
+    with pytest.raises(metalmm.KernelError, match=r"a vector load or store that is not aligned"):
         kernel(np.zeros(64, np.float32), at(1), **ONE)
 
 
@@ -220,7 +237,9 @@ def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int,
     run = device.compile(KERNELS).kernel(kernel)
     start = time.monotonic()
     for _ in range(2):
-        with pytest.raises(metalmm.KernelError, match=rf"kernel '{kernel}': .*stopped.*: it took longer than the device's timeout of 0.2 s"):
+        with pytest.raises(
+            metalmm.KernelError, match=rf"kernel '{kernel}': .*stopped.*: it took longer than the device's timeout of 0.2 s"
+        ):
             run(np.zeros(64, np.int32), at(n), grid=grid, threadgroup=threadgroup)
     assert time.monotonic() - start < 20
     y = np.zeros(64, np.int32)
@@ -231,7 +250,7 @@ def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int,
 def test_a_timeout_ends_many_short_threadgroups_and_is_of_one_dispatch() -> None:
     device = metalmm.Device("cpu", timeout=0.3)
     slow, y = device.compile(KERNELS).kernel("slow"), np.zeros(1 << 20, np.int32)
-    with pytest.raises(metalmm.KernelError, match="kernel 'slow': .*stopped: it took longer"):
+    with pytest.raises(metalmm.KernelError, match=r"kernel 'slow': .*stopped: it took longer"):
         slow(y, at(200_000), grid=1 << 20, threadgroup=1)
     assert not y.all()
     with device.batch() as batch:  # together longer than the timeout
@@ -247,13 +266,15 @@ def test_a_timeout_in_a_batch_spares_the_next_batch() -> None:
     spins(y, at(-1), grid=4, threadgroup=1, batch=later)
     batch.submit()
     later.submit()
-    with pytest.raises(metalmm.KernelError, match="timeout"):
+    with pytest.raises(metalmm.KernelError, match=r"timeout"):
         batch.wait()
     later.wait()
     assert (y == 7).all()
 
 
-@pytest.mark.parametrize("options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": 1e9}, {"threads": -1}, {"threadgroup_memory_limit": -5}])
+@pytest.mark.parametrize(
+    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": 1e9}, {"threads": -1}, {"threadgroup_memory_limit": -5}]
+)
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(metalmm.DeviceError, match=next(iter(options))):
         metalmm.Device("cpu", **options)
@@ -285,7 +306,7 @@ def test_ctrl_c_acts_between_threadgroups(threads: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         batch.wait()
     assert time.monotonic() - start < 30
-    with pytest.raises(metalmm.KernelError, match="it was interrupted; its results are not valid"):
+    with pytest.raises(metalmm.KernelError, match=r"it was interrupted; its results are not valid"):
         batch.wait()
     y[:] = 0
     slow(y, at(1), grid=64, threadgroup=1)

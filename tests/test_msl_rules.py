@@ -42,15 +42,39 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         [0, 1, 2, 3],
     ),
     **{
-        f"a global named {name}": (f"constant int {name} [[function_constant(1)]];\nkernel void k(device int* o, {I}) {{ o[i] = {name} + 1; }}", {"constants": {1: 3}}, [4] * 4)
+        f"a global named {name}": (
+            f"constant int {name} [[function_constant(1)]];\nkernel void k(device int* o, {I}) {{ o[i] = {name} + 1; }}",
+            {"constants": {1: 3}},
+            [4] * 4,
+        )
         for name in ("forward", "move", "swap", "declval", "decay")
     },
-    "threadgroup array with initializer": (f"kernel void k(device float* o, {I}) {{ threadgroup float b[32] = {{7}}; o[i] = b[i]; }}", {"dtype": "f4"}, [7, 0, 0, 0]),
-    "threadgroup scalars with initializers": (f"kernel void k(device int* o, {I}) {{ threadgroup int s = 2, t = s + 3; o[i] = s + t; }}", {}, [7] * 4),
-    "fewer values in braces": (f"kernel void k(device uint* o, {I}) {{ uint4 v = {{i, i, i ^ 1u}}; o[i] = v.x + 10 * v.z + 100 * v.w; }}", {"dtype": "u4"}, [10, 1, 32, 23]),
+    "threadgroup array with initializer": (
+        f"kernel void k(device float* o, {I}) {{ threadgroup float b[32] = {{7}}; o[i] = b[i]; }}",
+        {"dtype": "f4"},
+        [7, 0, 0, 0],
+    ),
+    "threadgroup scalars with initializers": (
+        f"kernel void k(device int* o, {I}) {{ threadgroup int s = 2, t = s + 3; o[i] = s + t; }}",
+        {},
+        [7] * 4,
+    ),
+    "fewer values in braces": (
+        f"kernel void k(device uint* o, {I}) {{ uint4 v = {{i, i, i ^ 1u}}; o[i] = v.x + 10 * v.z + 100 * v.w; }}",
+        {"dtype": "u4"},
+        [10, 1, 32, 23],
+    ),
     "one value in braces": (f"kernel void k(device float* o, {I}) {{ float4 v = {{5}}; o[i] = v[i]; }}", {"dtype": "f4"}, [5, 0, 0, 0]),
-    "values of other types in braces": (f"kernel void k(device float* o, {I}) {{ float4 v = {{1, 2.5h, i, true}}; o[i] = v[i]; }}", {"dtype": "f4"}, [1, 2.5, 2, 1]),
-    "vectors in braces": (f"kernel void k(device float* o, {I}) {{ float2 a = {{1, 2}}; float4 v = {{a, a}}; o[i] = v[i]; }}", {"dtype": "f4"}, [1, 2, 1, 2]),
+    "values of other types in braces": (
+        f"kernel void k(device float* o, {I}) {{ float4 v = {{1, 2.5h, i, true}}; o[i] = v[i]; }}",
+        {"dtype": "f4"},
+        [1, 2.5, 2, 1],
+    ),
+    "vectors in braces": (
+        f"kernel void k(device float* o, {I}) {{ float2 a = {{1, 2}}; float4 v = {{a, a}}; o[i] = v[i]; }}",
+        {"dtype": "f4"},
+        [1, 2, 1, 2],
+    ),
     "instantiation with deduced arguments": (
         "template <typename T> [[kernel]] void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = T(i); }\n"
         'template [[host_name("k")]] [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]);',
@@ -63,7 +87,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [0, 1, 2, 3],
     ),
-    "cond ? bfloat : 0": (f"kernel void k(device bfloat* o, {I}) {{ bfloat b = bfloat(2.0f); o[i] = i < 2 ? b : 0; }}", {"dtype": "u2"}, [0x4000, 0x4000, 0, 0]),
+    "cond ? bfloat : 0": (
+        f"kernel void k(device bfloat* o, {I}) {{ bfloat b = bfloat(2.0f); o[i] = i < 2 ? b : 0; }}",
+        {"dtype": "u2"},
+        [0x4000, 0x4000, 0, 0],
+    ),
     "coherent(system)": (f"kernel void k(volatile coherent(system) device int* o, {I}) {{ o[i] = 1; }}", {}, [1] * 4),
     "explicit specialization in a class": (
         "struct F { template <typename T> T operator()(T x) thread { return x; }\n template <> float operator()(float x) thread { return x + 1; } };\n"
@@ -71,18 +99,38 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [1, 12, 23, 34],
     ),
-    "an octal index of a function constant": (f"constant int n [[function_constant(010)]];\nkernel void k(device int* o, {I}) {{ o[i] = n; }}", {"constants": {8: 6}}, [6] * 4),
-    "metal::_disjunction": (f"kernel void k(device int* o, {I}) {{ o[i] = metal::_disjunction<metal::is_same<int, float>, metal::is_integral<int>>::value; }}", {}, [1] * 4),
-    "v.xy++": (f"kernel void k(device int* o, {I}) {{ int4 v = int4(1, 2, 3, 4); int2 w = v.xy++; v.zw--; ++v.xz; o[i] = v[i] + 10 * w.y; }}", {}, [23, 23, 23, 23]),
+    "an octal index of a function constant": (
+        f"constant int n [[function_constant(010)]];\nkernel void k(device int* o, {I}) {{ o[i] = n; }}",
+        {"constants": {8: 6}},
+        [6] * 4,
+    ),
+    "metal::_disjunction": (
+        f"kernel void k(device int* o, {I}) {{ o[i] = metal::_disjunction<metal::is_same<int, float>, metal::is_integral<int>>::value; }}",
+        {},
+        [1] * 4,
+    ),
+    "v.xy++": (
+        f"kernel void k(device int* o, {I}) {{ int4 v = int4(1, 2, 3, 4); int2 w = v.xy++; v.zw--; ++v.xz; o[i] = v[i] + 10 * w.y; }}",
+        {},
+        [23, 23, 23, 23],
+    ),
     "v.xy + +1": (f"kernel void k(device int* o, {I}) {{ int4 v = int4(1, 2, 3, 4); int2 w = v.xy + +1; o[i] = w.y; }}", {}, [3] * 4),
     "os_log": (f'#include <metal_logging>\nkernel void k(device int* o, {I}) {{ os_log_default.log("%d", i); o[i] = 1; }}', {}, [1] * 4),
-    "= delete": (f"struct S {{ S() = delete; S(int x) : x(x) {{}} int x; }};\nkernel void k(device int* o, {I}) {{ S s(3); o[i] = s.x; }}", {}, [3] * 4),
+    "= delete": (
+        f"struct S {{ S() = delete; S(int x) : x(x) {{}} int x; }};\nkernel void k(device int* o, {I}) {{ S s(3); o[i] = s.x; }}",
+        {},
+        [3] * 4,
+    ),
     "static members and static functions": (
         f"struct S {{ static constexpr constant int n = 4; static int f() {{ return n; }} }}; static int g() {{ return 1; }}\nkernel void k(device int* o, {I}) {{ o[i] = S::f() + g(); }}",
         {},
         [5] * 4,
     ),
-    "a static constant in a function": (f"kernel void k(device int* o, {I}) {{ static constexpr constant int t[2] = {{1, 2}}; o[i] = t[i & 1]; }}", {}, [1, 2, 1, 2]),
+    "a static constant in a function": (
+        f"kernel void k(device int* o, {I}) {{ static constexpr constant int t[2] = {{1, 2}}; o[i] = t[i & 1]; }}",
+        {},
+        [1, 2, 1, 2],
+    ),
     "two arguments that take turns at one index": (
         "constant bool wide [[function_constant(0)]]; constant bool narrow = !wide;\n"
         "kernel void k(device int* o [[buffer(0), function_constant(wide)]], device short* s [[buffer(0), function_constant(narrow)]], "
@@ -105,25 +153,45 @@ REFUSED = [
     ("kernel void k(device int* o) {\n  int* p = new int;\n}", 4, "'new' is not part of MSL"),
     ("kernel void k(device int* o) {\n  int x;\n  delete &x;\n}", 5, "'delete' is not part of MSL"),
     ("kernel void k(device int* o) {\n\n  goto end;\nend:\n  o[0] = 1;\n}", 5, "'goto' is not part of MSL"),
-    ("struct A { int x; };\nkernel void k(device int* o) {\n  A a;\n  o[0] = dynamic_cast<thread A*>(&a)->x;\n}", 6, "'dynamic_cast' is not part of MSL"),
+    (
+        "struct A { int x; };\nkernel void k(device int* o) {\n  A a;\n  o[0] = dynamic_cast<thread A*>(&a)->x;\n}",
+        6,
+        "'dynamic_cast' is not part of MSL",
+    ),
     ("kernel void k(device int* o) { try { o[0] = 1; } catch (...) {} }", 3, "'try' is not part of MSL"),
-    ("kernel void k(device int* o [[buffer(0)]], device int* p [[buffer(0)]]) { o[0] = p[0]; }", 3, "two arguments of kernel 'k' at buffer index 0"),
+    (
+        "kernel void k(device int* o [[buffer(0)]], device int* p [[buffer(0)]]) { o[0] = p[0]; }",
+        3,
+        "two arguments of kernel 'k' at buffer index 0",
+    ),
     (
         "constant int A = 1;\nconstant int B = A;\nkernel void k(device int* o [[buffer(A)]], device int* p [[buffer(B)]]) { o[0] = p[0]; }",
         5,
         "two arguments of kernel 'k' at buffer index 1",
     ),
-    ("kernel void k(device int* o, int i [[thread_position_in_grid]]) { o[i] = 1; }", 3, r"\[\[thread_position_in_grid\]\] is of type int; it takes ushort or uint"),
+    (
+        "kernel void k(device int* o, int i [[thread_position_in_grid]]) { o[i] = 1; }",
+        3,
+        r"\[\[thread_position_in_grid\]\] is of type int; it takes ushort or uint",
+    ),
     ("kernel void k(device int* o, float3 i [[thread_position_in_grid]]) { o[0] = 1; }", 3, r"is of type float3"),
     ("kernel void k(device int* o, uint4 i [[threads_per_grid]]) { o[0] = 1; }", 3, r"is of type uint4"),
-    ("kernel void k(device int* o, uint3 i [[thread_index_in_threadgroup]]) { o[0] = 1; }", 3, r"is of type uint3; it takes ushort or uint"),
+    (
+        "kernel void k(device int* o, uint3 i [[thread_index_in_threadgroup]]) { o[0] = 1; }",
+        3,
+        r"is of type uint3; it takes ushort or uint",
+    ),
     ("kernel void k(device int* o) {\n  static int n = 0;\n  o[0] = n++;\n}", 4, "a static variable inside a function"),
     ("int f() { static int n; return n++; }\nkernel void k(device int* o) { o[0] = f(); }", 3, "a static variable inside a function"),
     ("int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope is not in the constant address space"),
     ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),
     ("static const float t[2] = {1, 2};\nkernel void k(device int* o) { o[0] = t[0]; }", 3, "the variable 't' at program scope"),
     ("threadgroup float x[4];\nkernel void k(device float* o) { o[0] = x[0]; }", 3, "the threadgroup variable 'x' stands outside a kernel"),
-    ("float f() { threadgroup float x[4]; return x[0]; }\nkernel void k(device float* o) { o[0] = f(); }", 3, "the threadgroup variable 'x' stands outside a kernel"),
+    (
+        "float f() { threadgroup float x[4]; return x[0]; }\nkernel void k(device float* o) { o[0] = f(); }",
+        3,
+        "the threadgroup variable 'x' stands outside a kernel",
+    ),
 ]
 
 
@@ -182,7 +250,7 @@ def test_overloads_of_a_kernel_template(device: metalmm.Device) -> None:
 
 def test_two_kernels_of_one_host_name_are_a_mistake(device: metalmm.Device) -> None:
     source = 'template <int N> [[kernel]] void f(device int* o) { o[0] = N; }\ntemplate [[host_name("k")]] [[kernel]] decltype(f<1>) f<1>;\ntemplate [[host_name("k")]] [[kernel]] decltype(f<2>) f<2>;'
-    with pytest.raises(metalmm.CompileError, match="2 kernels have the host name 'k': <source>:4, <source>:5"):
+    with pytest.raises(metalmm.CompileError, match=r"2 kernels have the host name 'k': <source>:4, <source>:5"):
         run(device, source)
 
 
@@ -203,7 +271,7 @@ def test_which_constant_an_index_is(source: str, index: int, device: metalmm.Dev
 
 
 def test_an_index_that_only_a_local_variable_gives_is_refused(device: metalmm.Device) -> None:
-    with pytest.raises(metalmm.LoweringError, match="'N' is not an integer constant expression"):
+    with pytest.raises(metalmm.LoweringError, match=r"'N' is not an integer constant expression"):
         device.compile(HEAD + "void g() { int N = 5; }\nkernel void k(device int* o [[buffer(N)]]) { o[0] = 7; }").kernel("k")
 
 
@@ -238,7 +306,17 @@ def test_nothing_of_a_function_constant_is_lost(kind: str, value: Any, message: 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("int", -(2**31)), ("int", 3.0), ("bool", 1), ("bool", np.True_), ("uint", 2**32 - 1), ("long", -(2**63)), ("float", 7), ("float", np.float32(1.5)), ("short", np.int64(-5))],
+    [
+        ("int", -(2**31)),
+        ("int", 3.0),
+        ("bool", 1),
+        ("bool", np.True_),
+        ("uint", 2**32 - 1),
+        ("long", -(2**63)),
+        ("float", 7),
+        ("float", np.float32(1.5)),
+        ("short", np.int64(-5)),
+    ],
 )
 def test_function_constants_arrive(kind: str, value: Any, device: metalmm.Device) -> None:
     out = np.zeros(1, np.float32)
@@ -247,16 +325,22 @@ def test_function_constants_arrive(kind: str, value: Any, device: metalmm.Device
 
 
 def test_a_constant_given_twice_and_constants_that_are_missing(device: metalmm.Device) -> None:
-    library = device.compile(HEAD + "constant int a [[function_constant(0)]]; constant int b [[function_constant(5)]];\nkernel void k(device int* o) { o[0] = a + b; }")
-    with pytest.raises(metalmm.CompileError, match="constants: 0 and 'a' are one function constant; give it once"):
+    library = device.compile(
+        HEAD
+        + "constant int a [[function_constant(0)]]; constant int b [[function_constant(5)]];\nkernel void k(device int* o) { o[0] = a + b; }"
+    )
+    with pytest.raises(metalmm.CompileError, match=r"constants: 0 and 'a' are one function constant; give it once"):
         library.kernel("k", constants={0: 1, "a": 2, "b": 3})
-    with pytest.raises(metalmm.LoweringError, match=r"function constants 'a' \(index 0\), 'b' \(index 5\) are used and not given; pass constants=\{0: …, 5: …\}"):
+    with pytest.raises(
+        metalmm.LoweringError,
+        match=r"function constants 'a' \(index 0\), 'b' \(index 5\) are used and not given; pass constants=\{0: …, 5: …\}",
+    ):
         library.kernel("k")
 
 
 def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
     kernel = device.compile(HEAD + "kernel void k(device int* o [[buffer(2)]]) { o[0] = 7; }").kernel("k")
-    with pytest.raises(metalmm.KernelError, match="kernel 'k': it has no argument at buffer index 7; it has the buffer indices 2"):
+    with pytest.raises(metalmm.KernelError, match=r"kernel 'k': it has no argument at buffer index 7; it has the buffer indices 2"):
         kernel({2: np.zeros(1, np.int32), 7: np.zeros(1, np.int32)}, grid=1, threadgroup=1)
 
 
@@ -264,10 +348,12 @@ def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
 def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device) -> None:
     folder = tmp_path / 'a "b" \\c'
     folder.mkdir()
-    (folder / "x.metal").write_text(HEAD + "kernel void k(device int* o) { o[0] = 7; }\nkernel void bad(device int* o) { o[0] = nothing; }\n")
+    (folder / "x.metal").write_text(
+        HEAD + "kernel void k(device int* o) { o[0] = 7; }\nkernel void bad(device int* o) { o[0] = nothing; }\n"
+    )
     library = device.compile(folder / "x.metal")
     out = np.zeros(1, np.int32)
     library.kernel("k")(out, grid=1, threadgroup=1)
     assert out[0] == 7
-    with pytest.raises(metalmm.CompileError, match="nothing"):
+    with pytest.raises(metalmm.CompileError, match=r"nothing"):
         library.kernel("bad")

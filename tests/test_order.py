@@ -190,7 +190,7 @@ def test_the_failure_of_a_dropped_submission_is_told_where_the_next_caller_looks
     look = looks(device)[index]
     failing(device)
     gc.collect()
-    with pytest.warns(RuntimeWarning, match="a submission that nobody waited for failed: .*diverges"):
+    with pytest.warns(RuntimeWarning, match=r"a submission that nobody waited for failed: .*diverges"):
         look()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once
@@ -200,18 +200,18 @@ def test_the_failure_of_a_dropped_submission_is_told_where_the_next_caller_looks
 def test_closing_tells_of_the_failure_of_a_dropped_submission() -> None:
     device = metalmm.Device()
     failing(device)
-    with pytest.warns(RuntimeWarning, match="nobody waited for failed: .*diverges"):
+    with pytest.warns(RuntimeWarning, match=r"nobody waited for failed: .*diverges"):
         device.close()
 
 
 def test_a_failure_does_not_stop_what_comes_after_it(chain: Chain) -> None:
     broken = failing(chain.device)
     later = chain.submit(chain.x, chain.mid)
-    with pytest.warns(RuntimeWarning, match="nobody waited for failed"):
+    with pytest.warns(RuntimeWarning, match=r"nobody waited for failed"):
         later.wait()
     assert first(chain.mid) == 6
     for _ in range(2):
-        with pytest.raises(metalmm.KernelError, match="diverges"):
+        with pytest.raises(metalmm.KernelError, match=r"diverges"):
             broken.wait()
 
 

@@ -71,7 +71,7 @@ def test_a_relative_folder_stays_where_it_was(fresh: Path, tmp_path: Path, monke
 def test_a_folder_that_others_may_write_is_not_trusted(fresh: Path, device: metalmm.Device) -> None:
     fresh.mkdir()
     fresh.chmod(0o777)
-    with pytest.warns(UserWarning, match="can be written by others .mode 777; chmod go-w mends that.; using .*metalmm-"):
+    with pytest.warns(UserWarning, match=r"can be written by others .mode 777; chmod go-w mends that.; using .*metalmm-"):
         assert result(device) == 7
     assert not any(fresh.iterdir())
 
@@ -80,7 +80,7 @@ def test_a_folder_that_others_may_write_is_not_trusted(fresh: Path, device: meta
 def test_a_folder_of_another_user_is_not_trusted(fresh: Path, device: metalmm.Device) -> None:
     fresh.mkdir()
     os.chown(fresh, 12345, 12345)
-    with pytest.warns(UserWarning, match="belongs to user 12345, who could put code there"):
+    with pytest.warns(UserWarning, match=r"belongs to user 12345, who could put code there"):
         assert result(device) == 7
 
 
@@ -107,10 +107,10 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
 def test_a_full_disk_is_a_warning_and_then_an_error(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     with monkeypatch.context() as patch:
         full_disk(patch, fresh)
-        with pytest.warns(UserWarning, match="takes no more .No space left on device.; using"):
+        with pytest.warns(UserWarning, match=r"takes no more .No space left on device.; using"):
             assert result(device) == 7
     full_disk(monkeypatch)
-    with pytest.raises(metalmm.DeviceError, match="No space left on device; set METALMM_CACHE to a folder with room"):
+    with pytest.raises(metalmm.DeviceError, match=r"No space left on device; set METALMM_CACHE to a folder with room"):
         result(device, GOOD.replace("7.0f", "8.0f"))
     monkeypatch.undo()
     assert result(device) == 7
@@ -184,11 +184,21 @@ def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: 
     [
         ("exit 0\n", metalmm.CompilerNotFoundError, "is no C\\+\\+ compiler that metalmm knows"),
         ("exit 3\n", metalmm.CompilerNotFoundError, "does not work as a C\\+\\+ compiler: (?s:.*)exit status 3, and it said nothing"),
-        (ASKED + 'case "$*" in *-shared*) exit 0;; esac; exec g++ "$@"\n', metalmm.CompileError, "ended as if all were well, and made no file"),
-        (ASKED + 'case "$*" in *-shared*) kill -9 $$;; esac; exec g++ "$@"\n', metalmm.CompileError, "was ended by SIGKILL; there may have been too little memory"),
+        (
+            ASKED + 'case "$*" in *-shared*) exit 0;; esac; exec g++ "$@"\n',
+            metalmm.CompileError,
+            "ended as if all were well, and made no file",
+        ),
+        (
+            ASKED + 'case "$*" in *-shared*) kill -9 $$;; esac; exec g++ "$@"\n',
+            metalmm.CompileError,
+            "was ended by SIGKILL; there may have been too little memory",
+        ),
     ],
 )
-def test_compilers_that_do_not_work(text: str, error: type[Exception], message: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilers_that_do_not_work(
+    text: str, error: type[Exception], message: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("METALMM_CXX", str(script(tmp_path / "cxx", text)))
     with pytest.raises(error, match=message):
         result(metalmm.Device("cpu"))
@@ -273,34 +283,38 @@ def test_manifests(old: str, new: str, message: str | None, tmp_path: Path) -> N
 def test_a_manifest_that_fails_at_its_end_loads_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine.metal").write_text("")
     (tmp_path / "my.toml").write_text(MANIFEST + "  threads = 5000\n")
-    with pytest.raises(metalmm.ManifestError, match="mine/two: threads is 5000"):
+    with pytest.raises(metalmm.ManifestError, match=r"mine/two: threads is 5000"):
         metalmm.load_variants(tmp_path / "my.toml")
     with pytest.raises(metalmm.UnknownVariantError):
         metalmm.matmul("mine/one", np.ones((1, 4), np.float16), np.ones((4, 4), np.float16))
 
 
 def test_a_library_runs_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "my.toml").write_text(MANIFEST.replace("threads = 64", 'threads = 64\nbuiltin = "blas"').replace('source = "mine.metal"\n', ""))
+    (tmp_path / "my.toml").write_text(
+        MANIFEST.replace("threads = 64", 'threads = 64\nbuiltin = "blas"').replace('source = "mine.metal"\n', "")
+    )
     loaded = metalmm.load_variants(tmp_path / "my.toml")
     assert {v.devices for v in loaded} == {("cpu",)}
 
 
 def test_a_family_where_a_variant_is_wanted_lists_its_members() -> None:
-    with pytest.raises(metalmm.UnknownVariantError, match="'gemv'; it is a family; its members are gemv/baseline, gemv/smalln"):
+    with pytest.raises(metalmm.UnknownVariantError, match=r"'gemv'; it is a family; its members are gemv/baseline, gemv/smalln"):
         metalmm.matmul("gemv", np.ones((1, 4), np.float16), np.ones((4, 4), np.float16))
 
 
 # -- sizes, reports, numbers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "expected"), [("1", True), ("0", False), ("yes", True), ("True", True), ("true", True), ("no", False), ("False", False)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", True), ("0", False), ("yes", True), ("True", True), ("true", True), ("no", False), ("False", False)]
+)
 def test_flags_of_a_sizes_file(text: str, expected: bool) -> None:
     shape = sizes.parse(f"op=x | batch=1 | m=1 | n=2 | k=3 | tA={text} | tB={text} | bias={text}:")[0]
     assert (shape.transpose_a, shape.transpose_b, shape.bias) == (expected,) * 3
 
 
 def test_a_flag_that_says_nothing_names_its_line() -> None:
-    with pytest.raises(ValueError, match="line 2: .*'maybe' is neither 0 nor 1"):
+    with pytest.raises(ValueError, match=r"line 2: .*'maybe' is neither 0 nor 1"):
         sizes.parse("\nop=x | batch=1 | m=1 | n=2 | k=3 | tA=maybe | tB=0:")
 
 
@@ -342,7 +356,9 @@ def test_the_statistical_bound_sees_a_dropped_term() -> None:
     np.testing.assert_array_equal(*one)
 
 
-def test_a_variant_that_fails_is_a_line_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variant_that_fails_is_a_line_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from metalmm.bench import hot_shapes
 
     kernel = HEAD + '#include "epilogue.h"\n' + (
@@ -357,7 +373,11 @@ def test_a_variant_that_fails_is_a_line_of_the_report(tmp_path: Path, monkeypatc
     assert hot_shapes.main([*arguments, "--json", str(tmp_path / "out.json")]) == 1
     lines = capsys.readouterr().out.splitlines()
     line = next(x for x in lines if "mine/one" in x)
-    assert "avg_gpu=n/a" in line and "[bad-rel]" in line and "WRONG: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792" in line.replace("mine/one", "mine_one")
+    assert (
+        "avg_gpu=n/a" in line
+        and "[bad-rel]" in line
+        and "WRONG: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792" in line.replace("mine/one", "mine_one")
+    )
     assert any("blas/baseline" in x and "WRONG" not in x for x in lines)
 
 
@@ -391,13 +411,15 @@ def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFix
 
 def test_a_reader_that_stops_ends_the_listing_quietly() -> None:
     command = f"{sys.executable} -m metalmm variants --all | head -1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env={**os.environ, "METALMM_DEVICE": "cpu"})
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env={**os.environ, "METALMM_DEVICE": "cpu"}
+    )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("id")
 
 
 def test_threads_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALMM_CPU_THREADS", "abc")
-    with pytest.raises(metalmm.DeviceError, match="METALMM_CPU_THREADS is 'abc'; it takes a number of threads"):
+    with pytest.raises(metalmm.DeviceError, match=r"METALMM_CPU_THREADS is 'abc'; it takes a number of threads"):
         metalmm.Device("cpu")
 
 
@@ -431,9 +453,9 @@ def test_numpys_numbers_are_numbers(device: metalmm.Device) -> None:
 
 def test_dtypes_and_numbers_that_are_none(device: metalmm.Device) -> None:
     for dtype in ("bfloat16", "nothing", 3.5):
-        with pytest.raises(metalmm.DTypeError, match="empty: numpy knows no dtype"):
+        with pytest.raises(metalmm.DTypeError, match=r"empty: numpy knows no dtype"):
             device.empty(4, dtype)
-    with pytest.raises(metalmm.DTypeError, match="buffer 0 is int; pass .* or a number whose type says its size, such as numpy.int32"):
+    with pytest.raises(metalmm.DTypeError, match=r"buffer 0 is int; pass .* or a number whose type says its size, such as numpy.int32"):
         device.compile(KERNEL).kernel("k")(5, grid=1, threadgroup=1, threadgroup_memory={0: 16})
     with contextlib.suppress(metalmm.Error):
         device.batch().add(3)

@@ -174,7 +174,7 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work);
   void wait(Submission& submission);  // throws what went wrong with it
   bool idle() const { return retired_ == pushed_; }
-  void finish();                      // all that was submitted so far; what went wrong is a warning
+  void finish();  // all that was submitted so far; what went wrong is a warning
   // One dispatch, run before this returns; the seconds that the device worked, negative where it cannot tell.
   double run(const Dispatch& dispatch);
   // Host names of the kernels in MSL source, sorted.

@@ -325,8 +325,9 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   abi::Site site{};
   if (unsigned size = pipeline.take_misaligned ? pipeline.take_misaligned(&address, &site.file, &site.line) : 0) {
     std::string where = place_of(address, call);  // said also where it was what faulted
-    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store " + (*site.file ? "at " + text_of(site) + " " : "") + "that is not aligned to " +
-                                       std::to_string(size) + " bytes, " + (where.empty() ? "in memory of its own" : where));
+    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store " + (*site.file ? "at " + text_of(site) + " " : "") +
+                                       "that is not aligned to " + std::to_string(size) + " bytes, " +
+                                       (where.empty() ? "in memory of its own" : where));
   }
   if (failure) std::rethrow_exception(failure);
   return seconds(Clock::now() - start);
@@ -442,7 +443,9 @@ void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& cal
   bool late = watchdog_ && watchdog_->disarm();
   if (run.interrupted) std::rethrow_exception(run.interrupted);
   std::string after;
-  if (late) after = (run.error.empty() ? "stopped" : "") + std::string(": it took longer than the device's timeout of ") + seconds_text(options_.timeout);
+  if (late)
+    after = (run.error.empty() ? "stopped" : "") + std::string(": it took longer than the device's timeout of ") +
+            seconds_text(options_.timeout);
   if (late || !run.error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + run.error + after);
 }
 

@@ -143,10 +143,13 @@ void catch_faults() {
 
 std::string fault_text(const KernelCall& call) {
   switch (fault_number) {
-    case kAbandonSignal: return "stopped";
-    case SIGFPE: return "an integer division by zero, or of the least integer by -1";
+    case kAbandonSignal:
+      return "stopped";
+    case SIGFPE:
+      return "an integer division by zero, or of the least integer by -1";
     case SIGILL:
-    case SIGTRAP: return "it trapped (__builtin_trap, an assertion, or code that can never be reached)";
+    case SIGTRAP:
+      return "it trapped (__builtin_trap, an assertion, or code that can never be reached)";
   }
 #if defined(__linux__) && defined(__x86_64__)
   // The processor gives no address for these.

@@ -24,7 +24,8 @@ void set_value(MTLFunctionConstantValues* values, MTLFunctionConstant* constant,
 
 // A whole number that T holds; nothing of what was given may be lost.
 template <class T>
-void set_integer(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, const FunctionConstant& given, const std::string& kernel) {
+void set_integer(MTLFunctionConstantValues* values, MTLFunctionConstant* constant, const FunctionConstant& given,
+                 const std::string& kernel) {
   auto least = std::numeric_limits<T>::min(), most = std::numeric_limits<T>::max();
   T value{};
   bool fits = std::visit(

@@ -1,9 +1,6 @@
 """Matrix multiplications by named Metal kernel variants; see README.md."""
 
 from . import _core, errors
-
-_core._check_interpreter()
-
 from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul
 from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (

@@ -85,7 +85,7 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
     lead = (batch,) if batch > 1 else ()
     a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))))
     b = device.empty((*lead, *((n, spec.k) if spec.transpose_b else (spec.k, n))))
-    options = {"transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b, "alpha": spec.alpha, "beta": spec.beta}
+    options: dict[str, Any] = {"transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b, "alpha": spec.alpha, "beta": spec.beta}
     bias = device.empty((n,)) if spec.bias else None
     c = device.empty((*lead, spec.m, n)) if spec.beta else None
     device.prepare(v, a, b, bias=bias, c=c, **options)()

@@ -72,12 +72,26 @@ class Compiler:
         common = [*_COMMON_FLAGS, *self.native, *link]
         if self.kind == "clang":
             half = ["-Xclang", "-fnative-half-type", "-Xclang", "-fnative-half-arguments-and-returns"]
-            warnings = ["-Wno-everything", f"-Wframe-larger-than={_FRAME_LIMIT}", "-Werror=frame-larger-than", "-fno-caret-diagnostics", "-Werror=vla"]
+            warnings = [
+                "-Wno-everything",
+                f"-Wframe-larger-than={_FRAME_LIMIT}",
+                "-Werror=frame-larger-than",
+                "-fno-caret-diagnostics",
+                "-Werror=vla",
+            ]
             return [*common, *half, *warnings]
         # From 13 on g++ would keep halves in float between operations.
         half = ["-fexcess-precision=16"] if self.major >= 13 else []
         protection = ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
-        return [*common, *half, *protection, "-fno-gnu-unique", f"-Werror=frame-larger-than={_FRAME_LIMIT}", "-fno-diagnostics-show-caret", "-Werror=vla"]
+        return [
+            *common,
+            *half,
+            *protection,
+            "-fno-gnu-unique",
+            f"-Werror=frame-larger-than={_FRAME_LIMIT}",
+            "-fno-diagnostics-show-caret",
+            "-Werror=vla",
+        ]
 
     @property
     def preprocess(self) -> list[str]:
@@ -86,10 +100,22 @@ class Compiler:
 
 
 # What Apple's compiler defines for MSL 3.1 on macOS, as far as public kernels ask for it.
-_HAVE = (
-    "BFLOAT INT64 ATOMIC_ULONG_MIN_MAX ATOMIC_FLOAT SIMDGROUP SIMDGROUP_MATRIX SIMDGROUP_REDUCTION SIMDGROUP_BALLOT SIMDGROUP_BARRIER "
-    "SIMDGROUP_SHUFFLE_AND_FILL QUADGROUP QUADGROUP_REDUCTION QUADGROUP_BARRIER COHERENT"
-).split()
+_HAVE = [
+    "BFLOAT",
+    "INT64",
+    "ATOMIC_ULONG_MIN_MAX",
+    "ATOMIC_FLOAT",
+    "SIMDGROUP",
+    "SIMDGROUP_MATRIX",
+    "SIMDGROUP_REDUCTION",
+    "SIMDGROUP_BALLOT",
+    "SIMDGROUP_BARRIER",
+    "SIMDGROUP_SHUFFLE_AND_FILL",
+    "QUADGROUP",
+    "QUADGROUP_REDUCTION",
+    "QUADGROUP_BARRIER",
+    "COHERENT",
+]
 _PREDEFINED = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__METALMM_CPU__=1"]
 _PREDEFINED += [f"-D__HAVE_{name}__=1" for name in _HAVE]
 _PREDEFINED += [f"-D__METAL_{name}_MATH__=0" for name in ("FAST", "MAYBE_FAST", "PRECISE")]
@@ -193,7 +219,9 @@ def _errors_of(text: str) -> str:
                 kept.append(row)
                 if quoted := _line_of(match["file"], int(match["line"])):
                     kept.append(f"    {quoted}")
-        elif not errors or (keep and errors <= _MAX_ERRORS and not re.search(r"In (member )?function|In instantiation|warnings? generated", row)):
+        elif not errors or (
+            keep and errors <= _MAX_ERRORS and not re.search(r"In (member )?function|In instantiation|warnings? generated", row)
+        ):
             kept.append(row)
     if not errors:
         return text.strip()
@@ -242,7 +270,7 @@ def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), de
     command = [compiler.path, *compiler.preprocess]
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
-    return _run([*command, "-"], f'{line_marker(1, name)}\n{text}')
+    return _run([*command, "-"], f"{line_marker(1, name)}\n{text}")
 
 
 def line_marker(line: int, file: object) -> str:

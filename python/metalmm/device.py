@@ -54,8 +54,8 @@ class Device(_core.Device):
         guards: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        of_metal = {"index": index, "spin": spin, "most_operations": most_operations, "most_bytes": most_bytes}
-        of_cpu = {
+        of_metal: dict[str, Any] = {"index": index, "spin": spin, "most_operations": most_operations, "most_bytes": most_bytes}
+        of_cpu: dict[str, Any] = {
             "threads": threads,
             "threadgroup_memory_limit": threadgroup_memory_limit,
             "lenient_barriers": lenient_barriers,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +77,9 @@ class Lowering(Program):
         template = self._template_header(definition)
         arguments = self._erased_text(instance.arguments)
         signature = self._erased_text(instance.signature)
-        is_cast = instance.declaration is not definition and (instance.arguments is None or len(self.definitions[name]) > 1) and bool(signature)
+        is_cast = (
+            instance.declaration is not definition and (instance.arguments is None or len(self.definitions[name]) > 1) and bool(signature)
+        )
         parameters = ", ".join(self._erased_text(span) for span in self.parameters(definition)) if is_cast else ""
         self._drop_other_kernels(definition)
         self._attributes()
@@ -150,9 +153,9 @@ class Lowering(Program):
         for kind, index, enabled in found:
             if index is None or kind not in ("buffer", "threadgroup"):
                 continue
-            if "true" in (enabled, taken.get((kind, index))):  # two that function constants switch can take turns
-                if (kind, index) in taken:
-                    raise self.source.fail(kernel.start, f"two arguments of kernel '{kernel.name}' at {kind} index {index}")
+            # Two that function constants switch can take turns.
+            if (kind, index) in taken and "true" in (enabled, taken[kind, index]):
+                raise self.source.fail(kernel.start, f"two arguments of kernel '{kernel.name}' at {kind} index {index}")
             taken[kind, index] = enabled
         used = {kind: {index for k, index, _ in found if k == kind and index is not None} for kind in ("buffer", "threadgroup")}
         specs = []
@@ -204,7 +207,9 @@ class Lowering(Program):
         kind = " ".join(w for w in words[: words.index(position)] if w in _NUMBER_TYPES) if position in words else ""
         if not kind:
             return  # by another name, which a type checker would have to look up
-        allowed = _UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
+        allowed = (
+            _UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
+        )
         if kind not in allowed:
             takes = "ushort or uint" if allowed is _UNSIGNED else "ushort or uint, or a vector of two or three of them"
             raise self.source.fail(first, f"[[{position}]] is of type {kind}; it takes {takes}")
@@ -367,7 +372,7 @@ class Lowering(Program):
                 if [t.text for t in tokens[i : i + 3]] != ["template", "<", ">"] or tokens[i - 1].text not in ("{", "}", ";", ":"):
                     continue
                 member = self._declaration(i, d.end, ())
-                called = any(t.text == member.name and n.text == "<" for t, n in zip(tokens, tokens[1:], strict=False))
+                called = any(t.text == member.name and n.text == "<" for t, n in itertools.pairwise(tokens))
                 if member.is_function and not called:
                     self.source.blank(i, i + 3)
 

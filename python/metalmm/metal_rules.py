@@ -12,7 +12,20 @@ if TYPE_CHECKING:
 _KEYWORDS = {"virtual", "new", "dynamic_cast", "typeid", "goto", "throw", "try", "catch", "thread_local", "asm", "__asm__", "co_await"}
 _KEYWORDS |= {"co_return", "co_yield"}
 _CONSTANT = {"constant", "extern"}
-_NO_VARIABLE = {"using", "typedef", "static_assert", "template", "friend", "namespace", "struct", "class", "union", "enum", "kernel", "extern"}
+_NO_VARIABLE = {
+    "using",
+    "typedef",
+    "static_assert",
+    "template",
+    "friend",
+    "namespace",
+    "struct",
+    "class",
+    "union",
+    "enum",
+    "kernel",
+    "extern",
+}
 _NO_VARIABLE |= {"vertex", "fragment", "operator", "_Pragma", "_Static_assert"}
 
 
@@ -63,7 +76,9 @@ class MetalRules:
         if "threadgroup" in names and "*" not in words and "&" not in words:
             raise self.source.fail(d.start, f"the threadgroup variable '{d.name}' stands outside a kernel; Metal has them in kernels alone")
         if not _CONSTANT & set(names):
-            raise self.source.fail(d.start, f"the variable '{d.name}' at program scope is not in the constant address space; write constant")
+            raise self.source.fail(
+                d.start, f"the variable '{d.name}' at program scope is not in the constant address space; write constant"
+            )
 
     def _body(self, opening: int, end: int, is_kernel: bool) -> None:
         """Statics and threadgroup variables inside a function; a class in it has members, not locals."""
@@ -79,7 +94,9 @@ class MetalRules:
             elif text == "threadgroup" and not is_kernel and tokens[i - 1].text in (";", "{", "}"):
                 words = self._statement(i, end)
                 if not {"*", "&", "("} & set(words):
-                    raise self.source.fail(i, f"the threadgroup variable '{words[-1]}' stands outside a kernel; Metal has them in kernels alone")
+                    raise self.source.fail(
+                        i, f"the threadgroup variable '{words[-1]}' stands outside a kernel; Metal has them in kernels alone"
+                    )
             i += 1
 
     def _class_brace(self, i: int, end: int) -> int:

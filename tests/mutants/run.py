@@ -44,8 +44,15 @@ def build(copy: Path) -> str:
     """Empty, or what the compiler said."""
     where = WORK / "build"
     if not (where / "build.ninja").exists():
-        prefix = subprocess.run([sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True).stdout.strip()
-        options = ["-DMETALMM_STUBS=OFF", f"-DCMAKE_PREFIX_PATH={prefix}", f"-DPython_EXECUTABLE={sys.executable}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+        prefix = subprocess.run(
+            [sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        options = [
+            "-DMETALMM_STUBS=OFF",
+            f"-DCMAKE_PREFIX_PATH={prefix}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+        ]
         subprocess.run(["cmake", "-S", str(copy), "-B", str(where), "-G", "Ninja", *options], capture_output=True, check=True)
     done = subprocess.run(["cmake", "--build", str(where)], capture_output=True, text=True)
     if done.returncode:
@@ -99,7 +106,9 @@ def judge(copy: Path, mutant: dict[str, str]) -> str:
     path = copy / mutant["file"]
     whole = path.read_text()
     if whole.count(mutant["old"]) != 1:
-        raise SystemExit(f"{mutant['file']}: {mutant['what']}: its text stands there {whole.count(mutant['old'])} times; mutants.toml is out of date")
+        raise SystemExit(
+            f"{mutant['file']}: {mutant['what']}: its text stands there {whole.count(mutant['old'])} times; mutants.toml is out of date"
+        )
     path.write_text(whole.replace(mutant["old"], mutant["new"]))
     try:
         if mutant.get("tests") == "metal":
