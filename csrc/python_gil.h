@@ -1,6 +1,7 @@
 // The GIL, and threads that outlive Python.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "core/device.h"

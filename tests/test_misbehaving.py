@@ -354,3 +354,22 @@ os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "interrupted", done.stderr
+
+
+def test_what_ctrl_c_kept_from_its_turn_runs_later() -> None:
+    device, y = metalmm.Device("cpu", threads=1), np.zeros((1, 4), np.float16)
+    slow = device.compile(KERNELS).kernel("slow")
+    other = threading.Thread(target=lambda: slow(np.zeros(4000, np.int32), at(400_000), grid=4000, threadgroup=1))
+    batch = device.batch()
+    batch.matmul("gemv/baseline", np.ones((1, 4), np.float16), np.ones((4, 4), np.float16), out=y)
+    batch.submit()
+    other.start()
+    time.sleep(0.05)
+    interrupt_after(0.1)
+    with pytest.raises(KeyboardInterrupt):
+        while other.is_alive():
+            metalmm.matmul("gemv/baseline", np.ones((1, 4), np.float16), np.ones((4, 4), np.float16), device=device)
+        time.sleep(1)  # a fast machine is through before the signal
+    other.join()
+    batch.wait()
+    assert (y == 4).all()

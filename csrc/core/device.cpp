@@ -117,9 +117,10 @@ void Device::finish_through(uint64_t number) {
     try {
       first->wait();
     } catch (const Error& e) {
+      if (!first->done()) throw;  // it could not be waited for
       failure = e.what();
     } catch (...) {  // not the work's failure, but the waiting thread's: Ctrl-C
-      retire(*first);
+      if (first->done()) retire(*first);
       throw;
     }
     if (retire(*first) && !failure.empty()) warn("a submission that nobody waited for failed: " + failure);
@@ -131,7 +132,7 @@ void Device::wait(Submission& submission) {
   try {
     submission.wait();
   } catch (...) {
-    retire(submission);
+    if (submission.done()) retire(submission);  // else it still has to run
     throw;
   }
   retire(submission);
