@@ -73,11 +73,11 @@ def draw(rng: np.random.Generator, spec: metalmm.MatmulSpec, c: bool = False) ->
 def case(spec: metalmm.MatmulSpec, c: bool) -> tuple[Any, Any, dict[str, Any], Any, Any]:
     """Inputs with their reference and bound: the same for every variant, since computing them in float64 costs most."""
     a, b, options = draw(np.random.default_rng(spec.n * 7919 + spec.k), spec, c)
-    return a, b, options, metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options)
+    return a, b, options, *numerics.judged(a, b, **options)[:2]
 
 
 def check(v: str, a: Any, b: Any, options: dict[str, Any], device: metalmm.Device, expected: tuple[Any, Any] | None = None) -> None:
-    reference, bound = expected or (metalmm.reference(a, b, **options), metalmm.error_bound(a, b, **options))
+    reference, bound = expected or numerics.judged(a, b, **options)[:2]
     out = np.full(reference.shape, np.nan, np.float16)
     assert metalmm.matmul(v, a, b, out=out, device=device, **options) is out
     assert not (wrong := numerics.mismatch(out, reference, bound)), f"{v} {a.shape} {b.shape}: {wrong}"

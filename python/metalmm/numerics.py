@@ -70,16 +70,29 @@ def error_bound(
     roundings fall like coins, and more of any other. A result beyond it is no proof of a mistake, and a reason to look for one.
     Never more than the other bound.
     """
-    k = np.asarray(a).shape[-2 if transpose_a else -1]
-    terms = min(k, 4.0 * np.sqrt(k)) if statistical else k
-    magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
-    extra = (
-        magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0) + (np.abs(_wide(bias)) if bias is not None else 0.0)
-    )
+    options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
+    return judged(a, b, **options)[2 if statistical else 1]
+
+
+def judged(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> tuple[Float64, Float64, Float64]:
+    """The reference, error_bound and its statistical form, for the cost of two products in float64."""
     ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
-    epilogue = 3 * 2.0**-24 * extra if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0
-    bound: Float64 = half_ulp(ref) + terms * 2.0**-24 * magnitude + epilogue
-    return bound
+    k = np.asarray(a).shape[-2 if transpose_a else -1]
+    magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
+    summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
+    summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
+    fixed = half_ulp(ref) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)
+    return ref, fixed + k * 2.0**-24 * magnitude, fixed + min(k, 4.0 * np.sqrt(k)) * 2.0**-24 * magnitude
 
 
 def mismatch(out: Any, ref: Float64, bound: Float64) -> str:

@@ -64,8 +64,7 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
         piece = slice(start, min(start + 8192, n))
         kw = {"bias": None if bias is None else bias[piece], "c": None if c is None else c[..., piece], **options}
         columns = b[..., piece, :] if options["transpose_b"] else b[..., piece]
-        bounds = (numerics.error_bound(a, columns, **kw), numerics.error_bound(a, columns, **kw, statistical=True))
-        parts.append((numerics.reference(a, columns, **kw), *bounds))
+        parts.append(numerics.judged(a, columns, **kw))
     return tuple(np.concatenate(pieces, axis=-1) for pieces in zip(*parts, strict=True))
 
 
