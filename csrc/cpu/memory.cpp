@@ -46,10 +46,11 @@ std::shared_ptr<Buffer> new_plain_buffer(size_t size) {
   return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
 }
 
-std::shared_ptr<Buffer> new_guarded_buffer(size_t size) {
+std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t phase) {
   if (size > SIZE_MAX / 2) no_memory(size);
   auto page = static_cast<size_t>(getpagesize());
-  size_t body = round_up(round_up(size, kAlignment) + 2 * kZone, page), total = body + 2 * kAbsent;
+  phase %= kAlignment;
+  size_t body = round_up(round_up(size + phase, kAlignment) + 2 * kZone, page), total = body + 2 * kAbsent;
   void* base = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) no_memory(size);
   uint8_t *first = static_cast<uint8_t*>(base) + kAbsent, *end = first + body;
@@ -58,7 +59,7 @@ std::shared_ptr<Buffer> new_guarded_buffer(size_t size) {
     no_memory(size);
   }
   if (size >= kHugePage / 2) advise_huge(first, body);
-  uint8_t* data = end - kZone - round_up(size, kAlignment);
+  uint8_t* data = end - kZone - round_up(size + phase, kAlignment) + phase;
   poison(first, data);
   poison(data + size, end);
   return std::make_shared<Buffer>(data, size, false, [base, total] { munmap(base, total); }, data);
@@ -81,9 +82,10 @@ const uint8_t* first_broken(const uint8_t* begin, const uint8_t* end) {
 }
 
 std::string take_damage(const Buffer& buffer) {
-  uint8_t *data = buffer.data(), *after = data + buffer.size(), *end = data + round_up(buffer.size(), kAlignment) + kZone;
-  auto page = static_cast<uintptr_t>(getpagesize());
-  auto* first = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(data) - kZone) / page * page);
+  uint8_t *data = buffer.data(), *after = data + buffer.size();
+  size_t page = static_cast<size_t>(getpagesize()), phase = reinterpret_cast<uintptr_t>(data) % kAlignment;
+  uint8_t *aligned = data - phase, *end = aligned + round_up(buffer.size() + phase, kAlignment) + kZone;
+  uint8_t* first = aligned - kZone - reinterpret_cast<uintptr_t>(aligned - kZone) % page;
   std::string damage;
   if (const uint8_t* p = first_broken(after, end)) {
     damage = "past its end, at byte " + std::to_string(p - data) + " of " + std::to_string(buffer.size());
@@ -121,7 +123,7 @@ Staged::Staged(const Dispatch& dispatch) : dispatch_(dispatch) {
     }
   }
   for (Block& b : blocks_) {
-    b.copy = new_guarded_buffer(static_cast<size_t>(b.end - b.begin));
+    b.copy = new_guarded_buffer(static_cast<size_t>(b.end - b.begin), reinterpret_cast<uintptr_t>(b.begin));
     std::memcpy(b.copy->data(), b.begin, b.copy->size());
   }
   for (size_t i = 0; i < dispatch.buffer_count; i++) {

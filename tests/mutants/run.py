@@ -17,13 +17,13 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 FIRST_OF_KERNELS = ["test_edges.py", "test_debug_mode.py", "test_matmul.py"]
 FIRST_OF_CORE = ["test_order.py", "test_bad_input.py", "test_api.py", "test_cpu_device.py", "test_misbehaving.py", *FIRST_OF_KERNELS]
-# What all kernels share is tried on these; else the first, the middle and the last id of each template that the mutant touches, for the
-# plain ones stand first in the manifest and the elaborate last.
+# What all kernels share is tried on these; else an id of each way through each template that the mutant touches.
 CORE_VARIANTS = "gemv/baseline gemm_tiled/baseline mlx/baseline m1_optimized_v6/nt_simd_c4_s1_tg128 small_m/nt_c4_s4_tg128"
 
 
@@ -89,7 +89,7 @@ def first_failure(done: subprocess.CompletedProcess[str]) -> str:
 def variants_of(copy: Path, file: str) -> str:
     """Some ids of every template that the file is part of."""
     manifest = tomllib.loads((copy / "kernels" / "variants.toml").read_text())
-    chosen: dict[tuple[str, str], list[str]] = {}
+    chosen: dict[tuple[Any, ...], str] = {}
     for family in manifest["family"]:
         for entry in family.get("variant", []):
             merged = {**family, **entry}
@@ -97,8 +97,9 @@ def variants_of(copy: Path, file: str) -> str:
                 continue
             source = copy / "kernels" / merged["source"]
             if Path(file).name in (merged["source"], *re.findall(r'"include/(\w+\.h)"', source.read_text())):
-                chosen.setdefault((merged["source"], merged["kernel"]), []).append(f"{family['name']}/{entry['name']}")
-    return " ".join(v for ids in chosen.values() for v in dict.fromkeys([ids[0], ids[len(ids) // 2], ids[-1]]))
+                way = [merged.get(key) for key in ("vec4", "read", "pipelined", "width", "stage", "split", "rows")]
+                chosen.setdefault((merged["source"], merged["kernel"], *way), f"{family['name']}/{entry['name']}")
+    return " ".join(chosen.values())
 
 
 def judge(copy: Path, mutant: dict[str, str]) -> str:

@@ -481,10 +481,10 @@ template <class T, int C, int R> struct matrix {
   static constexpr bool is_wide = is_same<T, float>::value && R != 3 && C * R % 8 == 0;
   METALMM_INLINE eight wide(int i) const {
     eight v;
-    __builtin_memcpy(&v, reinterpret_cast<const eight*>(this) + i, sizeof(v));
+    __builtin_memcpy(&v, reinterpret_cast<const char*>(this) + 32 * i, sizeof(v));  // by bytes: it is aligned to 16 alone
     return v;
   }
-  METALMM_INLINE void wide(int i, eight v) { __builtin_memcpy(reinterpret_cast<eight*>(this) + i, &v, sizeof(v)); }
+  METALMM_INLINE void wide(int i, eight v) { __builtin_memcpy(reinterpret_cast<char*>(this) + 32 * i, &v, sizeof(v)); }
 #define METALMM_MATRIX_OP(op, B, b_wide, b_column)                                  \
   friend METALMM_INLINE matrix operator op(const matrix& a, B b) {                  \
     matrix m;                                                                       \
