@@ -13,7 +13,7 @@ bench: $(VENV)/.built
 
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
-	METALMM_DEVICE=cpu $(BIN)/python -m pytest $(ARGS)
+	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 ifeq ($(shell uname),Darwin)
 	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest $(ARGS)
 else

@@ -80,6 +80,17 @@ def count_case() -> None:
     _cases += 1
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:  # a process of pytest-xdist tells its parent
+        output["cases"] = _cases
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    global _cases
+    _cases += getattr(node, "workeroutput", {}).get("cases", 0)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _cases:
         terminalreporter.write_line(f"{_cases} matmuls on device {DEVICE} checked element by element against the float64 bound")
