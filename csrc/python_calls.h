@@ -459,6 +459,7 @@ class Batch {
   void exit(nb::handle type, nb::handle, nb::handle) {
     if (!type.is_none()) {
       batch_ = fresh();  // dropped: nothing of it will run that was not submitted
+      held_.clear();
       return;
     }
     if (batch_->recorded()) return;

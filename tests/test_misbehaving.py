@@ -167,6 +167,17 @@ def test_arrays_that_share_memory_share_their_guarded_copy(watchful: metalmm.Dev
     np.testing.assert_array_equal(y, np.full((1, 64), 5))
 
 
+def test_arrays_that_touch_have_copies_of_their_own(watchful: metalmm.Device) -> None:
+    store = np.zeros(64 + 64 * 64 + 64, np.float16)
+    y, a, w = store[:64].reshape(1, 64), store[64:128].reshape(1, 64), store[128:].reshape(64, 64)
+    a[...], w[...] = 3, 2 * np.eye(64)
+    counts = watchful.count_writes(y) if watchful._debug else np.ones(64)
+    metalmm.matmul("gemv/baseline", a, w, out=y, device=watchful)
+    assert (counts == 1).all()
+    np.testing.assert_array_equal(y, np.full((1, 64), 6))
+    np.testing.assert_array_equal(a, np.full((1, 64), 3))
+
+
 @pytest.mark.parametrize(
     ("kernel", "arrays", "good", "bad", "message"),
     [

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "memory.h"
 
@@ -133,7 +134,7 @@ class CpuSubmission : public Submission {
       TakenTurn turn(*device_->turn_);
       if (!done_) run();
     }
-    if (failure_) std::rethrow_exception(failure_);
+    if (failure_) throw Error(*failure_);  // anew for each thread that waits
   }
   BatchTiming timing() const override {
     std::lock_guard lock(timing_mutex_);
@@ -154,11 +155,11 @@ class CpuSubmission : public Submission {
       });
       timing.device = worked;
       timing.wait = seconds(Clock::now() - start);
-    } catch (const Error&) {
-      failure_ = std::current_exception();
+    } catch (const Error& e) {
+      failure_ = e;
     } catch (...) {
       interrupted = std::current_exception();
-      failure_ = std::make_exception_ptr(Error(ErrorKind::kernel, "cpu: it was interrupted; its results are not valid"));
+      failure_.emplace(ErrorKind::kernel, "cpu: it was interrupted; its results are not valid");
     }
     {
       std::lock_guard lock(timing_mutex_);
@@ -176,7 +177,7 @@ class CpuSubmission : public Submission {
   std::atomic<bool> done_{false};
   mutable std::mutex timing_mutex_;  // whoever asks for the timing holds the GIL, and must not wait for the work
   BatchTiming timing_;
-  std::exception_ptr failure_;  // set before done_
+  std::optional<Error> failure_;  // set before done_
 };
 
 CpuDevice::CpuDevice(const CpuOptions& options) : options_(options) {
@@ -268,7 +269,9 @@ double CpuDevice::work_guarded(const Dispatch& given) {
     std::lock_guard lock(mutex_);
     watched = watched_;
   }
-  if (watched.begin != watched.end) watched.end = staged.find(watched.end), watched.begin = staged.find(watched.begin);
+  uint8_t* begin = staged.find(watched.begin);
+  watched.end += begin - watched.begin;
+  watched.begin = begin;
   double took;
   try {
     took = work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);

@@ -136,11 +136,14 @@ Staged::Staged(const Dispatch& dispatch) : dispatch_(dispatch) {
   dispatch_.buffers = bindings_.data();
 }
 
-// An array of no bytes may stand at the end of a block, or in none.
+// Neighbours may touch: the end of one is the beginning of the next. An array of no bytes has a block of none.
 const Staged::Block* Staged::block_of(const uint8_t* address) const {
-  for (const Block& b : blocks_)
-    if (address >= b.begin && address <= b.end) return &b;
-  return nullptr;
+  const Block* empty = nullptr;
+  for (const Block& b : blocks_) {
+    if (address >= b.begin && address < b.end) return &b;
+    if (address == b.begin) empty = &b;
+  }
+  return empty;
 }
 
 void Staged::copy_back() const {
