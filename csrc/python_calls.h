@@ -223,6 +223,8 @@ inline void resolve(Matmul& call, DeviceState& state, nb::handle device, nb::han
     call.result = empty_numpy(call.plan.out_ndim, call.plan.out_shape);
   }
   call.out = Operand(call.result, "out", &state);
+  if (out.is_none() && !call.out.is_array() && state.open()->poisons())
+    std::memset(call.out.get()->buffer->data(), 0xff, call.out.get()->buffer->size());
   if (!out.is_none()) check_out(call.plan, call.args, *call.out.get());
   call.out.get()->buffer->mutable_since = true;
   call.pipeline = &pipeline_for(state, device, v, v.specialization(call.plan.spec, call.plan.params));

@@ -41,6 +41,11 @@ kernel void packed4(const device float* x [[buffer(0)]], device float* y [[buffe
   packed_float4 v = *reinterpret_cast<const device packed_float4*>(x + at);
   y[0] = v[3];
 }
+kernel void doubles(const device half* x [[buffer(0)]], device half* y [[buffer(1)]], uint i [[thread_position_in_grid]]) { y[i] = x[i] * 2.0h; }
+kernel void copies(const device half* x [[buffer(0)]], device half* y [[buffer(1)]], uint i [[thread_position_in_grid]]) { y[i] = x[i]; }
+kernel void adds(device int* y, constant int& n, uint i [[thread_position_in_grid]]) { while (true) { y[i] += 1; } }
+kernel void never_down(device int* y, constant int& n, uint i [[thread_position_in_grid]]) { uint s = 0; for (uint j = 10; j >= 0; j--) s += j; y[i] = s; }
+kernel void until(device int* y, constant int& n, uint i [[thread_position_in_grid]]) { while (y[i] == 0) {} y[i] = 2; }
 kernel void traps(device float* y, constant int& n) { if (n == 0) __builtin_trap(); y[0] = 1.0f; }
 kernel void spins(device int* y, constant int& n, uint g [[threadgroup_position_in_grid]]) {
   volatile int i = 0;
@@ -124,6 +129,18 @@ def test_a_write_outside_an_array_fails_its_batch(watchful: metalmm.Device, kern
     batch.submit()
     with pytest.raises(metalmm.KernelError, match=r"buffer 1 was written to past its end, at byte 122 of 120"):
         batch.wait()
+
+
+@pytest.mark.parametrize("kernel", ["doubles", "copies"])
+def test_poison_that_is_read_and_written_on_shows(kernel: str, watchful: metalmm.Device, kernels: metalmm.Library) -> None:
+    for x, y in ((half(30), half(30)), (watchful.array(half(30)), watchful.array(half(30)))):
+        with pytest.raises(metalmm.KernelError, match=r"buffer 1 was written to past its end, at byte 6\d of 60"):
+            kernels.kernel(kernel)(x, y, grid=1, threadgroup=32)
+
+
+def test_what_a_kernel_leaves_unwritten_is_nan(watchful: metalmm.Device) -> None:
+    assert np.isnan(watchful.empty((3, 5)).numpy()).all()
+    assert np.isnan(watchful.empty(70_000, np.float32).numpy()).all()
 
 
 def test_a_zone_that_was_broken_before_is_nobody_elses_fault(watchful: metalmm.Device, kernels: metalmm.Library) -> None:
@@ -242,7 +259,11 @@ def test_a_misaligned_vector_that_the_processor_refuses_is_named_as_one(device: 
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize(("kernel", "n", "grid", "threadgroup"), [("spins", 0, 1, 1), ("spins", 5, 40, 1), ("waits", 0, 3, 64)])
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize(
+    ("kernel", "n", "grid", "threadgroup"),
+    [("spins", 0, 1, 1), ("spins", 5, 40, 1), ("waits", 0, 3, 64), ("adds", 0, 1, 8), ("never_down", 0, 1, 8), ("until", 0, 2, 4)],
+)
 def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int, threadgroup: int) -> None:
     device = metalmm.Device("cpu", threads=threads, timeout=0.2)
     run = device.compile(KERNELS).kernel(kernel)
@@ -284,7 +305,7 @@ def test_a_timeout_in_a_batch_spares_the_next_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": 1e9}, {"threads": -1}, {"threadgroup_memory_limit": -5}]
+    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": 1e9}, {"timeout": "x"}, {"guards": "yes"}, {"debug": 1}, {"threads": "2"}, {"threads": -1}, {"threadgroup_memory_limit": -5}]
 )
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(metalmm.DeviceError, match=next(iter(options))):

@@ -167,6 +167,7 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual Info counters() const { return {}; }
   virtual size_t threadgroup_memory_limit() const = 0;
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
+  virtual bool poisons() const { return false; }  // fresh memory holds NaN, to show what a kernel leaves unwritten
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
   std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch);

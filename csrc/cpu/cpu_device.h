@@ -40,6 +40,7 @@ class CpuDevice : public Device {
   DeviceKind kind() const override { return kCpu; }
   unsigned threads() const { return pool_->threads(); }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
+  bool poisons() const override { return options_.guards; }
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
   Info info() const override;
   Info counters() const override {

@@ -10,7 +10,7 @@ std::shared_ptr<Buffer> new_plain_buffer(size_t size);
 // zone, what is read or written further away faults. `phase`: where it stands relative to a multiple of 128 bytes.
 std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t phase = 0);
 
-// Fills a zone of poison: NaN in float32, float16 and bfloat16, and one that no arithmetic makes.
+// Fills a zone of poison: NaN in float32, float16 and bfloat16, another at each address.
 void poison(uint8_t* begin, uint8_t* end);
 // The first byte that is not poison any more, or null.
 const uint8_t* first_broken(const uint8_t* begin, const uint8_t* end);

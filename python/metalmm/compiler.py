@@ -41,6 +41,7 @@ _COMMON_FLAGS = [
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-fno-math-errno",
+    "-fno-finite-loops",  # C++ lets a compiler take an endless loop for none at all; a GPU runs it
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fno-exceptions",

@@ -92,6 +92,12 @@ class Device(_core.Device):
                 threads = int(text)
             except ValueError:
                 raise DeviceError(f"METALMM_CPU_THREADS is {text!r}; it takes a number of threads") from None
+        for key, value in {"lenient_barriers": lenient_barriers, "debug": debug, "guards": guards}.items():
+            if not isinstance(value, bool):
+                raise DeviceError(f"{key} is {value!r}; it takes True or False")
+        for key, number in {"threads": threads, "threadgroup_memory_limit": threadgroup_memory_limit, "timeout": timeout}.items():
+            if not isinstance(number, (int, float)) or isinstance(number, bool):
+                raise DeviceError(f"{key} is {number!r}; it takes a number")
         if threads < 0 or threads > 1024:
             raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
         if not 0 <= threadgroup_memory_limit < 2**32:

@@ -24,7 +24,7 @@ WORK = ROOT / "build" / "mutants"
 FIRST_OF_KERNELS = ["test_edges.py", "test_debug_mode.py", "test_matmul.py"]
 FIRST_OF_CORE = ["test_order.py", "test_bad_input.py", "test_api.py", "test_cpu_device.py", "test_misbehaving.py", *FIRST_OF_KERNELS]
 # What all kernels share is tried on these; else an id of each way through each template that the mutant touches.
-CORE_VARIANTS = "gemv/baseline gemm_tiled/baseline mlx/baseline m1_optimized_v6/nt_simd_c4_s1_tg128 small_m/nt_c4_s4_tg128"
+CORE_VARIANTS = "gemv/baseline gemm_tiled/baseline mlx/baseline mlx/m1_fast_nt m1_optimized_v6/nt_simd_c4_s1_tg128 small_m/nt_c4_s4_tg128"
 
 
 def tree() -> Path:
