@@ -247,15 +247,15 @@ NB_MODULE(_core, m) {
           "__array__",
           [](const Array& a, nb::handle dtype, nb::handle copy) {
             nb::object view = to_numpy(a);
-            if (!dtype.is_none() && !view.attr("dtype").equal(nb::module_::import_("numpy").attr("dtype")(dtype))) {
+            if (!dtype.is_none() && !view.attr("dtype").equal(call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype)))) {
               if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("metalmm.Array: another dtype needs a copy");
-              return nb::object(view.attr("astype")(dtype));
+              return call_python(view.attr("astype"), nb::borrow(dtype));
             }
-            return !copy.is_none() && nb::cast<bool>(copy) ? nb::object(view.attr("copy")()) : view;
+            return !copy.is_none() && nb::cast<bool>(copy) ? call_python(view.attr("copy")) : view;
           },
           "dtype"_a = nb::none(), "copy"_a = nb::none())
       .def("__dlpack__", [](const Array& a, nb::kwargs kwargs) { return to_numpy(a).attr("__dlpack__")(**kwargs); })
-      .def("__dlpack_device__", [](const Array& a) { return to_numpy(a).attr("__dlpack_device__")(); })
+      .def("__dlpack_device__", [](const Array& a) { return call_python(to_numpy(a).attr("__dlpack_device__")); })
       .def("__repr__", [](const Array& a) {
         return "metalmm.Array(shape=" + nb::cast<std::string>(nb::str(shape_of(a.tensor))) + ", dtype=" + dtype_name(a.tensor.dtype) + ")";
       });
@@ -341,9 +341,10 @@ NB_MODULE(_core, m) {
       .def(
           "_watch",
           [](PyDevice& d, nb::handle out, nb::handle counts) {
-            auto* cpu = dynamic_cast<cpu::CpuDevice*>(d.state->open().get());
+            auto cpu = std::dynamic_pointer_cast<cpu::CpuDevice>(d.state->open());
             Tensor o = tensor_of(out, "out"), c = tensor_of(counts, "counts");
             if (!cpu || c.buffer->size() * 2 < o.buffer->size()) throw Error(ErrorKind::device, "writes are counted on device cpu");
+            Unlocked unlocked;
             cpu->watch(o.buffer->data(), o.buffer->data() + o.buffer->size(), c.buffer->data());
           },
           "out"_a, "counts"_a)

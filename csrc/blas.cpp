@@ -48,7 +48,12 @@ class Weights {
 
 void multiply(const Dispatch& d, bool transpose_a, bool transpose_b) {
   static Weights* weights = new Weights;  // guarded by the GIL
-  static nb::object* function = new nb::object(nb::module_::import_("metalmm.blas").attr("matmul"));
+  // No initializer of a static: an import lets go of the GIL, and another thread would wait for its guard with it.
+  static nb::object* function = nullptr;
+  if (!function) {
+    nb::object found = nb::module_::import_("metalmm.blas").attr("matmul");
+    if (!function) function = new nb::object(std::move(found));
+  }
   Operands o(d);
   const MatmulParams& p = o.p;
   uint32_t b_batch = p.stride_b ? p.batch : 1;

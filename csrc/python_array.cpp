@@ -103,8 +103,13 @@ nb::object to_numpy(const Array& array) {
 }
 
 nb::object empty_numpy(int ndim, const int64_t* shape) {
-  static nb::object* empty = new nb::object(nb::module_::import_("numpy").attr("empty"));
-  static nb::object* half = new nb::object(nb::module_::import_("numpy").attr("dtype")("float16"));
+  static nb::object *empty = nullptr, *half = nullptr;  // no initializers: see blas.cpp
+  if (!empty || !half) {
+    nb::object numpy = nb::module_::import_("numpy");
+    nb::object dtype = call_python(numpy.attr("dtype"), "float16"), function = numpy.attr("empty");
+    if (!half) half = new nb::object(std::move(dtype));
+    if (!empty) empty = new nb::object(std::move(function));
+  }
   nb::object size = ndim == 2 ? nb::make_tuple(shape[0], shape[1]) : nb::make_tuple(shape[0], shape[1], shape[2]);
   return call_python(*empty, size, *half);
 }

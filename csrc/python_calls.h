@@ -150,31 +150,33 @@ struct PyDevice {
   explicit PyDevice(std::shared_ptr<Device> device) : state(new DeviceState{std::move(device), {}}) {}
   ~PyDevice() {
     nb::error_scope pending;  // a finalizer may run anywhere
-    try {
-      close();
-    } catch (nb::python_error& e) {
-      e.discard_as_unraisable("the end of a metalmm.Device");
+    while (state->device) {   // Ctrl-C ends one submission, not those after it
+      try {
+        close();
+      } catch (nb::python_error& e) {
+        e.discard_as_unraisable("the end of a metalmm.Device");
+      } catch (const std::exception&) {  // from a handler that runs while the device is at work for this thread
+        state->device.reset();
+      }
     }
     delete state;
   }
-  // Finishes all that was submitted, and closes; what finish() throws, it throws at the end.
+  // Finishes all that was submitted, and closes. Where that is interrupted, the device stays as it was.
   void close() {
-    if (!state->device) return;
-    std::shared_ptr<Device> device = std::move(state->device);
+    std::shared_ptr<Device> device = state->device;
+    if (!device) return;
+    {
+      Unlocked unlocked;
+      device->finish();
+    }
     auto pipelines = std::move(state->pipelines);
     state->pipelines.clear();
-    std::exception_ptr failure;
-    try {
-      finish(device);
-    } catch (...) {  // a warning that is an error, or Ctrl-C
-      failure = std::current_exception();
-    }
+    state->device.reset();
     {
       Unlocked unlocked;
       pipelines.clear();
-      device.reset();
     }
-    if (failure) std::rethrow_exception(failure);
+    give_warnings(*device);
   }
   PyDevice(const PyDevice&) = delete;
 };

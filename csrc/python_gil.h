@@ -70,11 +70,10 @@ inline void give_warnings(Device& device) {
 }
 
 // What reads memory comes after all that was submitted.
-inline void finish(const std::shared_ptr<Device>& device) {
+inline void finish(std::shared_ptr<Device> device) {  // by value: another thread may close it meanwhile
   if (!device->idle()) {
-    std::shared_ptr<Device> keep = device;
     Unlocked unlocked;
-    keep->finish();
+    device->finish();
   }
   give_warnings(*device);
 }

@@ -288,6 +288,48 @@ def test_fork_while_another_thread_compiles(same: bool) -> None:
     assert status == 0
 
 
+@on_cpu
+def test_a_child_that_exits_leaves_its_parents_compilation_alone(tmp_path: Path) -> None:
+    script = f"""
+os.environ['METALMM_CACHE'] = {str(tmp_path / "cache")!r}
+t = threading.Thread(target=lambda: print(metalmm.matmul('gemm_tiled/baseline', x, w)[0, 0]))
+t.start()
+time.sleep(0.5)
+if os.fork() == 0: sys.exit(0)
+os.wait()
+t.join()
+"""
+    done = run(script)
+    assert done.stdout.strip() == "256.0", done.stderr
+
+
+@on_cpu
+def test_a_fork_in_a_signals_handler_ends_the_dispatch_in_the_child() -> None:
+    source = KERNEL.replace("x[0] = 1.0h;", "volatile int s = 0; for (int i = 0; i < 300000; i++) s = s + i; x[0] = 1.0h;")
+    script = f"""
+import signal
+d = metalmm.Device('cpu', threads=3)
+k = d.compile({source!r}).kernel('k')
+child = []
+signal.signal(signal.SIGALRM, lambda *a: child.append(os.fork()))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    k(np.zeros(4, np.float16), grid=3000, threadgroup=1)
+    said = 'done'
+except metalmm.DeviceError as error:
+    said = str(error)
+if child and child[0] == 0:
+    signal.alarm(20)
+    print('child:', said, metalmm.matmul('gemv/baseline', x[:1], w, device=d)[0, 0], flush=True)
+    os._exit(0)
+os.wait()
+print('parent:', said)
+"""
+    done = run(script)
+    assert "child: cpu: the process was forked while this ran" in done.stdout and "256.0" in done.stdout, (done.stdout, done.stderr)
+    assert "parent: done" in done.stdout
+
+
 # -- too little of something ------------------------------------------------------------------------------------------
 
 

@@ -131,6 +131,51 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [1, 2, 1, 2],
     ),
+    "alignas before threadgroup": (
+        "kernel void k(device float* o, uint i [[thread_index_in_threadgroup]]) { alignas(16) threadgroup float s[4]; "
+        "__attribute__((aligned(8))) volatile threadgroup float t[4]; s[i] = i; t[i] = i; threadgroup_barrier(mem_flags::mem_threadgroup); o[i] = s[3 - i] + 10 * t[i ^ 1]; }",
+        {"dtype": "f4"},
+        [13, 2, 31, 20],
+    ),
+    "shifts in threadgroup declarations": (
+        f"template <int N> struct B {{ int x[N]; }};\nkernel void k(device int* o, {I}) {{ threadgroup int a[1u << 3], b[4][8 >> 1]; threadgroup int s = 1 << 3; threadgroup B<(8 >> 1)> q;"
+        " q.x[i] = sizeof(a) + sizeof(b); o[i] = q.x[i] + s; }",
+        {},
+        [32 + 64 + 8] * 4,
+    ),
+    "shifts in template arguments and limits": (
+        "template <typename T, int N> [[kernel, max_total_threads_per_threadgroup((N >> 1) << 3)]] void f(device T* o, uint i [[thread_position_in_grid]]) { o[i] = N; }\n"
+        'template [[host_name("k")]] [[kernel]] decltype(f<int, 1 << 2>) f<int, 1 << 2>;',
+        {},
+        [4] * 4,
+    ),
+    "defaulted constructors for each address space": (
+        f"struct S {{ int x; S() thread = default; S() threadgroup = default; S() device = default; S() constant = default; }};\nkernel void k(device int* o, {I}) {{ S s; s.x = 3; o[i] = s.x; }}",
+        {},
+        [3] * 4,
+    ),
+    "metal::declval": (
+        "template <class F, class A> using result_of = decltype(::metal::declval<F>()(::metal::declval<A>()));\nstruct F { float operator()(int x) thread { return x + 0.5f; } };\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = metal::is_same_v<result_of<F, int>, float>; }}",
+        {},
+        [1] * 4,
+    ),
+    "const before a type that constant follows": (
+        f"struct P {{ float4 v; }};\nfloat f(const vec<float, 4> constant& p) {{ return p.y; }}\nfloat g(const metal::float4 constant& p) {{ return p.z; }}\n"
+        f"constant float4 c = float4(1, 2, 3, 4);\nkernel void k(device float* o, {I}) {{ o[i] = f(c) + g(c); }}",
+        {"dtype": "f4"},
+        [5] * 4,
+    ),
+    "arithmetic of matrices": (
+        f"kernel void k(device float* o, {I}) {{ float2x2 a = float2x2(float2(1, 2), float2(3, 4)), b = float2x2(float2(5, 7), float2(9, 11));"
+        " float4x4 p(2.0f), q(3.0f); p *= 2.0f; float4x4 d = p - q; float2 v = float2(1, 10) * a; float2 w = a * float2(1, 10);"
+        " o[0] = d[1][1] + 10 * (q - p)[0][0]; o[1] = v.x + 100 * v.y; o[2] = w.x + 100 * w.y; o[3] = (b - a)[1][0] + 10 * (a * b)[1][0]; }",
+        {"dtype": "f4"},
+        [-9, 21 + 4300, 31 + 4200, 6 + 420],
+    ),
+    "coherent device": (f"kernel void k(coherent device int* o, {I}) {{ o[i] = 1; }}", {}, [1] * 4),
+    "unsigned short int positions": ("kernel void k(device int* o, unsigned short int i [[thread_position_in_grid]]) { o[i] = 1; }", {}, [1] * 4),
+    "a global of an anonymous struct, in constant": (f"constant struct {{ int a; }} g = {{3}};\nkernel void k(device int* o, {I}) {{ o[i] = g.a; }}", {}, [3] * 4),
     "two arguments that take turns at one index": (
         "constant bool wide [[function_constant(0)]]; constant bool narrow = !wide;\n"
         "kernel void k(device int* o [[buffer(0), function_constant(wide)]], device short* s [[buffer(0), function_constant(narrow)]], "
@@ -205,6 +250,21 @@ def test_what_metal_refuses_is_refused_with_its_line(source: str, line: int, mes
 def test_arrays_of_variable_length_are_refused(device: metalmm.Device) -> None:
     with pytest.raises(metalmm.CompileError, match=r"<source>:4:\d+: error: .*(variable length array|vla|variable-length)"):
         device.compile(HEAD + "kernel void k(device int* o, constant int& n) {\n  int x[n];\n  x[0] = 1; o[0] = x[0];\n}").kernel("k")
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_a_buffer_by_value_is_refused(device: metalmm.Device) -> None:
+    with pytest.raises(metalmm.CompileError, match="an argument with a buffer or threadgroup index is a pointer or a reference"):
+        device.compile(HEAD + "kernel void k(device int* o [[buffer(0)]], int n [[buffer(1)]]) { o[0] = n; }").kernel("k")
+
+
+def test_what_gcc_cannot_pack_is_an_error(device: metalmm.Device, each_compiler: str) -> None:
+    source = "struct __attribute__((packed)) V { uchar c; packed_float3 p; };\nkernel void k(device int* o) { o[0] = sizeof(V); }"
+    if "clang" in each_compiler:
+        assert run(device, source)[0] == 13
+    else:
+        with pytest.raises(metalmm.CompileError, match="cannot pack a struct of vectors"):
+            run(device, source)
 
 
 def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Device) -> None:
@@ -294,6 +354,7 @@ CONSTANTS = "constant {kind} n [[function_constant(0)]];\nkernel void k(device f
         ("uint", -1, "its type uint holds whole numbers of 0 to"),
         ("uchar", 256, "its type uchar holds whole numbers of 0 to 255"),
         ("int", float("nan"), "its type int"),
+        ("half", 65510.0, "its type half does not reach that far"),
         ("half", 1e6, "its type half does not reach that far"),
         ("float", 1e39, "its type float does not reach"),
         ("int", "3", "it takes a bool, an int or a float"),
@@ -314,7 +375,7 @@ def test_nothing_of_a_function_constant_is_lost(kind: str, value: Any, message: 
         ("uint", 2**32 - 1),
         ("long", -(2**63)),
         ("float", 7),
-        ("float", np.float32(1.5)),
+        ("float", np.float32(1.5)), ("float", float("-inf")), ("float", float("inf")), ("half", 65504.0),
         ("short", np.int64(-5)),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import warnings
@@ -237,3 +238,43 @@ def test_threads_that_submit_and_wait_across_each_other(device: metalmm.Device) 
     for t in threads:
         t.join()
     assert not problems
+
+
+def test_closing_while_another_thread_waits() -> None:
+    for _ in range(20):
+        own = metalmm.Device()
+        chain = Chain(own)
+        for _ in range(8):
+            chain.submit(chain.x, chain.mid)
+        closing = threading.Thread(target=own.close)
+        closing.start()
+        with contextlib.suppress(metalmm.ClosedError):
+            assert first(chain.mid) == 6
+        closing.join()
+
+
+def test_a_recording_remembers_the_first_failure_once(device: metalmm.Device) -> None:
+    kernel = device.compile(DIVIDES + "kernel void good(device half* y) { y[0] = 1.0h; }").kernel
+    bad, good = device.batch(), device.batch()
+    y = device.array(np.zeros(N, np.float16))
+    kernel("diverges")(y, grid=1, threadgroup=N, batch=bad)
+    kernel("good")(y, grid=1, threadgroup=1, batch=good)
+    broken = bad.record()
+    for _ in range(3):
+        broken.replay()
+    with pytest.raises(metalmm.KernelError, match="diverges"):
+        broken.wait()
+    broken.wait()  # told once
+    right = good.record()
+    right.replay()
+    right.wait()
+    assert y.numpy()[0] == 1
+
+
+def test_every_dropped_failure_is_told(device: metalmm.Device) -> None:
+    for _ in range(3):
+        failing(device)
+    gc.collect()
+    with pytest.warns(RuntimeWarning) as told:
+        device.array(np.zeros(4, np.float16)).numpy()
+    assert sum("nobody waited for failed" in str(w.message) for w in told) == 3

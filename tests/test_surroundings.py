@@ -70,9 +70,11 @@ def test_a_relative_folder_stays_where_it_was(fresh: Path, tmp_path: Path, monke
 
 def test_a_folder_that_others_may_write_is_not_trusted(fresh: Path, device: metalmm.Device) -> None:
     fresh.mkdir()
-    fresh.chmod(0o777)
-    with pytest.warns(UserWarning, match=r"can be written by others .mode 777; chmod go-w mends that.; using .*metalmm-"):
-        assert result(device) == 7
+    for mode in (0o770, 0o702):
+        fresh.chmod(mode)
+        cache._folder = cache._temporary = None
+        with pytest.warns(UserWarning, match=rf"can be written by others .mode {mode:o}; chmod go-w mends that.; using .*metalmm-"):
+            assert result(device) == 7
     assert not any(fresh.iterdir())
 
 
@@ -248,6 +250,9 @@ supports = { m = 1, layouts = ["nn"] }
         ("threads = 64", 'threads = 64\ndevices = ["cpu", "cpu"]', "devices is \\['cpu', 'cpu'\\]; it names one of them twice"),
         ("threads = 64", "threads = 64\ndevices = 3", "'devices' is 3; it takes a list"),
         ("threads = 64", "threads = 64\nbaseline = true", "'baseline' is True"),
+        ("threads = 64", "threads = 0", "threads is 0; Metal allows 1 to 1024"),
+        ("tile = [1, 64]", "tile = [0, 64]", "tile is \\[0, 64\\]"),
+        ("m = 1", "n = [0]", "supports.n is \\[0\\]"),
         ("threads = 64", "threads = true", "'threads' is True, of the wrong type"),
         ("threads = 64", "threads = 64\nbk = 4294967296", "parameter 'bk' is 4294967296; it takes 1 to 2\\^32 - 1"),
         ("threads = 64", "threads = 64\nbk = 0", "parameter 'bk' is 0"),
@@ -335,6 +340,21 @@ def test_the_commit_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         subprocess.run(["git", *command.split()], **run)
     monkeypatch.setattr(runner, "__file__", str(package / "runner.py"))
     assert runner.environment(metalmm.Device("cpu"))["commit"] is None
+
+
+def test_the_judge_itself() -> None:
+    """What every other test relies on."""
+
+    def judge(out: float, ref: float, bound: float = 1e-3) -> bool:
+        return not numerics.mismatch(np.array([out]), np.array([ref]), np.array([bound]))
+
+    assert judge(1.0005, 1.0) and not judge(1.0015, 1.0) and not judge(0.9985, 1.0)
+    assert judge(np.inf, np.inf) and judge(-np.inf, -np.inf) and not judge(-np.inf, np.inf) and not judge(np.inf, 1.0)
+    assert judge(np.nan, np.nan) and not judge(1.0, np.nan) and not judge(np.inf, np.nan) and not judge(np.nan, 1.0)
+    assert judge(np.inf, 1e6, 1.0) and not judge(-np.inf, 1e6, 1.0) and not judge(np.inf, 60000.0, 1.0) and judge(65504, 65520.0, 20.0)
+    assert numerics.max_abs_rel(np.array([np.nan]), np.array([1.0])) == (np.inf, np.inf)
+    assert numerics.max_abs_rel(np.array([-np.inf]), np.array([np.inf])) == (np.inf, np.inf)
+    assert numerics.max_abs_rel(np.array([3.0]), np.array([2.0])) == (1.0, 1 / 3)
 
 
 def test_numbers_past_float16_make_no_noise() -> None:

@@ -217,8 +217,9 @@ Info CpuDevice::info() const {
           {"unified_memory", true}};
 }
 
+// In its turn: a dispatch that runs still counts into what the caller is about to let go of.
 void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
-  std::lock_guard lock(mutex_);
+  TakenTurn turn(*turn_);
   watched_ = {begin, end, counts};
 }
 
@@ -240,12 +241,7 @@ double CpuDevice::work(const Dispatch& d) {
     return seconds(Clock::now() - start);
   }
   if (options_.guards) return work_guarded(d);
-  Watched watched;
-  if (options_.debug) {
-    std::lock_guard lock(mutex_);
-    watched = watched_;
-  }
-  return work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
+  return work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, {});
 }
 
 // Zones are looked at before, too: what broke one then was not this kernel.
@@ -264,14 +260,8 @@ double CpuDevice::work_guarded(const Dispatch& given) {
   std::string before = check(" had been written to ");
   if (!before.empty())
     throw Error(ErrorKind::kernel, name + "before it ran, " + before + ": by a kernel that does not have this buffer, or by the host");
-  Watched watched;
-  {
-    std::lock_guard lock(mutex_);
-    watched = watched_;
-  }
-  uint8_t* begin = staged.find(watched.begin);
-  watched.end += begin - watched.begin;
-  watched.begin = begin;
+  Watched watched = watched_;
+  if (watched.begin != watched.end) staged.translate(watched.begin, watched.end, watched.counts);
   double took;
   try {
     took = work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
@@ -385,8 +375,11 @@ void CpuDevice::poll(Run& run) {
   auto now = Clock::now();
   if (now - polled_ < kPoll) return;
   polled_ = now;
+  uint32_t generation = fork_generation();
   try {
     poll_host();
+    if (generation != fork_generation())  // in a handler: the threads that had a part of this are not here
+      throw Error(ErrorKind::device, "cpu: the process was forked while this ran; it goes on in the parent alone");
   } catch (...) {
     run.interrupted = std::current_exception();
     run.next = run.total;
@@ -398,6 +391,7 @@ void CpuDevice::run_some(Run& run, bool is_caller) {
   const KernelCall& call = run.call;
   if (run.next.load(std::memory_order_relaxed) >= run.total) return;
   std::unique_ptr<Executor> executor = take_executor();
+  if (options_.timeout > 0) let_abandon_signal_in();
   Crew::Member member(*crew_);
   for (;;) {
     auto [begin, end] = run.take(pool_->threads());

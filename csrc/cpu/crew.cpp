@@ -23,6 +23,7 @@ void Crew::leave() {
 
 void Crew::abandon() {
   abandoned_ = true;
+  hold_abandon_signal();
   std::lock_guard lock(mutex_);  // a member is alive
   for (pthread_t t : threads_) pthread_kill(t, kAbandonSignal);
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <new>
 
@@ -95,7 +96,8 @@ bool leave_kernel(int number, const siginfo_t* info, ucontext_t* context) {
 }
 
 void on_fault(int number, siginfo_t* info, void* context) {
-  if (leave_kernel(number, info, static_cast<ucontext_t*>(context))) return;
+  bool is_fault = number == kAbandonSignal || info->si_code > 0;  // else somebody sent it
+  if (is_fault && leave_kernel(number, info, static_cast<ucontext_t*>(context))) return;
   for (const Fault& f : faults) {
     if (f.number != number) continue;
     if (f.before.sa_flags & SA_SIGINFO) {
@@ -104,19 +106,22 @@ void on_fault(int number, siginfo_t* info, void* context) {
       f.before.sa_handler(number);
     } else if (number != kAbandonSignal) {
       signal(number, SIG_DFL);  // the instruction runs again and ends the process
+      if (!is_fault) raise(number);
     }
   }
+}
+
+void take_signal(Fault& f) {
+  struct sigaction action = {};
+  action.sa_sigaction = &on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+  sigaction(f.number, &action, &f.before);
 }
 
 void catch_faults() {
   static std::once_flag once;
   std::call_once(once, [] {
-    for (Fault& f : faults) {
-      struct sigaction action = {};
-      action.sa_sigaction = &on_fault;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
-      sigaction(f.number, &action, &f.before);
-    }
+    for (Fault& f : faults) take_signal(f);
   });
   // A stack that has overflowed cannot hold the handler's frame.
   struct AlternateStack {
@@ -199,6 +204,21 @@ std::string place_of(const uint8_t* address, const KernelCall& call) {
     nearest = std::to_string(away) + " bytes " + (address >= e.end ? "past the end" : "before the beginning") + size;
   }
   return nearest;
+}
+
+void let_abandon_signal_in() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, kAbandonSignal);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+void hold_abandon_signal() {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  struct sigaction now = {};
+  sigaction(kAbandonSignal, nullptr, &now);
+  if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != &on_fault) take_signal(faults[std::size(faults) - 1]);
 }
 
 long context_tls_offset() {

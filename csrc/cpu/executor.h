@@ -14,6 +14,8 @@ namespace metalmm::cpu {
 
 // What ends a thread's kernel from outside; its default is to do nothing, should one come late.
 constexpr int kAbandonSignal = SIGURG;
+void let_abandon_signal_in();  // to this thread, whatever it blocks
+void hold_abandon_signal();    // where somebody else has taken its handler since
 
 // Stacks of one worker, with a guard page under each and tops spread over cache sets: equally aligned tops make every
 // lane's hot lines fall into the same few sets.

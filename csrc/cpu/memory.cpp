@@ -16,7 +16,12 @@ constexpr size_t kZone = 256;        // least poison on either side
 constexpr size_t kAbsent = 1 << 20;  // address space on either side that faults
 
 // NaN in float32, float16 and bfloat16, and another one at each place: a kernel that reads poison and writes it on, elsewhere, shows.
-uint16_t poison_at(uintptr_t half) { return static_cast<uint16_t>(0xff81 | (static_cast<uint32_t>(half) * 0x9e3779b1u >> 25)); }
+uint16_t poison_at(uintptr_t half) {
+  auto x = static_cast<uint32_t>(half);
+  x = (x ^ x >> 11) * 0x85ebca6bu;  // twice: zones stand apart by whole pages, which one product would carry into each element alike
+  x = (x ^ x >> 15) * 0x9e3779b1u;
+  return static_cast<uint16_t>(0xff81 | x >> 25);
+}
 uint8_t poison_byte(const uint8_t* p) {  // little-endian, as both machines of this device are
   auto at = reinterpret_cast<uintptr_t>(p);
   return static_cast<uint8_t>(poison_at(at / 2) >> (at % 2 * 8));
@@ -161,9 +166,16 @@ void Staged::copy_back() const {
     if (b.written) std::memcpy(b.begin, b.copy->data(), b.copy->size());
 }
 
-uint8_t* Staged::find(uint8_t* address) const {
-  const Block* b = block_of(address);
-  return b ? b->copy->data() + (address - b->begin) : address;
+void Staged::translate(uint8_t*& begin, uint8_t*& end, uint8_t*& counts) const {
+  for (const Block& b : blocks_) {
+    uint8_t *first = std::max(begin, b.begin), *last = std::min(end, b.end);
+    if (!b.written || first >= last) continue;
+    counts += (first - begin) / 2;
+    begin = b.copy->data() + (first - b.begin);
+    end = begin + (last - first);
+    return;
+  }
+  end = begin;  // nothing of it is in this kernel's hands
 }
 
 }  // namespace metalmm::cpu

@@ -24,7 +24,8 @@ class Staged {
   Staged(const Staged&) = delete;
   const Dispatch& dispatch() const { return dispatch_; }
   void copy_back() const;                 // what the kernel may have written
-  uint8_t* find(uint8_t* address) const;  // where an address of the host lies now
+  // Of a range of the host's memory, and of the counts for each two bytes of it: what a kernel writes to a copy of.
+  void translate(uint8_t*& begin, uint8_t*& end, uint8_t*& counts) const;
 
  private:
   struct Block {

@@ -67,6 +67,7 @@ void ThreadPool::run(const Work& work, const std::function<void()>& meanwhile) {
   }
   if (notify) wake_.notify_all();
   work(true);
+  if (forked()) return;  // meanwhile, in a signal's handler: nobody will come
   {
     std::lock_guard lock(mutex_);
     work_ = nullptr;
@@ -77,6 +78,7 @@ void ThreadPool::run(const Work& work, const std::function<void()>& meanwhile) {
   while (!idle_.wait_for(lock, std::chrono::milliseconds(20), [this] { return active_ == 0; })) {
     lock.unlock();
     meanwhile();
+    if (forked()) return;
     lock.lock();
   }
 }

@@ -15,14 +15,15 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .errors import DeviceError
 
 LIMIT_BYTES = 2 << 30  # what the folder may hold; a third goes when there is more
 _DAY = 86400.0
 
-_lock = threading.Lock()
-_locks: dict[Path, threading.Lock] = {}
+_lock = threading.RLock()  # all of them: a signal's handler may come here while its thread is here
+_locks: dict[Path, Any] = {}
 _named: dict[str, Path] = {}  # by what METALMM_CACHE said: a relative folder stays where it was first meant
 _folder: Path | None = None
 _wanted: Path | None = None
@@ -31,7 +32,7 @@ _temporary: Path | None = None
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # threads that are not here may hold these
+    _lock = threading.RLock()  # threads that are not here may hold these
     _locks.clear()
 
 
@@ -109,7 +110,7 @@ def fetch(name: str, build: Callable[[Path], None]) -> Path:
     for last in (False, False, True):
         path = folder() / name
         with _lock:
-            lock = _locks.setdefault(path, threading.Lock())
+            lock = _locks.setdefault(path, threading.RLock())
         try:
             with lock:
                 if _intact(path):
@@ -152,13 +153,16 @@ def _touch(path: Path) -> None:
 
 def _write(path: Path, build: Callable[[Path], None]) -> None:
     _prune(path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-", ignore_cleanup_errors=True) as temporary:
-        fresh = Path(temporary) / path.name
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=".new-"))  # no TemporaryDirectory: a child of fork() would remove it
+    try:
+        fresh = temporary / path.name
         build(fresh)
         checksum = _sum_of(fresh)
         checksum.write_text(_digest(fresh))
         os.replace(fresh, path)
         os.replace(checksum, _sum_of(path))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _prune(place: Path) -> None:

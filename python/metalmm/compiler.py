@@ -196,10 +196,13 @@ def _run(command: Sequence[str], text: str | None = None) -> str:
     except OSError as error:
         raise CompilerNotFoundError(f"{command[0]}: {error}") from error
     if done.returncode < 0:
-        what = signal.Signals(-done.returncode).name
+        number = -done.returncode
+        what = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         raise CompileError(f"{name} was ended by {what}; there may have been too little memory\n{done.stderr.strip()}".rstrip())
     if done.returncode:
         raise CompileError(f"{name} failed:\n{_errors_of(done.stderr) or f'exit status {done.returncode}, and it said nothing'}")
+    if "ignoring packed attribute" in done.stderr:  # g++, for members that are classes here: the layout would be another
+        raise CompileError(f"{name} cannot pack a struct of vectors as the kernel asks; use clang++ (METALMM_CXX)\n{done.stderr.strip()}")
     return done.stdout
 
 

@@ -227,12 +227,12 @@ def capture(path: str | Path, device: Device | None = None) -> Iterator[None]:
 
 
 _default: Device | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that is not here may hold it
+    _lock = threading.RLock()  # a thread that is not here may hold it
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -243,7 +243,8 @@ def default_device() -> Device:
     global _default
     with _lock:
         if _default is None:
-            _default = Device()
+            made = Device()
+            _default = _default or made  # a signal's handler may have come before
         return _default
 
 

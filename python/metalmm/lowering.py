@@ -19,7 +19,7 @@ import numpy as np
 from .errors import CompileError, LoweringError
 from .metal_rules import MetalRules
 from .msl_program import SPECIFIERS, Declaration, Program
-from .msl_source import OPEN, PRAGMA
+from .msl_source import OPEN, PRAGMA, Token
 
 _POSITIONS = {
     "thread_position_in_grid",
@@ -114,14 +114,14 @@ class Lowering(Program):
 
     def _erased_text(self, span: tuple[int, int] | None) -> str:
         """Tokens as they will stand in C++: without attributes and address spaces."""
-        words, i = [], span[0] if span else 0
+        words, i = list[tuple[Token, str]](), span[0] if span else 0
         while span and i < span[1]:
             if self.source.tokens[i].text == "[" and self.source.tokens[i + 1].text == "[":
                 i = self.source.matching(i) + 1
                 continue
-            words.append(self._erased(i))
+            words.append((self.source.tokens[i], self._erased(i)))
             i += 1
-        return " ".join(w for w in words if w)
+        return self.source.join(words)
 
     def _reachable(self, *roots: Declaration) -> list[Declaration]:
         """Declarations whose names the roots mention, directly or through others."""
@@ -199,12 +199,18 @@ class Lowering(Program):
         return ("threadgroup" if is_threadgroup else "buffer"), None, enabled
 
     def _join(self, span: tuple[int, int]) -> str:
-        return " ".join(t.text for t in self.source.tokens[slice(*span)])
+        return self.source.join((t, t.text) for t in self.source.tokens[slice(*span)])
 
     def _check_position(self, position: str, first: int, last: int) -> None:
         """Positions are ushort or uint, of one to three dimensions; indices of one."""
-        words = [t.text for t in self.source.tokens[first:last] if t.kind == "name" and t.text not in ("const", "metal")]
-        kind = " ".join(w for w in words[: words.index(position)] if w in _NUMBER_TYPES) if position in words else ""
+        tokens = self.source.tokens[first:last]
+        head = next((j for j in range(len(tokens) - 1) if tokens[j].text == "[" and tokens[j + 1].text == "["), len(tokens))
+        if any(t.text in ("*", "&") for t in tokens[:head]):
+            raise self.source.fail(first, f"[[{position}]] is a value; it takes no pointer or reference")
+        words = [t.text for t in tokens[:head] if t.text in _NUMBER_TYPES]
+        kind = " ".join(words)
+        if "unsigned" in words and set(words) <= {"unsigned", "int", "short"}:
+            kind = "uint"
         if not kind:
             return  # by another name, which a type checker would have to look up
         allowed = (
@@ -406,7 +412,21 @@ class Lowering(Program):
                 self._drop_if_seen(seen, member, ())
             elif member.body >= 0 and member.name:
                 self._class_body(member)
+            elif [t.text for t in tokens[member.end - 3 : member.end]] == ["=", "default", ";"]:
+                self._defaulted(seen, member)
             i = member.end
+
+    def _defaulted(self, seen: dict[tuple[str, ...], tuple[int, str]], member: Declaration) -> None:
+        """`S() thread = default;` once for each address space is one declaration."""
+        tokens, close = self.source.tokens, member.end - 4
+        while close > member.start and tokens[close].text != ")":
+            if tokens[close].text in ("thread", "device", "threadgroup", "constant"):
+                tokens[close].text = ""
+            close -= 1
+        key = ("= default", *(self._erased(i) for i in range(member.start, member.end) if self._erased(i)))
+        if key in seen:
+            self.source.blank(member.start, member.end)
+        seen[key] = (member.start, "")
 
     def _trailing_qualifier(self, member: Declaration, owner: str) -> None:
         """`) constant {` is const of a member function, and nothing on a constructor."""
@@ -471,22 +491,28 @@ class Lowering(Program):
         for i, token in enumerate(tokens):
             if token.text != "threadgroup" or token.kind != "name":
                 continue
-            before = self._previous(i)
+            before = self._before_specifiers(i)
             # A declaration lowered just before ends in ';' too.
-            at_start = before is None or tokens[before].text[-1] in ";{}" or self._opens_declaration(before)
+            at_start = before is None or tokens[before].text[-1] in ";{}"
             if not at_start:
                 self._check_threadgroup_use(i)
                 continue
             if self._declare_threadgroup(i, count):
                 count += 1
 
-    def _opens_declaration(self, i: int) -> bool:
-        """Whether the specifier at i begins a declaration: `const threadgroup T x`, but not `f() const threadgroup {`."""
-        tokens = self.source.tokens
-        if tokens[i].text not in ("const", "static", "volatile"):
-            return False
-        before = self._previous(i)
-        return before is None or tokens[before].text[-1] in ";{}" or self._opens_declaration(before)
+    def _before_specifiers(self, i: int) -> int | None:
+        """What stands before `const alignas(16) threadgroup`, its specifiers left out; but `f() const threadgroup {` is no declaration."""
+        tokens, at = self.source.tokens, self._previous(i)
+        while at is not None:
+            if tokens[at].text in ("const", "static", "volatile"):
+                at = self._previous(at)
+            elif tokens[at].text == ")" and (word := self._previous(self.source.opening(at))) is not None:
+                if tokens[word].text not in ("alignas", "__attribute__"):
+                    break
+                at = self._previous(word)
+            else:
+                break
+        return at
 
     def _text_before(self, i: int, steps: int) -> str:
         at: int | None = i
@@ -540,12 +566,12 @@ class Lowering(Program):
             return False
         if tokens[j].kind != "name" or j == type_start:
             raise self.source.fail(i, "'threadgroup' in a declaration that the CPU device does not understand")
-        kind = " ".join(t.text for t in tokens[type_start:j] if t.text)
+        kind = self._join((type_start, j))
         lines = []
         for first, last in self.source.split(j, end):
             name = tokens[first].text
             equals = next((j for j in range(first, last) if tokens[j].text in ("=", "{")), last)
-            dimensions = " ".join(t.text for t in tokens[first + 1 : equals] if t.text)
+            dimensions = self._join((first + 1, equals))
             alias = f"metalmm_tg_{i}_{first}"
             lines.append(
                 f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();"
@@ -553,9 +579,8 @@ class Lowering(Program):
             if equals < last:  # every thread writes it where it comes by
                 value = self._erased_text((equals, last))
                 lines.append(f"{{ {alias} metalmm_value {value}; __builtin_memcpy(&{name}, &metalmm_value, sizeof({name})); }}")
-        before = self._previous(i)
-        if before is not None and tokens[before].text in ("const", "static", "volatile"):
-            tokens[before].text = ""
+        before = self._before_specifiers(i)
+        self.source.blank(0 if before is None else before + 1, i)  # every place has 16 bytes' alignment
         self.source.blank(i, end + 1)
         tokens[i].text = " ".join(lines)
         return True
@@ -572,6 +597,8 @@ class Lowering(Program):
             token.text = ""
         elif token.text == "coherent" and self.source.tokens[i + 1].text == "(":
             self.source.blank(i, self.source.matching(i + 1) + 1)
+        elif token.text == "coherent" and self.source.tokens[i + 1].text in ("device", "volatile", "const"):
+            token.text = ""
         elif token.text == "constant":
             token.text = self._constant_text(i)
 
@@ -582,6 +609,13 @@ class Lowering(Program):
             if tokens[j].text in ("const", "constexpr"):
                 return ""
             j -= 1
+        if j >= 1 and tokens[j].text == ">":
+            try:
+                j = self.source.opening(j) - 1
+            except LoweringError:
+                return "const"
+        while j >= 2 and tokens[j - 1].text == "::":
+            j -= 2
         if j >= 1 and tokens[j].kind == "name" and tokens[j].text not in ("return", "typename", "using", "typedef", "else"):
             # const T constant&: the qualifier may stand before the type
             j -= 1
@@ -688,10 +722,20 @@ class Lowering(Program):
             if "#pragma" in token.space:
                 token.space = PRAGMA.sub(replace, token.space)
 
+    def _wanted_utilities(self) -> str:
+        """C++'s own helpers, which stand in metal:: only for a program that asks for them there: another may have a global `move`."""
+        tokens = self.source.tokens
+        asked = any(
+            a.text == "metal" and b.text == "::" and c.text in ("declval", "move", "forward", "swap", "decay")
+            for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        )
+        return "#define METALMM_UTILITIES 1\n" if asked else ""
+
     def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
         table = ", ".join(specs) or "{}"
         return (
-            '#include "msl.h"\n'
+            self._wanted_utilities()
+            + '#include "msl.h"\n'
             + self.source.text()
             + '\n# 1 "<metalmm entry>"\n'
             + holder

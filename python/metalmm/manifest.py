@@ -44,13 +44,13 @@ _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 
 _registry: dict[str, Variant] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread that is not here may hold it
+    _lock = threading.RLock()  # a thread that is not here may hold it
 
 
 os.register_at_fork(after_in_child=_after_fork)

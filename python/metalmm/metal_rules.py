@@ -9,7 +9,7 @@ from .msl_source import OPEN
 if TYPE_CHECKING:
     from .msl_program import Declaration, Program
 
-_KEYWORDS = {"virtual", "new", "dynamic_cast", "typeid", "goto", "throw", "try", "catch", "thread_local", "asm", "__asm__", "co_await"}
+_KEYWORDS = {"virtual", "new", "dynamic_cast", "typeid", "goto", "throw", "try", "catch", "thread_local", "asm", "__asm__", "__asm", "register", "co_await"}
 _KEYWORDS |= {"co_return", "co_yield"}
 _CONSTANT = {"constant", "extern"}
 _NO_VARIABLE = {
@@ -44,41 +44,81 @@ class MetalRules:
                 self._body(d.body, self.source.matching(d.body), d.start in kernels)
             else:
                 self._variable(d)
+                if d.body >= 0 and self.source.tokens[d.body].text == "{" and self._is_class(d):
+                    self._members(d.body)
+
+    def _is_class(self, d: Declaration) -> bool:
+        return any(t.text in ("struct", "class", "union") for t in self.source.tokens[d.start : d.body])
+
+    def _members(self, opening: int) -> None:
+        tokens, end, i = self.source.tokens, self.source.matching(opening), opening + 1
+        while i < end:
+            if tokens[i].text in ("public", "private", "protected") and tokens[i + 1].text == ":":
+                i += 2
+                continue
+            member = self.program._declaration(i, end, ())
+            if member.is_function:
+                self._body(member.body, self.source.matching(member.body), False)
+            elif member.body >= 0 and self._is_class(member):
+                self._members(member.body)
+            i = max(member.end, i + 1)
 
     def _keywords(self, d: Declaration) -> None:
         tokens = self.source.tokens
         for i in range(d.start, d.end):
             token, before = tokens[i], tokens[i - 1].text if i else ""
-            if token.kind != "name" or before in (".", "->", "::"):
+            if token.kind != "name":
                 continue
             if token.text in _KEYWORDS or (token.text == "delete" and before not in ("=", "operator")):
                 raise self.source.fail(i, f"'{token.text}' is not part of MSL")
 
     def _variable(self, d: Declaration) -> None:
         """At namespace scope a variable lies in the constant address space, or nowhere."""
-        tokens, i, words = self.source.tokens, d.start, list[str]()
-        if tokens[i].text == "template" and tokens[i + 1].text == "<":
-            i = self.source.angle_end(i + 1) + 1
-        depth_end = d.end
-        while i < depth_end and tokens[i].text not in ("=", ";", "{"):
-            if tokens[i].text == "[":
-                i = self.source.matching(i)
-            elif tokens[i].text == "(":
-                return  # a function's declaration
-            elif tokens[i].text == "<" and tokens[i - 1].kind == "name":
-                i = self.source.angle_end(i)
-            else:
-                words.append(tokens[i].text)
-            i += 1
+        words = self._head(d)
         names = [w for w in words if w.isidentifier()]
         if len(names) < 2 or set(names) & _NO_VARIABLE:
             return
         if "threadgroup" in names and "*" not in words and "&" not in words:
             raise self.source.fail(d.start, f"the threadgroup variable '{d.name}' stands outside a kernel; Metal has them in kernels alone")
-        if not _CONSTANT & set(names):
-            raise self.source.fail(
-                d.start, f"the variable '{d.name}' at program scope is not in the constant address space; write constant"
-            )
+        if "*" in words:  # the pointer itself, not what it points to
+            words = words[len(words) - words[::-1].index("*") :]
+        if not _CONSTANT & set(words):
+            raise self.source.fail(d.start, f"the variable '{names[-1]}' at program scope is not in the constant address space; write constant")
+
+    def _head(self, d: Declaration) -> list[str]:
+        """The words of a variable's declaration up to its value; nothing for what declares none."""
+        tokens, i, words = self.source.tokens, d.start, list[str]()
+        if tokens[i].text == "template" and tokens[i + 1].text == "<":
+            i = self.source.angle_end(i + 1) + 1
+        while i < d.end and tokens[i].text not in ("=", ";"):
+            text = tokens[i].text
+            if text in ("alignas", "__attribute__", "decltype") and tokens[i + 1].text == "(":
+                words += ["auto"] if text == "decltype" else []
+                i = self.source.matching(i + 1)
+            elif text == "[":
+                i = self.source.matching(i)
+            elif text == "{":  # a class or enumeration, and perhaps a variable after it
+                if not set(words) & {"struct", "class", "union", "enum"}:
+                    break
+                words, i = [*(w for w in words if w in ("constant", "threadgroup", "extern")), "auto"], self.source.matching(i)
+            elif text == "(" and tokens[i + 1].text == "*":  # a pointer to a function
+                words += ["*", *(t.text for t in tokens[i + 2 : self.source.matching(i)])]
+                break
+            elif text == "(" and tokens[i + 1].kind in ("number", "string", "char"):
+                break  # its value
+            elif text == "(":
+                return []  # a function
+            elif text == "<" and tokens[i - 1].kind == "name":
+                i = self.source.angle_end(i)
+            else:
+                words.append(text)
+            i += 1
+        if words[-1:] == ["auto"]:
+            return []  # no more than a type
+        elaborated = [w for w in words if w.isidentifier()]
+        if elaborated[:1] and elaborated[0] in ("struct", "class", "union", "enum") and len(elaborated) == 3:
+            return ["auto", *words[2:]]  # struct S g;
+        return words
 
     def _body(self, opening: int, end: int, is_kernel: bool) -> None:
         """Statics and threadgroup variables inside a function; a class in it has members, not locals."""
@@ -91,13 +131,23 @@ class MetalRules:
                 words = self._statement(i, end)
                 if "constant" not in words:
                     raise self.source.fail(i, "a static variable inside a function; Metal has them in the constant address space alone")
-            elif text == "threadgroup" and not is_kernel and tokens[i - 1].text in (";", "{", "}"):
+            elif text == "threadgroup" and not is_kernel and self._starts_declaration(i):
                 words = self._statement(i, end)
                 if not {"*", "&", "("} & set(words):
                     raise self.source.fail(
                         i, f"the threadgroup variable '{words[-1]}' stands outside a kernel; Metal has them in kernels alone"
                     )
             i += 1
+
+    def _starts_declaration(self, i: int) -> bool:
+        tokens, at = self.source.tokens, i - 1
+        while tokens[at].text in ("const", "volatile", ")"):
+            if tokens[at].text == ")":
+                at = self.source.opening(at) - 1
+                if tokens[at].text not in ("alignas", "__attribute__"):
+                    return False
+            at -= 1
+        return tokens[at].text in (";", "{", "}")
 
     def _class_brace(self, i: int, end: int) -> int:
         while i < end and self.source.tokens[i].text not in ("{", ";", "(", "=", ")"):

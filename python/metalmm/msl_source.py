@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import LoweringError
@@ -88,7 +89,9 @@ class Source:
             if closing == ">" and i < index and text in ")]":
                 i = self.opening(i)
             elif closing == ">" and text == "<":
-                if self._closes_at(i, index):
+                if self.tokens[i - 1].text == "<" and not self.tokens[i].space:
+                    i -= 1  # a shift
+                elif self._closes_at(i, index):
                     return i
             elif closing == ">" and text in ("{", "}", ";"):
                 break
@@ -132,6 +135,14 @@ class Source:
                 return i
             i += 1
         return None
+
+    def join(self, words: Iterable[tuple[Token, str]]) -> str:
+        """Words of tokens in one line; what was written together, such as `<<`, stays together."""
+        text = ""
+        for token, word in words:
+            if word:
+                text += (" " if token.space or (text[-1:].isidentifier() and word[0].isidentifier()) or text[-1:].isdigit() else "") + word
+        return text.strip()
 
     def blank(self, start: int, end: int) -> None:
         for token in self.tokens[start:end]:

@@ -88,6 +88,10 @@ template <int... I> struct Indices {};
 template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 
+template <class P> constexpr bool is_memory = false;
+template <class T> constexpr bool is_memory<T*> = true;
+template <class T> constexpr bool is_memory<T&> = true;
+
 template <class F> struct Signature;
 template <class... P> struct Signature<void (*)(P...)> {
   using indices = typename MakeIndices<sizeof...(P)>::type;
@@ -99,6 +103,8 @@ template <class... P> struct Signature<void (*)(P...)> {
     return describe<S>(indices{});
   }
   template <const ArgSpec* S, int... I> static const ArgInfo* describe(Indices<I...>) {
+    static_assert(((is_memory<P> == (S[I].kind == ArgKind::buffer || S[I].kind == ArgKind::threadgroup)) && ...),
+                  "an argument with a buffer or threadgroup index is a pointer or a reference, and a position is neither");
     static const ArgInfo info[sizeof...(P) + 1] = {
         {S[I].kind, S[I].index, S[I].enabled, Argument<P>::is_const, Argument<P>::bytes}..., {}};
     return info;

@@ -36,7 +36,13 @@ template <class T> struct make_unsigned { using type = metalmm::msl::unsigned_t<
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
 template <class T> using decay_t = remove_cv_t<remove_reference_t<T>>;
 template <bool B, class T, class F> using conditional_t = typename conditional<B, T, F>::type;
-// No other names than MSL's own: a program that says `using namespace metal` may have a global `move` or `swap`.
+#ifdef METALMM_UTILITIES  // lowering says where a program asks for these in metal; another may have a global `move` or `swap`
+template <class T> struct decay { using type = remove_cv_t<remove_reference_t<T>>; };
+template <class T> T&& declval();
+template <class T> constexpr remove_reference_t<T>&& move(T&& t) { return static_cast<remove_reference_t<T>&&>(t); }
+template <class T> constexpr T&& forward(remove_reference_t<T>& t) { return static_cast<T&&>(t); }
+template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c; }
+#endif
 
 #define METALMM_PREDICATE(name, ...)                              \
   template <class T> struct name : bool_constant<__VA_ARGS__> {}; \
