@@ -4,10 +4,12 @@ float32, torch float16 and mlx float16 on the CPU, each where installed.
 
 Each library has its turn alone, in a process of its own: OpenBLAS's threads go on spinning after a call. Two tables:
 hot, the same weights call after call; cold, copies of the weights by turns, together past the last-level cache as far as --memory
-goes. Peers' weights are converted and placed beforehand, and everybody writes into one result again and again. Huge pages: our
-device asks for them for arrays of 1 MB and more, NumPy from 4 MB on; its copies and torch's lie in one array, so they have them.
-Each has --rounds turns and the least median counts, for another process that takes a core makes spinning threads wait for whole ticks.
-Our ids are screened with a few calls, the three best of each group measured, and the one that won measured anew, like the peers.
+goes, every copy read before the first comes again. NumPy reads float32, twice the bytes of the others, and adds a bias in a second pass;
+torch and mlx read float16. Weights are converted and placed beforehand; all but mlx write into one result again and again. Huge pages:
+our device asks for them for arrays of 1 MB and more, NumPy from 4 MB on (its copies and torch's lie in one array, so they have them), mlx
+not. Each has --rounds turns, in changing order, and the least median counts, for another process that takes a core makes spinning threads
+wait for whole ticks. Our ids are screened with a few calls in the first round, the three best of each group measured, and the one that won
+is measured anew in every round, like the peers.
 
     python benchmarks/peers.py [--threads 2] [--iters 60] [--shapes 1,3] [--memory 4] [--rounds 2] [--all]
 """
@@ -15,6 +17,7 @@ Our ids are screened with a few calls, the three best of each group measured, an
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -22,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ ARGS.add_argument("--rounds", type=int, default=2, help="turns of each library, 
 ARGS.add_argument("--no-bias", action="store_true", help="plain products alone")
 ARGS.add_argument("--only", help="ids of ours that match this regular expression alone")
 ARGS.add_argument("--all", action="store_true", help="print every variant as it was screened, not the best alone")
-ARGS.add_argument("--turn", help=argparse.SUPPRESS)  # [library, shape, bias]: measures, prints JSON
+ARGS.add_argument("--turn", help=argparse.SUPPRESS)  # [library, shape, bias, ids]: measures, prints JSON
 ARGS = ARGS.parse_args()
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "METALMM_CPU_THREADS"):
     os.environ[name] = str(ARGS.threads)  # before the libraries read them
@@ -69,16 +72,17 @@ def repeated(x: Any) -> Any:
     return many
 
 
-def median(calls: list[Call], iters: int, seconds: float) -> float:
-    """Seconds a call; the calls by turns, at least so many and for so long, after half as long to wake threads up and place them."""
-    samples, step, begin = [], 0, time.perf_counter()
+def median(calls: list[Call], iters: int, seconds: float, places: Iterator[int]) -> float:
+    """Seconds a call; the calls by turns, at least so many and for so long, after half as long to wake threads up and place them.
+    `places` goes on from one measurement to the next: none finds in the cache what the one before has just read."""
+    samples, begin = [], time.perf_counter()
     now = begin
     while len(samples) < iters or now - begin < 1.5 * seconds:
+        call = calls[next(places) % len(calls)]
         start = time.perf_counter()
-        calls[step % len(calls)]()
+        call()
         now = time.perf_counter()
-        step += 1
-        if start - begin >= 0.5 * seconds and step > 3:
+        if start - begin >= 0.5 * seconds:
             samples.append(now - start)
     return statistics.median(samples)
 
@@ -135,12 +139,16 @@ def ours(a: Any, b: Any, bias: Any, transpose_b: bool) -> dict[str, list[Call]]:
     }
 
 
-def turn(library: str, shape: sizes.Shape, has_bias: bool) -> dict[str, Any]:
-    """Name -> [hot, cold] seconds; of our ids the best of each group and table, under "screened" all of them."""
-    rng = np.random.default_rng(0)
+def turn(library: str, shape: sizes.Shape, has_bias: bool, chosen: dict[str, list[str]]) -> dict[str, Any]:
+    """Name -> [hot, cold] seconds; of ours [id, seconds] twice for each group, of the ids `chosen` or of those that this turn finds best,
+    and under "screened" all of them."""
+    rng, places = np.random.default_rng(0), itertools.count()
 
     def half(*size: int) -> Any:
         return rng.standard_normal(size, dtype=np.float32).astype(np.float16)
+
+    def both(calls: list[Call]) -> list[float]:
+        return [median(calls[:1], ARGS.iters, MEASURING, places), median(calls, ARGS.iters, MEASURING, places)]
 
     a, bias = half(1, shape.k), half(shape.n) if has_bias else None
     b = half(*((shape.n, shape.k) if shape.transpose_b else (shape.k, shape.n)))
@@ -149,23 +157,25 @@ def turn(library: str, shape: sizes.Shape, has_bias: bool) -> dict[str, Any]:
             calls = PEERS[library](a, b, bias, shape.transpose_b)
         except ImportError:
             return {}
-        return {library: [median(calls[:1], ARGS.iters, MEASURING), median(calls, ARGS.iters, MEASURING)]}
+        both(calls)  # as long a start as ours have had
+        return {library: both(calls)}
     mine = ours(a, b, bias, shape.transpose_b)
-    screened = {v: [median(mine[v][:1], *SCREENING), median(mine[v], *SCREENING)] for v in mine}
-    best: dict[str, Any] = {}
-    for group in ("v6", "older"):
-        ids = [v for v in mine if v.startswith("m1_optimized_v6/") == (group == "v6")]
-        for table in (0, 1):
-            first = sorted(ids, key=lambda v: screened[v][table])[:FINALISTS]
-            seconds = {v: median(mine[v][: None if table else 1], ARGS.iters, MEASURING) for v in first}
-            if seconds:
-                v = min(seconds, key=lambda v: seconds[v])  # measured anew: the least of three is too good for it
-                best.setdefault(group, []).append([v, median(mine[v][: None if table else 1], ARGS.iters, MEASURING)])
+    screened: dict[str, list[float]] = {}
+    if not chosen:
+        screened = {v: [median(mine[v][:1], *SCREENING, places), median(mine[v], *SCREENING, places)] for v in mine}
+        for group in ("v6", "older"):
+            ids = [v for v in mine if v.startswith("m1_optimized_v6/") == (group == "v6")]
+            for table in (0, 1):
+                first = sorted(ids, key=lambda v: screened[v][table])[:FINALISTS]
+                if seconds := {v: both(mine[v])[table] for v in first}:
+                    chosen.setdefault(group, []).append(min(seconds, key=lambda v: seconds[v]))
+    # Measured anew: the least of three is too good for the one that won.
+    best = {group: [[v, both(mine[v])[table]] for table, v in enumerate(ids)] for group, ids in chosen.items()}
     return {**best, "screened": screened}
 
 
-def in_its_own_process(library: str, shape: str, has_bias: bool) -> dict[str, Any]:
-    command = [sys.executable, *sys.argv, "--turn", json.dumps([library, shape, has_bias])]
+def in_its_own_process(library: str, shape: str, has_bias: bool, chosen: dict[str, list[str]]) -> dict[str, Any]:
+    command = [sys.executable, *sys.argv, "--turn", json.dumps([library, shape, has_bias, chosen])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -202,8 +212,8 @@ def main() -> int:
     shapes = [s for s in sizes.load() if s.batch == 1]
     shapes = sizes.select(shapes, ARGS.shapes)
     if ARGS.turn:
-        library, wanted, has_bias = json.loads(ARGS.turn)
-        print(json.dumps(turn(library, next(s for s in shapes if str(s) == wanted), has_bias)))
+        library, wanted, has_bias, chosen = json.loads(ARGS.turn)
+        print(json.dumps(turn(library, next(s for s in shapes if str(s) == wanted), has_bias, chosen)))
         return 0
     device = metalmm.default_device()
     print(f"{runner.describe(device, runner.environment(device))} threads={ARGS.threads} iters={ARGS.iters}")
@@ -214,15 +224,18 @@ def main() -> int:
             title = f"n={shape.n} k={shape.k} {shape.layout.upper()}{' bias' if has_bias else ''}"
             mine: dict[str, Any] = {}
             peers: dict[str, Any] = {}
-            for _ in range(ARGS.rounds):
-                turn_of_ours = in_its_own_process("metalmm", str(shape), has_bias)
-                for group in ("v6", "older"):
-                    if group in turn_of_ours:
-                        mine[group] = quieter(mine.get(group), turn_of_ours[group], key=lambda found: found[1])
-                mine["screened"] = turn_of_ours["screened"]
-                for library in PEERS:
-                    for name, seconds in in_its_own_process(library, str(shape), has_bias).items():
-                        peers[name] = quieter(peers.get(name), seconds, key=lambda found: found)
+            chosen: dict[str, list[str]] = {}
+            for number in range(ARGS.rounds):
+                for library in (["metalmm", *PEERS], [*PEERS, "metalmm"])[number % 2]:
+                    found = in_its_own_process(library, str(shape), has_bias, chosen if library == "metalmm" else {})
+                    if library == "metalmm":
+                        mine["screened"] = found.pop("screened") or mine["screened"]
+                        for group, pairs in found.items():
+                            mine[group] = quieter(mine.get(group), pairs, key=lambda pair: pair[1])
+                            chosen[group] = [v for v, _ in pairs]
+                    else:
+                        for name, seconds in found.items():
+                            peers[name] = quieter(peers.get(name), seconds, key=lambda found: found)
             results.append((title, shape, mine, peers))
     for table in (0, 1):
         show(results, table)

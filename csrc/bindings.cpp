@@ -247,7 +247,8 @@ NB_MODULE(_core, m) {
           "__array__",
           [](const Array& a, nb::handle dtype, nb::handle copy) {
             nb::object view = to_numpy(a);
-            if (!dtype.is_none() && !view.attr("dtype").equal(call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype)))) {
+            if (!dtype.is_none() &&
+                !view.attr("dtype").equal(call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype)))) {
               if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("metalmm.Array: another dtype needs a copy");
               return call_python(view.attr("astype"), nb::borrow(dtype));
             }

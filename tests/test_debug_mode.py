@@ -52,8 +52,14 @@ def test_no_vector_is_loaded_off_its_alignment(v: metalmm.Variant, debug_device:
             b = placed(integers(rng, 3, *((n, k) if layout[1] == "t" else (k, n))), pad_b, offset)
             equal(v, a, b, debug_device, layout)
         # Each matrix of a batch begins elsewhere in its 8 bytes.
-        a, b = integers(rng, 3, *((128, m) if layout[0] == "t" else (m, 128))), integers(rng, 3, *((n, 128) if layout[1] == "t" else (128, n)))
-        apart = [np.lib.stride_tricks.as_strided(placed(np.zeros((1, x.size + 9), np.float16)), x.shape, (2 * (x[0].size + 1), *x[0].strides)) for x in (a, b)]
+        a, b = (
+            integers(rng, 3, *((128, m) if layout[0] == "t" else (m, 128))),
+            integers(rng, 3, *((n, 128) if layout[1] == "t" else (128, n))),
+        )
+        apart = [
+            np.lib.stride_tricks.as_strided(placed(np.zeros((1, x.size + 9), np.float16)), x.shape, (2 * (x[0].size + 1), *x[0].strides))
+            for x in (a, b)
+        ]
         apart[0][...], apart[1][...] = a, b
         equal(v, *apart, debug_device, layout)
 

@@ -303,7 +303,18 @@ def test_a_timeout_in_a_batch_spares_the_next_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": 1e9}, {"timeout": "x"}, {"guards": "yes"}, {"debug": 1}, {"threads": "2"}, {"threads": -1}, {"threadgroup_memory_limit": -5}]
+    "options",
+    [
+        {"timeout": -1},
+        {"timeout": float("nan")},
+        {"timeout": 1e9},
+        {"timeout": "x"},
+        {"guards": "yes"},
+        {"debug": 1},
+        {"threads": "2"},
+        {"threads": -1},
+        {"threadgroup_memory_limit": -5},
+    ],
 )
 def test_options_out_of_range(options: dict[str, Any]) -> None:
     with pytest.raises(metalmm.DeviceError, match=next(iter(options))):

@@ -174,8 +174,16 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         [-9, 21 + 4300, 31 + 4200, 6 + 420],
     ),
     "coherent device": (f"kernel void k(coherent device int* o, {I}) {{ o[i] = 1; }}", {}, [1] * 4),
-    "unsigned short int positions": ("kernel void k(device int* o, unsigned short int i [[thread_position_in_grid]]) { o[i] = 1; }", {}, [1] * 4),
-    "a global of an anonymous struct, in constant": (f"constant struct {{ int a; }} g = {{3}};\nkernel void k(device int* o, {I}) {{ o[i] = g.a; }}", {}, [3] * 4),
+    "unsigned short int positions": (
+        "kernel void k(device int* o, unsigned short int i [[thread_position_in_grid]]) { o[i] = 1; }",
+        {},
+        [1] * 4,
+    ),
+    "a global of an anonymous struct, in constant": (
+        f"constant struct {{ int a; }} g = {{3}};\nkernel void k(device int* o, {I}) {{ o[i] = g.a; }}",
+        {},
+        [3] * 4,
+    ),
     "two arguments that take turns at one index": (
         "constant bool wide [[function_constant(0)]]; constant bool narrow = !wide;\n"
         "kernel void k(device int* o [[buffer(0), function_constant(wide)]], device short* s [[buffer(0), function_constant(narrow)]], "
@@ -375,7 +383,10 @@ def test_nothing_of_a_function_constant_is_lost(kind: str, value: Any, message: 
         ("uint", 2**32 - 1),
         ("long", -(2**63)),
         ("float", 7),
-        ("float", np.float32(1.5)), ("float", float("-inf")), ("float", float("inf")), ("half", 65504.0),
+        ("float", np.float32(1.5)),
+        ("float", float("-inf")),
+        ("float", float("inf")),
+        ("half", 65504.0),
         ("short", np.int64(-5)),
     ],
 )

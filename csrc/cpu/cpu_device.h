@@ -77,7 +77,7 @@ class CpuDevice : public Device {
   Clock::time_point polled_;
   uint32_t order_ = 0;
   std::atomic<uint64_t> barriers_{0}, threadgroups_{0};
-  Watched watched_;  // with the turn
+  Watched watched_;   // with the turn
   std::mutex mutex_;  // what follows
   std::vector<std::unique_ptr<Executor>> idle_;
   std::unique_ptr<ThreadPool> pool_;

@@ -23,7 +23,7 @@ class Staged {
   explicit Staged(const Dispatch& dispatch);
   Staged(const Staged&) = delete;
   const Dispatch& dispatch() const { return dispatch_; }
-  void copy_back() const;                 // what the kernel may have written
+  void copy_back() const;  // what the kernel may have written
   // Of a range of the host's memory, and of the counts for each two bytes of it: what a kernel writes to a copy of.
   void translate(uint8_t*& begin, uint8_t*& end, uint8_t*& counts) const;
 

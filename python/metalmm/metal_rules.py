@@ -9,7 +9,22 @@ from .msl_source import OPEN
 if TYPE_CHECKING:
     from .msl_program import Declaration, Program
 
-_KEYWORDS = {"virtual", "new", "dynamic_cast", "typeid", "goto", "throw", "try", "catch", "thread_local", "asm", "__asm__", "__asm", "register", "co_await"}
+_KEYWORDS = {
+    "virtual",
+    "new",
+    "dynamic_cast",
+    "typeid",
+    "goto",
+    "throw",
+    "try",
+    "catch",
+    "thread_local",
+    "asm",
+    "__asm__",
+    "__asm",
+    "register",
+    "co_await",
+}
 _KEYWORDS |= {"co_return", "co_yield"}
 _CONSTANT = {"constant", "extern"}
 _NO_VARIABLE = {
@@ -83,7 +98,9 @@ class MetalRules:
         if "*" in words:  # the pointer itself, not what it points to
             words = words[len(words) - words[::-1].index("*") :]
         if not _CONSTANT & set(words):
-            raise self.source.fail(d.start, f"the variable '{names[-1]}' at program scope is not in the constant address space; write constant")
+            raise self.source.fail(
+                d.start, f"the variable '{names[-1]}' at program scope is not in the constant address space; write constant"
+            )
 
     def _head(self, d: Declaration) -> list[str]:
         """The words of a variable's declaration up to its value; nothing for what declares none."""
