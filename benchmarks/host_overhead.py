@@ -216,7 +216,9 @@ def main() -> int:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, args.k)).astype(np.float16)
     w = rng.standard_normal((args.k, args.n)).astype(np.float16)
-    dev = metalmm.Device(spin=args.spin * 1e-6)
+    dev = metalmm.default_device()
+    if dev.name == "metal":
+        dev = metalmm.Device(spin=args.spin * 1e-6)
     print(runner.describe(dev, runner.environment(dev)))
     with tempfile.TemporaryDirectory() as folder:
         variant = args.variant or load_empty(Path(folder))
