@@ -40,7 +40,6 @@ mutants: $(VENV)/.built
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cp build/*/_core.pyi python/metalmm/  # generated; an editable install keeps it elsewhere
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.mm' '*.metal' ':!csrc/msl/runtime' ':!tests/fake_metal/apple')
 

@@ -6,23 +6,23 @@
 #include "include/prefetch.h"
 using namespace metal;
 
-// Per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL half4 loads in flight a thread, twice as many where PIPELINED; k / BK
+// In float16, per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL loads of 4 elements in flight a thread, twice as many where
+// PIPELINED; k / BK
 // + 1 barriers for BN outputs, so that v6's BK of 1024 has 2 where bk64 has 15 at k = 896.
 //
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
 // next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
-template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                               device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                               const device half* bias [[buffer(4)]],
-                                                               constant MatmulParams& p [[buffer(5)]],
+template <class T, int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                               device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                               const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
                                                                uint3 group [[threadgroup_position_in_grid]],
                                                                uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint COLS = (BN + TG - 1) / TG;
   threadgroup float tile[2][BK];
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
-  uint phase = p.phase_b + group.z * p.stride_b;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
+  uint offset = p.vec_offset_b + group.z * p.stride_b;
   float4 sum[COLS][4];
   for (uint c = 0; c < COLS; c++)
     for (uint i = 0; i < 4; i++) sum[c][i] = float4(0.0f);
@@ -43,12 +43,12 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED
       if (next < p.k) prefetch(b + at + BK, BK);
       if constexpr (!VEC) {
         dot_scalar<UNROLL>(b + at, static_cast<const threadgroup float*>(tile[t]), 0, count, sum[c][0]);
-      } else if ((phase + at) % 4 == 0 && count == BK) {
-        dot_half4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
-      } else if ((phase + at) % 4 == 0 && READ != READ_ONCE) {
-        dot_half4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, count, sum[c]);
+      } else if ((offset + at) % 4 == 0 && count == BK) {
+        dot_vec4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
+      } else if ((offset + at) % 4 == 0 && READ != READ_ONCE) {
+        dot_vec4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, count, sum[c]);
       } else {
-        dot_aligning<UNROLL>(b + at, tile[t], count, phase + at, sum[c]);
+        dot_aligning<UNROLL>(b + at, tile[t], count, offset + at, sum[c]);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -63,25 +63,25 @@ template <int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED
 }
 
 // B staged too, a BK x BN slice, k-major so that neighbouring threads read neighbouring columns. A slice of 128 x 128 takes
-// all 32 KB, so A is read where it lies.
-template <int BN, int BK, int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_bt(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                                  device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                                  const device half* bias [[buffer(4)]],
+// all 32 KB in float16, so A is read where it lies.
+template <class T, int BN, int BK, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_bt(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                                  device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                                  const device T* bias [[buffer(4)]],
                                                                   constant MatmulParams& p [[buffer(5)]],
                                                                   uint3 group [[threadgroup_position_in_grid]],
                                                                   uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint COLS = (BN + TG - 1) / TG;
-  threadgroup half slice[BK * BN];
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
+  threadgroup T slice[BK * BN];
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
   uint first = group.x * BN;
   float sum[COLS][2] = {};
   for (uint k0 = 0; k0 < p.k; k0 += BK) {
     for (uint i = tid; i < BK * BN; i += TG) {
       uint c = i / BK, k = i % BK;
       bool inside = first + c < p.n && k0 + k < p.k;
-      slice[k * BN + c] = inside ? b[(first + c) * p.ldb + k0 + k] : half(0.0f);
+      slice[k * BN + c] = inside ? b[(first + c) * p.ldb + k0 + k] : T(0.0f);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint count = min(uint(BK), p.k - k0);
@@ -106,13 +106,15 @@ template <int BN, int BK, int TG>
 }
 
 // A and B where they lie: no threadgroup memory, no barrier, for shapes whose whole work is the launch. BN = 0: all columns.
-template <int BN, int TG, int UNROLL>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_direct(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]]) {
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
+template <class T, int BN, int TG, int UNROLL>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void columns_direct(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                                      device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                                      const device T* bias [[buffer(4)]],
+                                                                      constant MatmulParams& p [[buffer(5)]],
+                                                                      uint3 group [[threadgroup_position_in_grid]],
+                                                                      uint tid [[thread_index_in_threadgroup]]) {
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
   uint end = BN == 0 ? p.n : min((group.x + 1) * BN, p.n);
   for (uint col = group.x * BN + tid; col < end; col += TG) {
     float4 sum = float4(0.0f);

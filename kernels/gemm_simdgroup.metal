@@ -6,42 +6,40 @@
 using namespace metal;
 
 // A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows. WHOLE_*: the
-// tile cannot leave the matrix that way. VEC: rows of the matrix begin on 8 bytes, so that 4 neighbours are one load.
-template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED, bool WHOLE_ROWS, bool WHOLE_COLS, bool VEC>
-METAL_FUNC void load_tile(const device half* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup half* tile,
-                          uint tid) {
+// tile cannot leave the matrix that way. VEC: rows of the matrix begin on a vector of 4, so that 4 neighbours are one load.
+template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED, bool WHOLE_ROWS, bool WHOLE_COLS, bool VEC, class T>
+METAL_FUNC void load_tile(const device T* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup T* tile, uint tid) {
   constexpr uint W = VEC && (TRANSPOSED ? WHOLE_ROWS : WHOLE_COLS) ? 4 : 1;
   constexpr uint LINE = (TRANSPOSED ? ROWS : COLS) / W;  // loads of a line: neighbours in memory, neighbouring threads
   for (uint i = tid; i < ROWS * COLS / W; i += TG) {
     uint along = i % LINE * W, across = i / LINE;
     uint r = TRANSPOSED ? along : across, c = TRANSPOSED ? across : along;
     bool inside = (WHOLE_ROWS || row0 + r < rows) && (WHOLE_COLS || col0 + c < cols);
-    const device half* from = source + (TRANSPOSED ? (col0 + c) * ld + row0 + r : (row0 + r) * ld + col0 + c);
+    const device T* from = source + (TRANSPOSED ? (col0 + c) * ld + row0 + r : (row0 + r) * ld + col0 + c);
     if (W == 4) {
-      half4 v = inside ? *reinterpret_cast<const device half4*>(from) : half4(0.0h);
+      vec<T, 4> v = inside ? *reinterpret_cast<const device vec<T, 4>*>(from) : vec<T, 4>(T(0.0f));
 #pragma clang loop unroll(full)
       for (uint j = 0; j < 4; j++) tile[TRANSPOSED ? (r + j) * PITCH + c : r * PITCH + c + j] = v[j];
     } else {
-      tile[r * PITCH + c] = inside ? *from : half(0.0h);
+      tile[r * PITCH + c] = inside ? *from : T(0.0f);
     }
   }
 }
 
 // Edges are compiled in only where the call has them.
-template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
+template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
 [[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_simdgroup(
-    const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
-    const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
-    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
   constexpr uint TG = WM * WN * 32;
   constexpr uint PITCH_A = BK + 8, PITCH_B = BN + 8, PITCH_D = BN + 4;  // off the power of two: fewer bank conflicts
   constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;                    // 8 x 8 tiles of a simdgroup
-  threadgroup half tile_a[BM * PITCH_A];
-  threadgroup half tile_b[BK * PITCH_B];
+  threadgroup T tile_a[BM * PITCH_A];
+  threadgroup T tile_b[BK * PITCH_B];
   threadgroup float tile_d[BM * PITCH_D];
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
   uint row0 = group.y * BM, col0 = group.x * BN;
   uint sm = simdgroup / WN * TM * 8, sn = simdgroup % WN * TN * 8;
 
@@ -54,7 +52,7 @@ template <int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
     for (uint k = 0; k < BK; k += 8) {
-      simdgroup_half8x8 fa[TM], fb[TN];
+      simdgroup_matrix<T, 8, 8> fa[TM], fb[TN];
       for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], tile_a + (sm + 8 * i) * PITCH_A + k, PITCH_A);
       for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], tile_b + k * PITCH_B + sn + 8 * j, PITCH_B);
       for (uint i = 0; i < TM; i++)

@@ -5,13 +5,13 @@
 using namespace metal;
 
 // W neighbouring elements, as one load where the address allows.
-template <int W>
-METAL_FUNC void load(const device half* p, bool aligned, uint count, thread float (&v)[W]) {
+template <int W, class T>
+METAL_FUNC void load(const device T* p, bool aligned, uint count, thread float (&v)[W]) {
   if (W == 4 && aligned) {
-    float4 x = float4(*reinterpret_cast<const device half4*>(p));
+    float4 x = float4(*reinterpret_cast<const device vec<T, 4>*>(p));
     for (int i = 0; i < W; i++) v[i] = x[i];
   } else if (W == 2 && aligned) {
-    float2 x = float2(*reinterpret_cast<const device half2*>(p));
+    float2 x = float2(*reinterpret_cast<const device vec<T, 2>*>(p));
     for (int i = 0; i < W; i++) v[i] = x[i];
   } else {
     for (int i = 0; i < W; i++) v[i] = uint(i) < count ? float(p[i]) : 0.0f;
@@ -20,18 +20,18 @@ METAL_FUNC void load(const device half* p, bool aligned, uint count, thread floa
 
 // m = 1. A threadgroup owns BN columns; its threads stride over them, W neighbours at a time. STAGE elements of A at a time
 // pass through threadgroup memory; 0: A is read where it lies, all threads the same element.
-template <int BN, int TG, int W, int STAGE>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                            device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                            const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+template <class T, int BN, int TG, int W, int STAGE>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                            device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                            const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
                                                             uint3 group [[threadgroup_position_in_grid]],
                                                             uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint STEPS = BN / (TG * W);
   constexpr uint DEPTH = STAGE > 0 ? STAGE : 1;
   threadgroup float staged[DEPTH];
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
-  bool aligned = (p.ldb % W) == 0 && (p.phase_b + group.z * p.stride_b) % W == 0;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
+  bool aligned = (p.ldb % W) == 0 && (p.vec_offset_b + group.z * p.stride_b) % W == 0;
   float sum[STEPS][2][W] = {};  // two chains along K
 
   uint tile = STAGE > 0 ? uint(STAGE) : p.k;
@@ -46,7 +46,7 @@ template <int BN, int TG, int W, int STAGE>
     for (uint s = 0; s < STEPS; s++) {
       uint col = group.x * BN + (s * TG + tid) * W;
       if (col >= p.n) continue;
-      const device half* row = b + k0 * p.ldb + col;
+      const device T* row = b + k0 * p.ldb + col;
       uint width = p.n - col;
       bool whole = aligned && width >= W;
       uint k = 0;
@@ -76,19 +76,16 @@ template <int BN, int TG, int W, int STAGE>
 }
 
 // A few columns, any number of rows: a simdgroup owns a row of A, its lanes stride along K and keep a sum for each column.
-template <int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv_smalln(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                                   device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                                   const device half* bias [[buffer(4)]],
-                                                                   constant MatmulParams& p [[buffer(5)]],
-                                                                   uint3 group [[threadgroup_position_in_grid]],
-                                                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                                                   uint lane [[thread_index_in_simdgroup]]) {
+template <class T, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void gemv_smalln(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint MAX_N = 16;
   uint row = group.y * (TG / 32) + simdgroup;
   if (row >= p.m) return;  // a whole simdgroup; no barrier follows
-  const device half* a = A + group.z * p.stride_a + row * p.lda;
-  const device half* b = B + group.z * p.stride_b;
+  const device T* a = A + group.z * p.stride_a + row * p.lda;
+  const device T* b = B + group.z * p.stride_b;
   float4 sum[MAX_N / 4];
   for (uint g = 0; g < MAX_N / 4; g++) sum[g] = float4(0.0f);
   for (uint k = lane; k < p.k; k += 32) {

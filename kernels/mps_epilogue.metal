@@ -4,10 +4,9 @@
 #include "include/epilogue.h"
 using namespace metal;
 
-template <int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void mps_epilogue(const device float* AB [[buffer(0)]], device half* D [[buffer(2)]],
-                                                                    const device half* C [[buffer(3)]],
-                                                                    const device half* bias [[buffer(4)]],
+template <class T, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void mps_epilogue(const device float* AB [[buffer(0)]], device T* D [[buffer(2)]],
+                                                                    const device T* C [[buffer(3)]], const device T* bias [[buffer(4)]],
                                                                     constant MatmulParams& p [[buffer(5)]],
                                                                     uint3 group [[threadgroup_position_in_grid]],
                                                                     uint tid [[thread_index_in_threadgroup]]) {

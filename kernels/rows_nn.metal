@@ -10,11 +10,11 @@
 #include "include/prefetch.h"
 using namespace metal;
 
-template <int W, bool VEC>
-METAL_FUNC void load_row(const device half* p, uint count, thread float (&v)[W]) {
+template <int W, bool VEC, class T>
+METAL_FUNC void load_row(const device T* p, uint count, thread float (&v)[W]) {
   if (VEC && count >= W) {
     for (uint q = 0; q < W / 4; q++) {
-      float4 x = float4(reinterpret_cast<const device half4*>(p)[q]);
+      float4 x = float4(reinterpret_cast<const device vec<T, 4>*>(p)[q]);
       for (uint i = 0; i < 4; i++) v[4 * q + i] = x[i];
     }
   } else {
@@ -23,11 +23,10 @@ METAL_FUNC void load_row(const device half* p, uint count, thread float (&v)[W])
 }
 
 // BN = TG / SLICES * W columns a threadgroup.
-template <int ROWS, int W, int SLICES, int TG, bool VEC>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void rows_nn(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                               device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                               const device half* bias [[buffer(4)]],
-                                                               constant MatmulParams& p [[buffer(5)]],
+template <class T, int ROWS, int W, int SLICES, int TG, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void rows_nn(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                               device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                               const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
                                                                uint3 group [[threadgroup_position_in_grid]],
                                                                uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint LANES = TG / SLICES;  // threads of a slice
@@ -36,8 +35,8 @@ template <int ROWS, int W, int SLICES, int TG, bool VEC>
   uint slice = tid / LANES, local = tid % LANES * W, col = group.x * LANES * W + local;
   uint width = col < p.n ? p.n - col : 0;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
-  const device half* a = A + group.z * p.stride_a + row0 * p.lda;
-  const device half* b = B + group.z * p.stride_b + col;
+  const device T* a = A + group.z * p.stride_a + row0 * p.lda;
+  const device T* b = B + group.z * p.stride_b + col;
   uint depth = (p.k + SLICES - 1) / SLICES;
   uint begin = min(slice * depth, p.k), end = min(begin + depth, p.k);
 

@@ -1,7 +1,7 @@
 // B given as N x K rows (NT), few rows of A: a simdgroup owns COLS columns for all rows, its lanes share each column's K, 8
 // neighbouring elements a lane, so that every load of B is 512 contiguous bytes and every byte is loaded once.
 //
-// For m = 1, per output: 2 * k bytes of B and 2 * k / COLS of A; 4 * COLS half4 loads in flight a lane, this step's and the next's;
+// For m = 1, per output: 2 * k bytes of B and 2 * k / COLS of A; 4 * COLS loads of 4 elements in flight a lane, this step's and the next's;
 // no threadgroup memory and no barrier, with SPLIT > 1 one for TG / 32 / SPLIT * COLS outputs. Bias and alpha, beta cost one test
 // each an output, uniform over the grid. Apple's GPUs should like it: the kernel is a stream of whole 128-byte lines, many
 // independent loads a lane hide their latency, and n / COLS simdgroups fill the cores also where n = 896 (one thread a column, 128 a
@@ -13,37 +13,37 @@
 #include "include/prefetch.h"
 using namespace metal;
 
-struct Half8 {
-  half4 low, high;
+template <class T>
+struct Eight {
+  vec<T, 4> low, high;
 };
 
-METAL_FUNC Half8 load8(const device half* p) {
-  const device half4* v = reinterpret_cast<const device half4*>(p);
+template <class T>
+METAL_FUNC Eight<T> load8(const device T* p) {
+  const device vec<T, 4>* v = reinterpret_cast<const device vec<T, 4>*>(p);
   return {v[0], v[1]};
 }
 
-METAL_FUNC float dot8(Half8 x, Half8 y) {
+template <class T>
+METAL_FUNC float dot8(Eight<T> x, Eight<T> y) {
   float4 s = float4(x.low) * float4(y.low) + float4(x.high) * float4(y.high);
   return (s.x + s.y) + (s.z + s.w);
 }
 
-// TG / 32 / SPLIT sets of COLS columns in a threadgroup. VEC: rows of A and B begin on 8 bytes.
-template <int ROWS, int COLS, int SPLIT, int TG, bool VEC>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                                    device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                                    const device half* bias [[buffer(4)]],
-                                                                    constant MatmulParams& p [[buffer(5)]],
-                                                                    uint3 group [[threadgroup_position_in_grid]],
-                                                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                                                    uint lane [[thread_index_in_simdgroup]]) {
+// TG / 32 / SPLIT sets of COLS columns in a threadgroup. VEC: rows of A and B begin on a vector of 4.
+template <class T, int ROWS, int COLS, int SPLIT, int TG, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_columns(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint SETS = TG / 32 / SPLIT;
   threadgroup float partial[SETS][SPLIT][ROWS][COLS];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
   uint first = (group.x * SETS + set) * COLS;
   uint columns = first < p.n ? min(uint(COLS), p.n - first) : 0;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
-  const device half* a = A + group.z * p.stride_a + row0 * p.lda;
-  const device half* b = B + group.z * p.stride_b + first * p.ldb;
+  const device T* a = A + group.z * p.stride_a + row0 * p.lda;
+  const device T* b = B + group.z * p.stride_b + first * p.ldb;
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 255) / 256 * 256;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
@@ -51,11 +51,11 @@ template <int ROWS, int COLS, int SPLIT, int TG, bool VEC>
   uint k = begin;
   if (VEC && columns == COLS) {
     uint at = begin + 8 * lane;
-    Half8 now[COLS];
+    Eight<T> now[COLS];
     if (at + 8 <= end)
       for (uint c = 0; c < COLS; c++) now[c] = load8(b + c * p.ldb + at);
     for (; at + 8 <= end; at += 256) {
-      Half8 next[COLS];
+      Eight<T> next[COLS];
       bool more = at + 264 <= end;
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
@@ -64,7 +64,7 @@ template <int ROWS, int COLS, int SPLIT, int TG, bool VEC>
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         if (r >= rows) break;
-        Half8 x = load8(a + r * p.lda + at);
+        Eight<T> x = load8(a + r * p.lda + at);
         for (uint c = 0; c < COLS; c++) sum[r][c] += dot8(x, now[c]);
       }
 #pragma clang loop unroll(full)

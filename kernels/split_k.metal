@@ -1,42 +1,41 @@
 // m = 1, B given as N x K rows (NT): the threads of a threadgroup share each column's K. Every simdgroup takes a slice of K,
-// its lanes stride through it (neighbouring lanes, neighbouring elements: half4s where rows are aligned), simd_sum adds the lanes,
+// its lanes stride through it (neighbouring lanes, neighbouring elements: vectors of 4 where rows are aligned), simd_sum adds the lanes,
 // threadgroup memory carries one partial sum a simdgroup and column, and the first simdgroup adds those up: one barrier for BN outputs.
 #include <metal_stdlib>
 
 #include "include/epilogue.h"
 using namespace metal;
 
-template <int BN, int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void split_k(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                               device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                               const device half* bias [[buffer(4)]],
-                                                               constant MatmulParams& p [[buffer(5)]],
+template <class T, int BN, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void split_k(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                               device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                               const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
                                                                uint3 group [[threadgroup_position_in_grid]],
                                                                uint simdgroup [[simdgroup_index_in_threadgroup]],
                                                                uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint SIMDGROUPS = TG / 32;
   threadgroup float4 partial[SIMDGROUPS][BN / 4];
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b;
   uint first = group.x * BN, columns = min(uint(BN), p.n - first);
-  uint slice = ((p.k + SIMDGROUPS - 1) / SIMDGROUPS + 3) / 4 * 4;  // whole half4s
+  uint slice = ((p.k + SIMDGROUPS - 1) / SIMDGROUPS + 3) / 4 * 4;  // whole vectors of 4
   uint begin = min(simdgroup * slice, p.k), end = min(begin + slice, p.k);
-  bool aligned = (p.phase_a | p.phase_b | p.stride_a | p.stride_b | p.ldb) % 4 == 0;
+  bool aligned = (p.vec_offset_a | p.vec_offset_b | p.stride_a | p.stride_b | p.ldb) % 4 == 0;
 
   float sum[BN] = {};
   uint k = begin + (aligned ? 4 * lane : lane);
   if (aligned) {
     for (; k + 4 <= end; k += 128) {
-      float4 x = float4(*reinterpret_cast<const device half4*>(a + k));
-      const device half* column = b + first * p.ldb + k;
+      float4 x = float4(*reinterpret_cast<const device vec<T, 4>*>(a + k));
+      const device T* column = b + first * p.ldb + k;
 #pragma clang loop unroll(full)
       for (uint c = 0; c < BN; c++) {
         if (c >= columns) break;
-        float4 y = x * float4(*reinterpret_cast<const device half4*>(column + c * p.ldb));
+        float4 y = x * float4(*reinterpret_cast<const device vec<T, 4>*>(column + c * p.ldb));
         sum[c] += (y.x + y.y) + (y.z + y.w);
       }
     }
-    if (k < end) end = min(end, k + 4);  // the one lane with a last, partial half4
+    if (k < end) end = min(end, k + 4);  // the one lane with a last, partial vector
   }
   for (; k < end; k += aligned ? 1 : 32) {
     float x = float(a[k]);

@@ -1,7 +1,7 @@
 // m = 1, B given as N x K rows (NT): a thread owns COLS neighbouring columns and reads their rows of B side by side, 32 neighbouring
-// elements of each at a step, as half4x4; A where it lies, converted once for all its columns.
+// elements of each at a step, as a 4x4; A where it lies, converted once for all its columns.
 //
-// Per output: 2 * k bytes of B, once, and 2 * k / COLS of A, the same element for all lanes; 4 half4x4 loads in flight a column (512
+// Per output: 2 * k bytes of B, once, and 2 * k / COLS of A, the same element for all lanes; 4 4x4 loads in flight a column (512
 // bytes a thread at COLS = 4); no threadgroup memory and no barrier. Made for devices that run one thread at a time, wide: it is a
 // stream of whole lines there. On a GPU lanes stand COLS rows apart, as in columns.metal with COLS times the rows a simdgroup, and n /
 // COLS threads are few for n = 896: simd_columns is the better design there.
@@ -11,34 +11,34 @@
 #include "include/prefetch.h"
 using namespace metal;
 
-template <int CHAINS>
-METAL_FUNC void add16(float4x4 x, const device half* b, thread float4 (&sum)[CHAINS]) {
-  float4x4 y = float4x4(*reinterpret_cast<const device half4x4*>(b));
+template <int CHAINS, class T>
+METAL_FUNC void add16(float4x4 x, const device T* b, thread float4 (&sum)[CHAINS]) {
+  float4x4 y = float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(b));
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) sum[i % CHAINS] = fma(x[i], y[i], sum[i % CHAINS]);
 }
 
 // The inner products of a with COLS rows of B, up to a multiple of 16; returns it. The next thread's rows are asked for on the way.
-template <int COLS>
-METAL_FUNC uint dot_rows(const device half* a, const device half* b, uint ldb, uint count, thread float (&total)[COLS]) {
+template <int COLS, class T>
+METAL_FUNC uint dot_rows(const device T* a, const device T* b, uint ldb, uint count, thread float (&total)[COLS]) {
   constexpr uint CHAINS = COLS < 4 ? 4 : 2;  // of dependent FMAs; 8 or more in all hide their latency
   float4 sum[COLS][CHAINS];
   for (uint c = 0; c < COLS; c++)
     for (uint i = 0; i < CHAINS; i++) sum[c][i] = float4(0.0f);
   uint k = 0;
   for (; k + 32 <= count; k += 32) {
-    float4x4 x = float4x4(*reinterpret_cast<const device half4x4*>(a + k));
+    float4x4 x = float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(a + k));
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
       prefetch(b + (c + COLS) * ldb + k, 1);
       add16<CHAINS>(x, b + c * ldb + k, sum[c]);
     }
-    x = float4x4(*reinterpret_cast<const device half4x4*>(a + k + 16));
+    x = float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(a + k + 16));
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) add16<CHAINS>(x, b + c * ldb + k + 16, sum[c]);
   }
   if (k + 16 <= count) {
-    float4x4 x = float4x4(*reinterpret_cast<const device half4x4*>(a + k));
+    float4x4 x = float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(a + k));
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) add16<CHAINS>(x, b + c * ldb + k, sum[c]);
     k += 16;
@@ -52,18 +52,18 @@ METAL_FUNC uint dot_rows(const device half* a, const device half* b, uint ldb, u
   return k;
 }
 
-// VEC: rows of A and B begin on 8 bytes.
-template <int COLS, int TG, bool VEC>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void wide_columns(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                                    device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                                    const device half* bias [[buffer(4)]],
+// VEC: rows of A and B begin on a vector of 4.
+template <class T, int COLS, int TG, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void wide_columns(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                                    device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                                    const device T* bias [[buffer(4)]],
                                                                     constant MatmulParams& p [[buffer(5)]],
                                                                     uint3 group [[threadgroup_position_in_grid]],
                                                                     uint tid [[thread_index_in_threadgroup]]) {
   uint first = (group.x * TG + tid) * COLS;
   if (first >= p.n) return;  // no barrier follows
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b + first * p.ldb;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b + first * p.ldb;
   bool whole = first + COLS <= p.n;
   float total[COLS] = {};
   uint done = 0;

@@ -1,33 +1,35 @@
 // m = 1, B given as K x N (NN): a thread owns 16 * QUADS neighbouring columns and a slice of K; it reads 16 of them at a time, as
-// half4x4.
+// a 4x4.
 //
-// Per output: 2 * k bytes of B, once, and 2 * k / (16 * QUADS) of A; 4 rows of QUADS half4x4 in flight a thread; one barrier for TG /
+// Per output: 2 * k bytes of B, once, and 2 * k / (16 * QUADS) of A; 4 rows of QUADS 4x4s in flight a thread; one barrier for TG /
 // SLICES * 16 * QUADS outputs. Made for devices that run one thread at a time, wide; the threads of a slice read TG / SLICES * QUADS * 32
 // contiguous bytes of a row, so that a GPU uses whole lines too, a part at a time: there rows_nn, whose neighbouring lanes read
-// neighbouring half4s, should be better.
+// neighbouring vectors of 4, should be better.
 #include <metal_stdlib>
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
 using namespace metal;
 
-METAL_FUNC float4x4 load16(const device half* p) { return float4x4(*reinterpret_cast<const device half4x4*>(p)); }
+template <class T>
+METAL_FUNC float4x4 load16(const device T* p) {
+  return float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(p));
+}
 
-// BN = TG / SLICES * 16 * QUADS columns a threadgroup. VEC: rows of A and B begin on 8 bytes.
-template <int QUADS, int SLICES, int TG, bool VEC>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void wide_rows(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],
-                                                                 device half* D [[buffer(2)]], const device half* C [[buffer(3)]],
-                                                                 const device half* bias [[buffer(4)]],
-                                                                 constant MatmulParams& p [[buffer(5)]],
+// BN = TG / SLICES * 16 * QUADS columns a threadgroup. VEC: rows of A and B begin on a vector of 4.
+template <class T, int QUADS, int SLICES, int TG, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void wide_rows(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
+                                                                 device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+                                                                 const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
                                                                  uint3 group [[threadgroup_position_in_grid]],
                                                                  uint tid [[thread_index_in_threadgroup]]) {
   constexpr uint W = 16 * QUADS, LANES = TG / SLICES, BN = LANES * W;
   constexpr uint AHEAD = 8;  // rows
   threadgroup float4 partial[SLICES][BN / 4];
   uint slice = tid / LANES, local = tid % LANES * W, col = group.x * BN + local;
-  const device half* a = A + group.z * p.stride_a;
-  const device half* b = B + group.z * p.stride_b + col;
-  uint depth = ((p.k + SLICES - 1) / SLICES + 3) / 4 * 4;  // whole half4s of A
+  const device T* a = A + group.z * p.stride_a;
+  const device T* b = B + group.z * p.stride_b + col;
+  uint depth = ((p.k + SLICES - 1) / SLICES + 3) / 4 * 4;  // whole vectors of 4 of A
   uint begin = min(slice * depth, p.k), end = min(begin + depth, p.k);
 
   float4x4 sum[QUADS][2];  // two chains along K
@@ -36,10 +38,10 @@ template <int QUADS, int SLICES, int TG, bool VEC>
   if (VEC && col + W <= p.n) {
     uint k = begin;
     for (; k + 4 <= end; k += 4) {
-      float4 x = float4(*reinterpret_cast<const device half4*>(a + k));
+      float4 x = float4(*reinterpret_cast<const device vec<T, 4>*>(a + k));
 #pragma clang loop unroll(full)
       for (uint u = 0; u < 4; u++) {
-        const device half* row = b + (k + u) * p.ldb;
+        const device T* row = b + (k + u) * p.ldb;
         if (local == 0) prefetch(row + AHEAD * p.ldb, BN);  // for all threads of the slice
 #pragma clang loop unroll(full)
         for (uint q = 0; q < QUADS; q++) sum[q][u % 2] = sum[q][u % 2] + load16(row + 16 * q) * x[u];

@@ -77,13 +77,13 @@ class FakeMetal:
 def _compile(source: str, kernel: str | None, constants: str) -> str:
     """A module's path; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
     from metalmm import compiler
-    from metalmm.lowering import Lowering
+    from metalmm.msl.program import Program
 
     if kernel is not None:
         given = (part.split("=", 1) for part in constants.split(";") if part)
         numbers = {int(index): ast.literal_eval(value) for index, value in given}
         return str(compiler.build(source, kernel, numbers))
-    program = Lowering(compiler.preprocess(source, "program_source"), "program_source")
+    program = Program(compiler.preprocess(source, "program_source"), "program_source")
     lines = [f"kernel {name}" for name in program.kernel_names()]
     tokens = program.source.tokens
     for d in program.declarations:
@@ -91,7 +91,7 @@ def _compile(source: str, kernel: str | None, constants: str) -> str:
             if "function_constant" in a.names and not d.is_function:
                 first = tokens[d.start : d.end]
                 words = [t.text for t in first if t.kind == "name" and t.text not in ("constant", "const", "constexpr", "static")]
-                lines.append(f"constant {d.name} {program._integer(a.names['function_constant'], d.namespace)} {words[0]}")
+                lines.append(f"constant {d.name} {program.integer(a.names['function_constant'], d.namespace)} {words[0]}")
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ seconds=${SECONDS_EACH:-10}
 for kind in thread address,undefined; do
   name=${kind%%,*}
   dir=build/sanitize-$name
-  CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DMETALMM_STUBS=OFF -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
+  CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
   cmake --build "$dir" >/dev/null
   stage "$dir"
   runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")

@@ -287,7 +287,7 @@ def test_a_users_own_variant_takes_part(tmp_path: Path, device: metalmm.Device) 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (("format = 1", "format = 2"), r"format is 2; this metalmm reads format = 1"),
+        (("format = 1", "format = 3"), r"format is 3; this metalmm reads format = 2, and the older format = 1"),
         (("format = 1", "format"), r"my.toml: "),
         (("mine.metal", "other.metal"), r"my_gemm/plain: there is no file"),
         (('template = ["threads"]', 'template = ["bk"]'), r"template argument 'bk' has no value"),

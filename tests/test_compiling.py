@@ -10,7 +10,8 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cache, compiler, lowering
+from metalmm import cache, compiler
+from metalmm.msl.targets import cpu as lowering
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 GOOD = HEAD + "kernel void k(device float* y) { y[0] = 7.0f; }\n"

@@ -9,7 +9,7 @@ from metalmm import numerics
 from test_edges import columns_of, equal, integers, placed, rows_of
 from test_matmul import ALL, case
 
-MSL = [v for v in ALL if not v.builtin]
+MSL = [v for v in ALL if not v.library]
 
 
 @pytest.fixture(scope="module")

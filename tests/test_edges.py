@@ -14,7 +14,7 @@ import pytest
 from conftest import DEVICE, FAKE, count_case
 from test_matmul import ALL, shapes_of
 
-MSL = [v for v in ALL if not v.builtin]
+MSL = [v for v in ALL if not v.library]
 
 
 def rows_of(v: metalmm.Variant) -> int:

@@ -12,7 +12,7 @@ import pytest
 from conftest import count_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metalmm import manifest, numerics
+from metalmm import kernel_source, numerics
 
 ONLY = os.environ.get("METALMM_TEST_VARIANTS", "").split()  # some ids; tests/mutants asks for those that a mutant touches
 ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if not ONLY or v in ONLY]
@@ -213,7 +213,7 @@ def test_skewed_shapes_strides_and_special_values(data: st.DataObject, device: m
         check(v, a, b, options, device)
 
 
-TEMPLATES = {(v.source.name, v.kernel): v for v in reversed(metalmm.variants()) if v.kernel and "cpu" in v.devices}
+TEMPLATES = {(v.source.name, v.kernel): v for v in reversed(metalmm.variants()) if v.kernel and not v.library}
 
 
 @pytest.mark.usefixtures("every_compiler")
@@ -231,7 +231,7 @@ def test_every_compiler_gives_right_results() -> None:
 @pytest.mark.usefixtures("every_compiler")
 def test_every_compiler_gives_the_right_epilogue_of_mps() -> None:
     v = next(v for v in metalmm.variants() if v.source.name == "mps_epilogue.metal")
-    kernel = metalmm.Device("cpu").compile(manifest.assemble(v, 0)).kernel(manifest._host_name(v))
+    kernel = metalmm.Device("cpu").compile(v.assemble(0)).kernel(kernel_source.host_name(v))
     rng, n = np.random.default_rng(7), 133
     ab, bias, out = rng.standard_normal(n).astype(np.float32), rng.standard_normal(n).astype(np.float16), np.zeros(n, np.float16)
     params = np.array([1, n, 4, 1, 4, n, 0, n, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], np.uint32)

@@ -49,11 +49,11 @@ def like() -> Iterator[Callable[..., metalmm.Device]]:
     changed: dict[str, int] = {}
     before = {"unified_memory": 1, "counters": 1, "residency_sets": 1, "timestamps": 1, "run_on_commit": 0, "apple_family": 9}
 
-    def make(*, most_operations: int = 512, **settings: int) -> metalmm.Device:
+    def make(*, max_operations: int = 512, **settings: int) -> metalmm.Device:
         for name, value in settings.items():
             changed[name] = value
             FAKE.set(name, value)
-        return metalmm.Device("metal", most_operations=most_operations)
+        return metalmm.Device("metal", max_operations=max_operations)
 
     yield make
     for name in changed:
@@ -139,7 +139,7 @@ def test_info_names_limits_families_and_memory(device: metalmm.Device) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"index": 99}, "index is 99; there are"), ({"spin": -1}, "spin is -1"), ({"most_operations": 0}, "most_operations 0")],
+    [({"index": 99}, "index is 99; there are"), ({"spin": -1}, "spin is -1"), ({"max_operations": 0}, "max_operations 0")],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(metalmm.DeviceError, match=message):
@@ -225,7 +225,7 @@ def test_steady_state_takes_at_most_six_calls(device: metalmm.Device) -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 4, 100])
 def test_long_batches_are_split(most: int) -> None:
-    device = metalmm.Device("metal", most_operations=most)
+    device = metalmm.Device("metal", max_operations=most)
     x = device.array(half(1, 16))
     w = device.array(np.eye(16, dtype=np.float16) * np.float16(2))
     with device.batch() as batch:
@@ -234,7 +234,7 @@ def test_long_batches_are_split(most: int) -> None:
             y = batch.matmul(V, y, w)
     np.testing.assert_array_equal(np.asarray(y), np.asarray(x) * 256)
     assert batch.timing.calls >= 8 + 3 * (8 // most)
-    small = metalmm.Device("metal", most_bytes=1)
+    small = metalmm.Device("metal", max_bytes=1)
     with small.batch() as batch:
         outs = [batch.matmul(V, np.asarray(x), np.asarray(w)) for _ in range(3)]
     np.testing.assert_array_equal(outs[2], np.asarray(x) * 2)
@@ -371,7 +371,7 @@ def test_a_failed_batch_leaves_numpy_arrays_alone(device: metalmm.Device) -> Non
 
 @needs_fake
 def test_a_failing_command_buffer_names_its_variants_and_nothing_else_suffers(like: Callable[..., metalmm.Device]) -> None:
-    device = like(most_operations=2)
+    device = like(max_operations=2)
     a, b = device.array(half(1, 16)), device.array(half(16, 16))
     good, bad = device.batch(), device.batch()
     y = good.matmul(V, a, b)
@@ -394,7 +394,7 @@ def test_a_failing_command_buffer_names_its_variants_and_nothing_else_suffers(li
 
 @needs_fake
 def test_later_command_buffers_are_read_too(like: Callable[..., metalmm.Device]) -> None:
-    device = like(most_operations=1)
+    device = like(max_operations=1)
     kernel = device.compile(
         "#include <metal_stdlib>\nusing namespace metal;\nkernel void divide(constant int& n, device int* y) { y[0] = 10 / n; }"
     ).kernel("divide")

@@ -249,7 +249,7 @@ supports = { m = 1, layouts = ["nn"] }
         ('["nn"]', "[[]]", "'layouts' is \\[\\[\\]\\]"),
         ("threads = 64", 'threads = 64\ndevices = ["cpu", "cpu"]', "devices is \\['cpu', 'cpu'\\]; it names one of them twice"),
         ("threads = 64", "threads = 64\ndevices = 3", "'devices' is 3; it takes a list"),
-        ("threads = 64", "threads = 64\nbaseline = true", "'baseline' is True"),
+        ("threads = 64", "threads = 64\nbaseline = 3", "'baseline' is 3"),
         ("threads = 64", "threads = 0", "threads is 0; Metal allows 1 to 1024"),
         ("tile = [1, 64]", "tile = [0, 64]", "tile is \\[0, 64\\]"),
         ("m = 1", "n = [0]", "supports.n is \\[0\\]"),
@@ -266,7 +266,7 @@ supports = { m = 1, layouts = ["nn"] }
         ('source = "mine.metal"', f'source = "{"x" * 5000}"', "source .*"),
         ('source = "mine.metal"', 'source = "a\\u0000b"', "mine/one: "),
         ("threads = 64", 'threads = 64\nbuiltin = "mps_matmul"\ndevices = ["cpu"]', "mps_matmul is there on metal alone"),
-        ("threads = 64", 'threads = 64\nbuiltin = "nobodys"', "builtin is 'nobodys'"),
+        ("threads = 64", 'threads = 64\nbuiltin = "nobodys"', "library is 'nobodys'"),
         ("format = 1", "format = 1\nfamilly = 3", "'familly' is no part of a manifest"),
         ("format = 1", f"format = 1\nx = {'[' * 5000}{']' * 5000}", "nested too deeply|my.toml: "),
         ('  [[family.variant]]\n  name = "two"', "", None),
@@ -472,8 +472,8 @@ def test_numpys_numbers_are_numbers(device: metalmm.Device) -> None:
 
 
 def test_dtypes_and_numbers_that_are_none(device: metalmm.Device) -> None:
-    for dtype in ("bfloat16", "nothing", 3.5):
-        with pytest.raises(metalmm.DTypeError, match=r"empty: numpy knows no dtype"):
+    for dtype in ("nothing", 3.5):
+        with pytest.raises(metalmm.DTypeError, match=r"NumPy knows no dtype"):
             device.empty(4, dtype)
     with pytest.raises(metalmm.DTypeError, match=r"buffer 0 is int; pass .* or a number whose type says its size, such as numpy.int32"):
         device.compile(KERNEL).kernel("k")(5, grid=1, threadgroup=1, threadgroup_memory={0: 16})

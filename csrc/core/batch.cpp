@@ -19,7 +19,7 @@ std::shared_ptr<Recording> Device::record(std::shared_ptr<const DispatchList> wo
   return std::make_shared<ListRecording>(shared_from_this(), std::move(work));
 }
 
-// Stand-ins repeat the first buffer, and neighbours in a batch share inputs: those are kept once.
+// Arguments that are not there repeat the first buffer, and neighbours in a batch share inputs: those are kept once.
 uint32_t DispatchList::keep(const Dispatch& d, size_t which, uint32_t first) {
   const std::shared_ptr<Buffer>& buffer = *d.buffers[which].buffer;
   if (which > 0 && buffer == *d.buffers[0].buffer) return buffers_[first].kept;
@@ -42,7 +42,8 @@ void DispatchList::add(const Dispatch& d) {
           size(memory_),
           static_cast<uint32_t>(d.threadgroup_memory_count),
           d.grid,
-          d.threadgroup};
+          d.threadgroup,
+          d.threads};
   for (size_t i = 0; i < d.buffer_count; i++) buffers_.push_back({d.buffers[i].index, keep(d, i, e.first_buffer), d.buffers[i].offset});
   for (size_t i = 0; i < d.bytes_count; i++) {
     const BytesBinding& b = d.bytes[i];
@@ -59,7 +60,7 @@ CommandBatch::CommandBatch(std::shared_ptr<Device> device, bool per_dispatch) : 
 
 void CommandBatch::encode(const Dispatch& d) {
   if (closed_) throw Error(ErrorKind::closed, "batch: it was submitted or recorded already; open a new one");
-  check_dispatch(d, device_->threadgroup_memory_limit());
+  check_dispatch(d, device_->limits());
   list_->add(d);
   size_++;
 }

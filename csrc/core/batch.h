@@ -39,7 +39,7 @@ class DispatchList {
         bytes[j] = {b.index, storage_.data() + b.at, b.size};
       }
       use(i, Dispatch{&e.pipeline, buffers, e.buffer_count, bytes, e.bytes_count, memory_.data() + e.first_memory, e.memory_count, e.grid,
-                      e.threadgroup});
+                      e.threadgroup, e.threads});
     }
   }
 
@@ -47,7 +47,7 @@ class DispatchList {
   struct Entry {
     std::shared_ptr<Pipeline> pipeline;
     uint32_t first_buffer, buffer_count, first_bytes, bytes_count, first_memory, memory_count;
-    Size3 grid, threadgroup;
+    Size3 grid, threadgroup, threads;
   };
   struct KeptBuffer {
     uint32_t index, kept;

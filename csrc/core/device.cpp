@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace metalmm {
@@ -16,19 +17,23 @@ constexpr size_t kMaxPending = 32;  // submissions that nobody waited for, far b
 
 std::string text(const Size3& s) { return "(" + std::to_string(s[0]) + ", " + std::to_string(s[1]) + ", " + std::to_string(s[2]) + ")"; }
 
-void check_threads(const Dispatch& d) {
+void check_threads(const Dispatch& d, const Limits& limits) {
   const Pipeline& p = **d.pipeline;
   uint64_t threads = 1, groups = 1;
   for (int i = 0; i < 3; i++) {
     threads *= d.threadgroup[i];
     groups *= d.grid[i];
     if (groups > UINT32_MAX || threads > UINT32_MAX) fail(p, "grid " + text(d.grid) + " has more than 2^32 threadgroups");
+    if (d.grid[i] > limits.grid[i])
+      fail(p, "grid " + text(d.grid) + " has " + std::to_string(d.grid[i]) + " threadgroups in axis " + std::string(1, "xyz"[i]) +
+                  "; the limit of the device is " + std::to_string(limits.grid[i]));
   }
   if (groups == 0) fail(p, "grid " + text(d.grid) + " is empty; every axis must be at least 1");
   if (threads == 0) fail(p, "threadgroup " + text(d.threadgroup) + " is empty; every axis must be at least 1");
-  if (threads > p.max_threads)
+  uint32_t most = std::min(p.max_threads, limits.threads);
+  if (threads > most)
     fail(p, "threadgroup " + text(d.threadgroup) + " has " + std::to_string(threads) + " threads; the limit of this kernel is " +
-                std::to_string(p.max_threads));
+                std::to_string(most));
 }
 
 void check_buffer(const Dispatch& d, const KernelArgument& arg) {
@@ -141,7 +146,7 @@ void Device::wait(Submission& submission) {
 void Device::finish() { finish_through(pushed_); }
 
 double Device::run(const Dispatch& dispatch) {
-  check_dispatch(dispatch, threadgroup_memory_limit());
+  check_dispatch(dispatch, limits());
   return execute(dispatch);
 }
 
@@ -188,7 +193,7 @@ void let_family_go(bool in_child) {
 
 uint32_t fork_generation() { return family().generation.load(std::memory_order_relaxed); }
 
-Device::Device() {
+Device::Device(const std::string& name) : name_(name), name_bit_(metalmm::name_bit(name)) {
   static const int registered = pthread_atfork(&hold_family, [] { let_family_go(false); }, [] { let_family_go(true); });
   (void)registered;
   std::lock_guard lock(family().mutex);
@@ -224,15 +229,58 @@ void Device::after_fork(bool in_child) {
 // -- the rest ---------------------------------------------------------------------------------------------------------
 
 std::vector<std::string> Device::kernel_names(const std::string&) {
-  throw Error(ErrorKind::device, std::string(name()) + ": it compiles no source text");
+  throw Error(ErrorKind::device, name() + ": it compiles no source text");
 }
 
 void Device::start_capture(const std::string&) {
-  throw Error(ErrorKind::device, std::string("capture: device ") + name() + " has no GPU capture; it needs device metal");
+  throw Error(ErrorKind::device, "capture: device " + name() + " has no GPU capture; a device on a GPU of Apple has");
 }
 
-void check_dispatch(const Dispatch& d, size_t limit) {
-  check_threads(d);
+void Device::watch(uint8_t*, uint8_t*, uint8_t*) { throw Error(ErrorKind::device, "device " + name() + " counts no writes"); }
+
+void Device::read(const Buffer& buffer, size_t offset, void* to, size_t size) {
+  if (size) std::memcpy(to, buffer.host() + offset, size);
+}
+
+void Device::write(const Buffer& buffer, size_t offset, const void* from, size_t size) {
+  if (size) std::memcpy(buffer.host() + offset, from, size);
+}
+
+namespace {
+struct Known {
+  std::mutex mutex;
+  std::vector<std::string> names;
+  std::vector<Backend> backends;
+};
+Known& known() {
+  static Known* k = new Known;
+  return *k;
+}
+}  // namespace
+
+uint32_t name_bit(const std::string& name) {
+  Known& k = known();
+  std::lock_guard lock(k.mutex);
+  size_t at = static_cast<size_t>(std::find(k.names.begin(), k.names.end(), name) - k.names.begin());
+  if (at == k.names.size()) k.names.push_back(name);
+  if (at >= 32) throw Error(ErrorKind::device, "more than 32 names of devices");
+  return 1u << at;
+}
+
+bool add_backend(const Backend& backend) {
+  known().backends.push_back(backend);
+  return true;
+}
+
+const Backend* find_backend(const std::string& name) {
+  for (const Backend& b : known().backends)
+    if (b.name == name) return &b;
+  return nullptr;
+}
+
+void check_dispatch(const Dispatch& d, const Limits& limits) {
+  check_threads(d, limits);
+  size_t limit = limits.threadgroup_memory;
   const Pipeline& p = **d.pipeline;
   size_t total = p.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) {

@@ -6,12 +6,15 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "dtype.h"
 #include "error.h"
 
 namespace metalmm {
@@ -20,15 +23,22 @@ namespace metalmm {
 // `release` lets go of it.
 class Buffer {
  public:
-  Buffer(void* data, size_t size, bool read_only, std::function<void()> release, void* native = nullptr)
-      : data_(static_cast<uint8_t*>(data)), size_(size), read_only_(read_only), native_(native), release_(std::move(release)) {}
+  // `host`: where the host reads and writes it, null for memory that only the device reaches, which then says its `address`.
+  Buffer(void* host, size_t size, bool read_only, std::function<void()> release, void* native = nullptr, uintptr_t address = 0)
+      : host_(static_cast<uint8_t*>(host)),
+        address_(host ? reinterpret_cast<uintptr_t>(host) : address),
+        size_(size),
+        read_only_(read_only),
+        native_(native),
+        release_(std::move(release)) {}
   ~Buffer() {
     if (release_) release_();
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  uint8_t* data() const { return data_; }
+  uint8_t* host() const { return host_; }         // may be null: Device::read and write copy
+  uintptr_t address() const { return address_; }  // tells buffers apart, and says how they are aligned and overlap
   size_t size() const { return size_; }
   bool read_only() const { return read_only_; }
   void* native() const { return native_; }
@@ -38,7 +48,8 @@ class Buffer {
   void* owner = nullptr;  // the Python object that host memory belongs to, for the garbage collector
 
  private:
-  uint8_t* data_;
+  uint8_t* host_;
+  uintptr_t address_;
   size_t size_;
   bool read_only_;
   void* native_;
@@ -65,7 +76,13 @@ class Pipeline {
   uint32_t declared = ~0u;                // bits of the buffer indices in its source, those included; all where that is not known
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
-  std::function<void(const struct Dispatch&)> host;  // not a kernel: the host computes it, on the CPU device
+};
+
+// What a device allows of any kernel; a pipeline may allow less.
+struct Limits {
+  uint32_t threads = 1024;                            // of a threadgroup
+  Size3 grid = {UINT32_MAX, UINT32_MAX, UINT32_MAX};  // threadgroups in each axis
+  size_t threadgroup_memory = 32 * 1024;              // bytes
 };
 
 struct BufferBinding {
@@ -96,6 +113,9 @@ struct Dispatch {
   size_t threadgroup_memory_count;
   Size3 grid;  // threadgroups
   Size3 threadgroup;
+  Size3 threads = {0, 0, 0};  // not zero: of the grid, whose last threadgroups in each axis are then smaller
+
+  bool is_partial() const { return threads[0] != 0; }
 };
 
 // Seconds. A device that cannot tell its own time leaves `device` negative and `dispatches` empty.
@@ -140,34 +160,44 @@ struct FunctionConstant {
   std::variant<bool, int64_t, double> value;
 };
 
+// A matmul that a library computes in place of a kernel, all operands of one type.
+struct LibraryMatmul {
+  std::string name;  // mps_matmul, mps_matvec, blas
+  bool transpose_a = false, transpose_b = false;
+  DType type;
+};
+
 // What a pipeline is made of.
 struct PipelineSource {
-  std::string name;     // for messages
-  std::string kernel;   // host name
-  std::string code;     // for the CPU device the path of a compiled module, for Metal MSL
-  std::string archive;  // Metal: where the machine code is kept
+  std::string name;    // for messages
+  std::string kernel;  // host name
+  std::string text;    // what the device's own compiler takes; empty where there is none of it to do
+  std::string file;    // where its machine code lies, or is to be kept; may be empty
   std::vector<FunctionConstant> constants;
-  std::string builtin;  // a library's matmul in place of a kernel: mps_matmul, mps_matvec; `code` is then its epilogue
-  bool transpose_a = false, transpose_b = false;
+  std::vector<KernelArgument> arguments;  // as its source says them, for a device whose compiler does not tell
+  std::optional<LibraryMatmul> library;   // the kernel is then the epilogue that the library lacks, if anything
 };
 
 using Info = std::vector<std::pair<std::string, std::variant<bool, int64_t, std::string>>>;
-
-enum DeviceKind : unsigned { kCpu = 1, kMetal = 2 };
 
 // Runs its submissions in the order in which they were made, as if one after another: whatever reads memory (waiting, a view, a
 // matmul, the device's end) comes after all that was submitted before. A submission that nobody waits for runs all the same.
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  Device();
+  explicit Device(const std::string& name);
   virtual ~Device();
-  virtual DeviceKind kind() const = 0;
-  const char* name() const { return kind() == kMetal ? "metal" : "cpu"; }
+  const std::string& name() const { return name_; }
+  uint32_t name_bit() const { return name_bit_; }  // name_bit(name())
   virtual Info info() const = 0;
   virtual Info counters() const { return {}; }
-  virtual size_t threadgroup_memory_limit() const = 0;
+  virtual Limits limits() const = 0;
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
+  // Copies from and to a buffer of this device. After all that was submitted: the caller finishes first.
+  virtual void read(const Buffer& buffer, size_t offset, void* to, size_t size);
+  virtual void write(const Buffer& buffer, size_t offset, const void* from, size_t size);
+  virtual uint64_t device_address(const Buffer& buffer) { return buffer.address(); }  // for kernels that are given pointers
   virtual bool poisons() const { return false; }  // fresh memory holds NaN, to show what a kernel leaves unwritten
+  // Throws UnsupportedError for a library that it does not have.
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
   std::shared_ptr<Submission> submit(std::shared_ptr<const DispatchList> work, bool per_dispatch);
@@ -181,6 +211,9 @@ class Device : public std::enable_shared_from_this<Device> {
   // Host names of the kernels in MSL source, sorted.
   virtual std::vector<std::string> kernel_names(const std::string& code);
   virtual void start_capture(const std::string& path);
+  virtual void stop_capture() {}
+  // From now on kernels count their writes to [begin, end), one count for each two bytes.
+  virtual void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
   // What went wrong and was mended, or had nobody to be told, in words, once.
   std::vector<std::string> take_warnings();
   bool has_warnings() const { return has_warnings_.load(std::memory_order_relaxed); }
@@ -204,6 +237,8 @@ class Device : public std::enable_shared_from_this<Device> {
   void make_room();
   bool retire(const Submission& submission);
 
+  const std::string name_;
+  const uint32_t name_bit_;
   // Held while a submission starts: numbers rise in the order in which the device sees them. On its own, so that a child of fork()
   // can leave behind one that a thread of the parent holds.
   std::unique_ptr<std::mutex> start_mutex_ = std::make_unique<std::mutex>();
@@ -221,6 +256,29 @@ uint32_t fork_generation();
 extern std::atomic<void (*)()> host_poll;
 
 // What Metal's validation layer would say of a dispatch; throws before anything runs.
-void check_dispatch(const Dispatch& dispatch, size_t threadgroup_memory_limit);
+void check_dispatch(const Dispatch& dispatch, const Limits& limits);
+
+// One bit for each name of a device, given out as they are asked for: what a variant is restricted to is compared as bits.
+uint32_t name_bit(const std::string& name);
+
+// -- what there is ------------------------------------------------------------------------------------------------------
+
+using Option = std::variant<bool, int64_t, double>;
+using Options = std::map<std::string, Option>;  // checked by the backend's Python file, all of them there
+
+// Each device's folder adds its own, from a static initializer.
+struct Backend {
+  std::string name;
+  std::shared_ptr<Device> (*make)(const Options& options);
+  std::vector<std::string> (*device_names)();  // on this machine
+};
+bool add_backend(const Backend& backend);
+const Backend* find_backend(const std::string& name);  // null: not in this build
+
+// T of an option that is there.
+template <class T>
+T option(const Options& options, const char* name) {
+  return std::visit([](auto v) { return static_cast<T>(v); }, options.at(name));
+}
 
 }  // namespace metalmm

@@ -5,7 +5,20 @@
 namespace metalmm {
 
 // One for each exception class of metalmm.errors, in that file's order.
-enum class ErrorKind { device, shape, dtype, layout, unknown_variant, unsupported, compile, compiler_not_found, kernel, closed, count };
+enum class ErrorKind {
+  device,
+  shape,
+  dtype,
+  layout,
+  unknown_variant,
+  unsupported,
+  compile,
+  compiler_not_found,
+  kernel,
+  closed,
+  argument,
+  count
+};
 
 class Error : public std::runtime_error {
  public:

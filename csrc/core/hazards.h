@@ -64,8 +64,8 @@ class Hazards {
   }
 
  private:
-  static constexpr uint32_t kMost = 31;  // buffers of a dispatch
-  Span reads_now_[kMost], writes_now_[kMost];
+  static constexpr uint32_t kMaxSpans = 31;  // buffers of a dispatch
+  Span reads_now_[kMaxSpans], writes_now_[kMaxSpans];
   uint32_t read_count_ = 0, write_count_ = 0;
   SpanSet read_, written_;
 };

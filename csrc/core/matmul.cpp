@@ -5,38 +5,30 @@
 namespace metalmm {
 namespace {
 
-std::string shape_text(const Tensor& t) {
-  std::string s = "(";
-  for (int i = 0; i < t.ndim; i++) s += (i ? ", " : "") + std::to_string(t.shape[i]);
-  return s + (t.ndim == 1 ? ",)" : ")");
-}
-
 [[noreturn]] void bad_shape(const std::string& what) { throw Error(ErrorKind::shape, "matmul: " + what); }
 
-std::string dtype_text(DTypeCode d) {
-  const char* kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  return (d.code < 7 ? kinds[d.code] : "type") + std::to_string(d.bits);
-}
-
 [[noreturn]] void bad(ErrorKind kind, const char* name, const Tensor& t, const std::string& what) {
-  throw Error(kind, std::string("matmul: ") + name + " " + shape_text(t) + " " + what);
+  throw Error(kind, std::string("matmul: ") + name + " " + t.shape_text() + " " + what);
 }
 
-void check_element(const char* name, const Tensor& t) {
-  if (!(t.dtype == kFloat16))
+// `of`: what A is, for the operands that must be of its type.
+void check_element(const char* name, const Tensor& t, const DType* of = nullptr) {
+  if (operand_type(t.dtype) == kOperandTypeCount)
     bad(ErrorKind::dtype, name, t,
-        "is " + dtype_text(t.dtype) + "; only float16 is supported for now: convert with .astype(numpy.float16)");
-  if ((reinterpret_cast<uintptr_t>(t.buffer->data()) + t.offset) % 2) bad(ErrorKind::layout, name, t, "is not aligned to 2 bytes");
+        "is " + t.dtype.name() + "; it takes float16, bfloat16 or float32: convert with .astype(numpy.float16), for example");
+  if (of && t.dtype != *of)
+    bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + " and a is " + of->name() + "; it takes a's type: convert with .astype()");
+  if (t.address() % t.dtype.size) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(t.dtype.size) + " bytes");
 }
 
 // An operand of 2 or 3 dimensions whose rows are contiguous; any distance between rows and between matrices.
-void check_operand(const char* name, const Tensor& t) {
+void check_operand(const char* name, const Tensor& t, const DType* of = nullptr) {
   if (t.ndim != 2 && t.ndim != 3)
     bad(ErrorKind::shape, name, t,
         "has " + std::to_string(t.ndim) + (t.ndim == 1 ? " dimension" : " dimensions") + "; it takes 2, or 3 with a batch");
   for (int i = 0; i < t.ndim; i++)
     if (t.shape[i] == 0) bad(ErrorKind::shape, name, t, "has a dimension of size zero; every size must be at least 1");
-  check_element(name, t);
+  check_element(name, t, of);
   int64_t columns = t.shape[t.ndim - 1], rows = t.shape[t.ndim - 2];
   if (columns > 1 && t.strides[t.ndim - 1] != 1)
     bad(ErrorKind::layout, name, t,
@@ -59,7 +51,8 @@ uint32_t batch_stride(const Tensor& t) {
   return static_cast<uint32_t>(t.strides[0]);
 }
 
-uint32_t phase(const Tensor& t) { return static_cast<uint32_t>((reinterpret_cast<uintptr_t>(t.buffer->data()) + t.offset) / 2 % 4); }
+// Of the first element within its vector of 4, in elements.
+uint32_t vec_offset(const Tensor& t) { return static_cast<uint32_t>(t.address() / t.dtype.size % 4); }
 
 int64_t batch_of(const Tensor& t) { return t.ndim == 3 ? t.shape[0] : 1; }
 
@@ -67,7 +60,7 @@ void check_extent(const char* name, const Tensor& t) {
   int64_t last = 0;
   for (int i = 0; i < t.ndim; i++) last += (t.shape[i] - 1) * t.strides[i];
   if (last >= int64_t{UINT32_MAX})
-    bad_shape(std::string(name) + " " + shape_text(t) + " spans " + std::to_string(last + 1) +
+    bad_shape(std::string(name) + " " + t.shape_text() + " spans " + std::to_string(last + 1) +
               " elements; kernels count in 32 bits, so the limit is 2^32 - 1");
 }
 
@@ -79,20 +72,21 @@ MatmulSpec spec_of(const MatmulArgs& args) {
   int64_t kb = args.transpose_b ? b_cols : b_rows, n = args.transpose_b ? b_rows : b_cols;
   auto flag = [](bool f) { return f ? "True" : "False"; };
   if (k != kb) {
-    bad_shape("a " + shape_text(a) + " and b " + shape_text(b) + " differ in k: " + std::to_string(k) + " and " + std::to_string(kb) +
+    bad_shape("a " + a.shape_text() + " and b " + b.shape_text() + " differ in k: " + std::to_string(k) + " and " + std::to_string(kb) +
               " (transpose_a=" + flag(args.transpose_a) + ", transpose_b=" + flag(args.transpose_b) + ")");
   }
   int64_t batch = batch_of(a);
   if (b.ndim == 3 && a.ndim == 2)
-    bad_shape("b " + shape_text(b) + " has a batch and a " + shape_text(a) + " has none; give a 3 dimensions too");
+    bad_shape("b " + b.shape_text() + " has a batch and a " + a.shape_text() + " has none; give a 3 dimensions too");
   if (b.ndim == 3 && b.shape[0] != batch)
-    bad_shape("a " + shape_text(a) + " and b " + shape_text(b) + " differ in batch: " + std::to_string(batch) + " and " +
+    bad_shape("a " + a.shape_text() + " and b " + b.shape_text() + " differ in batch: " + std::to_string(batch) + " and " +
               std::to_string(b.shape[0]));
   for (int64_t size : {m, n, k, batch})
     if (size > UINT32_MAX) bad_shape("a size of " + std::to_string(size) + "; the limit is 2^32 - 1");
   MatmulSpec s;
   s.m = static_cast<uint32_t>(m), s.n = static_cast<uint32_t>(n), s.k = static_cast<uint32_t>(k), s.batch = static_cast<uint32_t>(batch);
   s.transpose_a = args.transpose_a, s.transpose_b = args.transpose_b;
+  s.a_type = a.dtype, s.b_type = b.dtype;
   s.alpha = args.alpha, s.beta = args.beta, s.bias = args.bias != nullptr, s.c = args.c != nullptr && args.beta != 0.0f;
   return s;
 }
@@ -100,7 +94,7 @@ MatmulSpec spec_of(const MatmulArgs& args) {
 void check_bias(const MatmulArgs& args, const MatmulSpec& s) {
   if (!args.bias) return;
   const Tensor& t = *args.bias;
-  check_element("bias", t);
+  check_element("bias", t, &s.a_type);
   if (t.ndim != 1 || t.shape[0] != s.n)
     bad(ErrorKind::shape, "bias", t, "does not fit; it takes (" + std::to_string(s.n) + ",), one for each column");
   if (t.shape[0] > 1 && t.strides[0] != 1) bad(ErrorKind::layout, "bias", t, "is not contiguous; pass numpy.ascontiguousarray of it");
@@ -112,7 +106,7 @@ void check_c(const MatmulArgs& args, const MatmulSpec& s) {
     return;
   }
   const Tensor& t = *args.c;
-  check_operand("c", t);
+  check_operand("c", t, &s.a_type);
   bool batched = t.ndim == 3;
   if (t.shape[t.ndim - 2] != s.m || t.shape[t.ndim - 1] != s.n || (batched && t.shape[0] != s.batch)) {
     bad(ErrorKind::shape, "c", t,
@@ -122,28 +116,7 @@ void check_c(const MatmulArgs& args, const MatmulSpec& s) {
   check_extent("c", t);
 }
 
-// Bytes from the first to the last element.
-std::pair<const uint8_t*, const uint8_t*> extent(const Tensor& t) {
-  const uint8_t* begin = t.buffer->data() + t.offset;
-  int64_t last = 0;
-  for (int i = 0; i < t.ndim; i++) last += (t.shape[i] - 1) * t.strides[i];
-  return {begin, begin + (last + 1) * t.dtype.bits / 8};
-}
-
 }  // namespace
-
-std::string MatmulSpec::text() const {
-  std::string s =
-      "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
-  if (bias) s += " bias";
-  if (c) s += " beta*c";
-  return s;
-}
-
-const char* MatmulSpec::layout() const {
-  static const char* const names[] = {"nn", "tn", "nt", "tt"};
-  return names[layout_index()];
-}
 
 void check_sizes(const MatmulSpec& s) {
   if (!s.m || !s.n || !s.k || !s.batch) bad_shape("a size of zero in " + s.text() + "; every size must be at least 1");
@@ -158,56 +131,9 @@ void check_sizes(const MatmulSpec& s) {
   check("out", s.m, s.n, s.batch);
 }
 
-bool Variant::supports(const MatmulSpec& s) const {
-  auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
-  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
-         (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
-         (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
-}
-
-unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) const {
-  unsigned found = s.layout_index();
-  if (specializes == (kTransposeA | kTransposeB)) return found;
-  if (s.m % tiling.bm == 0) found |= kAlignM;
-  if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
-  if (s.k % bk == 0) found |= kAlignK;
-  if ((p.lda | p.ldb | p.stride_a | p.stride_b | p.phase_a | p.phase_b) % 4 == 0) found |= kVec4;
-  return found & (specializes | kTransposeA | kTransposeB);
-}
-
-std::string Variant::lacks(const MatmulSpec& s) const {
-  auto range = [](const char* name, uint32_t value, const Range& r) -> std::string {
-    if (value >= r.least && value <= r.most) return {};
-    std::string limit = r.least == r.most
-                            ? std::to_string(r.least)
-                            : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
-    return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
-  };
-  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
-    if (!text.empty()) return text;
-  if (!n_values.empty() && std::find(n_values.begin(), n_values.end(), s.n) == n_values.end()) {
-    std::string list;
-    for (uint32_t v : n_values) list += (list.empty() ? "" : ", ") + std::to_string(v);
-    return "n=" + std::to_string(s.n) + " is not one of " + list;
-  }
-  if (!(layouts >> s.layout_index() & 1)) {
-    std::string list;
-    for (unsigned i = 0; i < kLayouts; i++) {
-      MatmulSpec other;
-      other.transpose_a = i & 1, other.transpose_b = i & 2;
-      if (layouts >> i & 1) list += (list.empty() ? "" : ", ") + std::string(other.layout());
-    }
-    return std::string("layout ") + s.layout() + " is not one of " + list;
-  }
-  if (s.bias && !bias) return "it takes no bias";
-  if (s.c && !c) return "it adds no beta*c";
-  if (s.alpha != 1.0f && !alpha) return "it takes no alpha";
-  return {};
-}
-
 MatmulPlan plan_matmul(const MatmulArgs& args) {
   check_operand("a", *args.a);
-  check_operand("b", *args.b);
+  check_operand("b", *args.b, &args.a->dtype);
   MatmulPlan plan;
   plan.spec = spec_of(args);
   const MatmulSpec& s = plan.spec;
@@ -216,26 +142,24 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
   check_extent("b", *args.b);
   check_bias(args, s);
   check_c(args, s);
-  const Tensor& c = s.c ? *args.c : *args.a;
-  uint32_t ldd = s.n;
   plan.params = {s.m,
                  s.n,
                  s.k,
                  s.batch,
                  leading(*args.a),
                  leading(*args.b),
-                 s.c ? leading(c) : 0,
-                 ldd,
+                 s.c ? leading(*args.c) : 0,
+                 s.n,
                  batch_stride(*args.a),
                  batch_stride(*args.b),
-                 s.c ? batch_stride(c) : 0,
+                 s.c ? batch_stride(*args.c) : 0,
                  s.batch > 1 ? s.m * s.n : 0,
                  s.alpha,
                  s.beta,
                  s.bias ? 1u : 0u,
                  s.c ? 1u : 0u,
-                 phase(*args.a),
-                 phase(*args.b)};
+                 vec_offset(*args.a),
+                 vec_offset(*args.b)};
   plan.out_ndim = args.a->ndim;
   int64_t shape[] = {s.batch, s.m, s.n};
   std::copy(plan.out_ndim == 3 ? shape : shape + 1, shape + 3, plan.out_shape);
@@ -271,14 +195,10 @@ void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out
     Tensor expected;
     expected.ndim = plan.out_ndim;
     std::copy(plan.out_shape, plan.out_shape + plan.out_ndim, expected.shape);
-    bad(ErrorKind::shape, "out", out, "does not fit; the result is " + shape_text(expected));
+    bad(ErrorKind::shape, "out", out, "does not fit; the result is " + expected.shape_text());
   }
-  check_element("out", out);
-  int64_t stride = 1;
-  for (int i = out.ndim - 1; i >= 0; i--) {
-    if (out.shape[i] > 1 && out.strides[i] != stride) bad(ErrorKind::layout, "out", out, "is not C-contiguous; pass a contiguous array");
-    stride *= out.shape[i];
-  }
+  check_element("out", out, &plan.spec.a_type);
+  if (!out.contiguous()) bad(ErrorKind::layout, "out", out, "is not C-contiguous; pass a contiguous array");
   if (out.buffer->read_only()) bad(ErrorKind::layout, "out", out, "is read-only; pass a writable array");
   auto [begin, end] = extent(out);
   const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a}, {"b", args.b}, {"bias", args.bias}, {"c", args.c}};

@@ -31,8 +31,19 @@ std::string seconds_text(double s) {
 
 }  // namespace
 
+std::map<std::string, HostMatmul>& host_libraries() {
+  static auto* all = new std::map<std::string, HostMatmul>;
+  return *all;
+}
+
 class CpuPipeline : public Pipeline {
  public:
+  explicit CpuPipeline(const PipelineSource& source) : what(*source.library) {
+    name = source.name;
+    auto it = host_libraries().find(what.name);
+    if (it == host_libraries().end()) throw Error(ErrorKind::unsupported, name + ": device cpu has no library " + what.name);
+    library = it->second;
+  }
   CpuPipeline(const std::string& path, const std::string& kernel) {
     name = kernel;
     module_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -58,6 +69,8 @@ class CpuPipeline : public Pipeline {
   ~CpuPipeline() override {
     if (module_) dlclose(module_);
   }
+  HostMatmul library;  // what runs where there is no module
+  LibraryMatmul what;
   const abi::KernelInfo* info = nullptr;
   // Of a module compiled for a debug device: where it counts writes; the alignment of the first access since the last call that did
   // not have it, or 0.
@@ -180,7 +193,7 @@ class CpuSubmission : public Submission {
   std::optional<Error> failure_;  // set before done_
 };
 
-CpuDevice::CpuDevice(const CpuOptions& options) : options_(options) {
+CpuDevice::CpuDevice(const CpuOptions& options) : Device("cpu"), options_(options) {
   pool_ = std::make_unique<ThreadPool>(options.threads ? options.threads : available_cpus());
   try {
     if (options.timeout > 0) watchdog_ = std::make_unique<Watchdog>(*crew_, options.timeout);
@@ -208,17 +221,26 @@ void CpuDevice::forget_threads() {
 std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) { return options_.guards ? new_guarded_buffer(size) : new_plain_buffer(size); }
 
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
-  return std::make_shared<CpuPipeline>(source.code, source.name);
+  if (source.library) return std::make_shared<CpuPipeline>(source);
+  return std::make_shared<CpuPipeline>(source.file, source.name);
+}
+
+Limits CpuDevice::limits() const {
+  Limits limits;
+  limits.threadgroup_memory = options_.threadgroup_memory_limit;
+  return limits;
 }
 
 Info CpuDevice::info() const {
-  return {{"max_total_threads_per_threadgroup", int64_t{1024}},
+  return {{"threads", static_cast<int64_t>(pool_->threads())},
+          {"max_total_threads_per_threadgroup", int64_t{1024}},
           {"max_threadgroup_memory_length", static_cast<int64_t>(options_.threadgroup_memory_limit)},
           {"unified_memory", true}};
 }
 
 // In its turn: a dispatch that runs still counts into what the caller is about to let go of.
 void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
+  if (!options_.debug) return Device::watch(begin, end, counts);
   TakenTurn turn(*turn_);
   watched_ = {begin, end, counts};
 }
@@ -235,13 +257,13 @@ double CpuDevice::execute(const Dispatch& d) {
 }
 
 double CpuDevice::work(const Dispatch& d) {
-  if ((*d.pipeline)->host) {
+  auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
+  if (pipeline.library) {
     auto start = Clock::now();
-    (*d.pipeline)->host(d);
+    pipeline.library(d, pipeline.what);
     return seconds(Clock::now() - start);
   }
-  if (options_.guards) return work_guarded(d);
-  return work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, {});
+  return options_.guards ? work_guarded(d) : work_kernel(pipeline, d, {});
 }
 
 // Zones are looked at before, too: what broke one then was not this kernel.
@@ -284,8 +306,8 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   uint32_t offsets[kMaxBuffers] = {};
   for (size_t i = 0; i < d.buffer_count; i++) {
     const Buffer& b = **d.buffers[i].buffer;
-    buffers[d.buffers[i].index] = b.data() + d.buffers[i].offset;
-    extents[i] = {d.buffers[i].index, b.data(), b.data() + b.size()};
+    buffers[d.buffers[i].index] = b.host() + d.buffers[i].offset;
+    extents[i] = {d.buffers[i].index, b.host(), b.host() + b.size()};
   }
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
@@ -302,6 +324,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   threadgroup_bytes,
                   {d.grid[0], d.grid[1], d.grid[2]},
                   {d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]},
+                  {d.threads[0], d.threads[1], d.threads[2]},
                   options_.lenient_barriers,
                   options_.debug ? order_ : 0,
                   options_.guards,
@@ -445,5 +468,22 @@ void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& cal
             seconds_text(options_.timeout);
   if (late || !run.error.empty()) throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + run.error + after);
 }
+
+namespace {
+
+std::shared_ptr<Device> make_device(const Options& o) {
+  CpuOptions options;
+  options.threads = option<unsigned>(o, "threads");
+  options.threadgroup_memory_limit = option<size_t>(o, "threadgroup_memory_limit");
+  options.lenient_barriers = option<bool>(o, "lenient_barriers");
+  options.debug = option<bool>(o, "debug");
+  options.guards = options.debug || option<bool>(o, "guards");
+  options.timeout = option<double>(o, "timeout");
+  return std::make_shared<CpuDevice>(options);
+}
+std::vector<std::string> device_names() { return {"cpu"}; }
+[[maybe_unused]] const bool added = add_backend({"cpu", &make_device, &device_names});
+
+}  // namespace
 
 }  // namespace metalmm::cpu

@@ -20,6 +20,11 @@ struct CpuOptions {
 
 class CpuPipeline;
 
+// A matmul that the host computes in place of a kernel, on arguments bound as a kernel's.
+using HostMatmul = std::function<void(const Dispatch& dispatch, const LibraryMatmul& what)>;
+// By the library's name, for all CPU devices.
+std::map<std::string, HostMatmul>& host_libraries();
+
 // One thread at a time runs dispatches. Waiting for it, the host polls.
 class Turn {
  public:
@@ -37,8 +42,6 @@ class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuOptions& options);
   ~CpuDevice() override;
-  DeviceKind kind() const override { return kCpu; }
-  unsigned threads() const { return pool_->threads(); }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   bool poisons() const override { return options_.guards; }
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
@@ -46,9 +49,8 @@ class CpuDevice : public Device {
   Info counters() const override {
     return {{"barriers", static_cast<int64_t>(barriers_)}, {"threadgroups", static_cast<int64_t>(threadgroups_)}};
   }
-  size_t threadgroup_memory_limit() const override { return options_.threadgroup_memory_limit; }
-  // From now on kernels of a debug device count their writes to [begin, end), one count for each two bytes.
-  void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
+  Limits limits() const override;
+  void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) override;
 
  private:
   friend class CpuSubmission;

@@ -288,7 +288,13 @@ Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {
 void Executor::start(const KernelCall& call, abi::Uint3 position) {
   call_ = &call;
   error_.clear();
-  uint32_t threads = call.threadgroup.x * call.threadgroup.y * call.threadgroup.z;
+  abi::Uint3 full = call.threadgroup, size = full, grid = call.threads;
+  if (grid.x)
+    size = {std::min(full.x, grid.x - position.x * full.x), std::min(full.y, grid.y - position.y * full.y),
+            std::min(full.z, grid.z - position.z * full.z)};
+  else
+    grid = {call.grid.x * full.x, call.grid.y * full.y, call.grid.z * full.z};
+  uint32_t threads = size.x * size.y * size.z;
   for (uint32_t i = static_cast<uint32_t>(tops_.size()); i < threads; i++) tops_.push_back(stacks_.top(i));
   lanes_.resize(std::max<size_t>(lanes_.size(), threads));
   void* entry = reinterpret_cast<void*>(call.info->run);
@@ -319,7 +325,9 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.threadgroup_offsets = call.threadgroup_offsets;
   state_.threadgroup_position = position;
   state_.grid_groups = call.grid;
-  state_.group_threads = call.threadgroup;
+  state_.group_threads = size;
+  state_.dispatch_threads = full;
+  state_.grid_threads = grid;
 }
 
 // Only while it is on a lane's stack, so that the way back is known, and runs the kernel's own code, which holds no lock.

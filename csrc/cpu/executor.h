@@ -45,6 +45,7 @@ struct KernelCall {
   const uint32_t* threadgroup_offsets;
   size_t threadgroup_bytes;
   abi::Uint3 grid, threadgroup;
+  abi::Uint3 threads;     // not zero: of the grid, whose last threadgroups in each axis are then smaller
   bool lenient_barriers;  // threads that have returned count as having reached every barrier
   uint32_t order;         // not 0: simdgroups take turns in another order
   bool guards;            // what was written around threadgroup memory is an error

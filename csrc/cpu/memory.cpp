@@ -97,7 +97,7 @@ const uint8_t* first_broken(const uint8_t* begin, const uint8_t* end) {
 }
 
 std::string take_damage(const Buffer& buffer) {
-  uint8_t *data = buffer.data(), *after = data + buffer.size();
+  uint8_t *data = buffer.host(), *after = data + buffer.size();
   size_t page = static_cast<size_t>(getpagesize()), phase = reinterpret_cast<uintptr_t>(data) % kAlignment;
   uint8_t *aligned = data - phase, *end = aligned + round_up(buffer.size() + phase, kAlignment) + kZone;
   uint8_t* first = aligned - kZone - reinterpret_cast<uintptr_t>(aligned - kZone) % page;
@@ -126,7 +126,7 @@ Staged::Staged(const Dispatch& dispatch) : dispatch_(dispatch) {
   std::vector<Block> found;
   for (size_t i = 0; i < dispatch.buffer_count; i++) {
     const Buffer& b = **dispatch.buffers[i].buffer;
-    if (!b.native()) found.push_back({b.data(), b.data() + b.size(), is_written(dispatch.buffers[i].index), nullptr});
+    if (!b.native()) found.push_back({b.host(), b.host() + b.size(), is_written(dispatch.buffers[i].index), nullptr});
   }
   std::sort(found.begin(), found.end(), [](const Block& x, const Block& y) { return x.begin < y.begin; });
   for (const Block& b : found) {
@@ -139,13 +139,13 @@ Staged::Staged(const Dispatch& dispatch) : dispatch_(dispatch) {
   }
   for (Block& b : blocks_) {
     b.copy = new_guarded_buffer(static_cast<size_t>(b.end - b.begin), reinterpret_cast<uintptr_t>(b.begin));
-    std::memcpy(b.copy->data(), b.begin, b.copy->size());
+    std::memcpy(b.copy->host(), b.begin, b.copy->size());
   }
   for (size_t i = 0; i < dispatch.buffer_count; i++) {
     BufferBinding binding = dispatch.buffers[i];
     const Buffer& b = **binding.buffer;
-    if (const Block* block = b.native() ? nullptr : block_of(b.data()))
-      binding.buffer = &block->copy, binding.offset += static_cast<size_t>(b.data() - block->begin);
+    if (const Block* block = b.native() ? nullptr : block_of(b.host()))
+      binding.buffer = &block->copy, binding.offset += static_cast<size_t>(b.host() - block->begin);
     bindings_.push_back(binding);
   }
   dispatch_.buffers = bindings_.data();
@@ -163,7 +163,7 @@ const Staged::Block* Staged::block_of(const uint8_t* address) const {
 
 void Staged::copy_back() const {
   for (const Block& b : blocks_)
-    if (b.written) std::memcpy(b.begin, b.copy->data(), b.copy->size());
+    if (b.written) std::memcpy(b.begin, b.copy->host(), b.copy->size());
 }
 
 void Staged::translate(uint8_t*& begin, uint8_t*& end, uint8_t*& counts) const {
@@ -171,7 +171,7 @@ void Staged::translate(uint8_t*& begin, uint8_t*& end, uint8_t*& counts) const {
     uint8_t *first = std::max(begin, b.begin), *last = std::min(end, b.end);
     if (!b.written || first >= last) continue;
     counts += (first - begin) / 2;
-    begin = b.copy->data() + (first - b.begin);
+    begin = b.copy->host() + (first - b.begin);
     end = begin + (last - first);
     return;
   }

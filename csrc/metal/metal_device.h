@@ -6,12 +6,19 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "../core/batch.h"
 #include "handle.h"
-#include "metal.h"
 
 namespace metalmm::metal {
 
 class MpsCache;
+
+struct MetalOptions {
+  int64_t index = -1;  // the system's default device
+  double spin = 50e-6;
+  uint32_t max_operations = 512;  // in a command buffer
+  uint64_t max_bytes = uint64_t{4} << 30;
+};
 
 inline id<MTLBuffer> native_of(const Buffer& buffer) { return static_cast<id<MTLBuffer>>(buffer.native()); }
 
@@ -19,6 +26,7 @@ inline id<MTLBuffer> native_of(const Buffer& buffer) { return static_cast<id<MTL
 struct MetalPipeline : Pipeline {
   enum class Kind { kernel, mps_matmul, mps_matvec };
   Kind kind = Kind::kernel;
+  DType type;  // of MPS's operands
   Handle<id<MTLComputePipelineState>> state;
   uint32_t written = 0;  // bit per buffer index that the kernel may write
   bool transpose_a = false, transpose_b = false;
@@ -37,15 +45,16 @@ class MetalDevice : public Device {
   MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& options);
   ~MetalDevice() override;
 
-  DeviceKind kind() const override { return kMetal; }
   Info info() const override;
   Info counters() const override;
-  size_t threadgroup_memory_limit() const override { return threadgroup_memory_limit_; }
+  Limits limits() const override { return limits_; }
+  uint64_t device_address(const Buffer& buffer) override;
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
   std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
   std::vector<std::string> kernel_names(const std::string& code) override;
   void start_capture(const std::string& path) override;
+  void stop_capture() override;
 
   id<MTLDevice> get() const { return device_.get(); }
   id<MTLCommandQueue> queue() const { return queue_.get(); }
@@ -78,7 +87,8 @@ class MetalDevice : public Device {
   void make_resident(id<MTLBuffer> buffer, bool add);
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
   Handle<id<MTLFunction>> function(id<MTLLibrary> library, const PipelineSource& source);
-  void build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive);
+  void build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive,
+                   MTLComputePipelineReflection** reflection);
   Handle<id<MTLComputePipelineState>> from_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path,
                                                    MTLComputePipelineReflection** reflection);
   void save_archive(MTLComputePipelineDescriptor* descriptor, const std::string& path);
@@ -90,7 +100,7 @@ class MetalDevice : public Device {
   Handle<id<MTLCounterSet>> timestamps_;
   Handle<id> residency_;  // id<MTLResidencySet>, where there is one
   bool unified_, indirect_ = false;
-  size_t threadgroup_memory_limit_;
+  Limits limits_;
   std::atomic<uint64_t> event_value_{0};
   std::atomic<int64_t> archive_hits_{0}, archive_misses_{0};
   std::unique_ptr<MpsCache> mps_;

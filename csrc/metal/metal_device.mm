@@ -8,9 +8,9 @@
 namespace metalmm::metal {
 namespace {
 
-constexpr size_t kMostPooledBytes = size_t{256} << 20;
-constexpr size_t kMostPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
-constexpr NSUInteger kMostCommandBuffers = 1024;  // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
+constexpr size_t kMaxPooledBytes = size_t{256} << 20;
+constexpr size_t kMaxPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
+constexpr NSUInteger kMaxCommandBuffers = 1024;      // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
 
 const std::pair<MTLGPUFamily, const char*> kFamilies[] = {
     {MTLGPUFamilyApple7, "apple7"}, {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {MTLGPUFamilyApple10, "apple10"},
@@ -59,6 +59,8 @@ void InFlight::wait() const {
   for (auto& b : command_buffers) [b.get() waitUntilCompleted];
 }
 
+namespace {
+
 std::vector<std::string> device_names() {
   AutoreleasePool pool;
   std::vector<std::string> names;
@@ -67,19 +69,26 @@ std::vector<std::string> device_names() {
   return names;
 }
 
-std::shared_ptr<Device> make_device(const MetalOptions& options) {
+std::shared_ptr<Device> make_device(const Options& o) {
   AutoreleasePool pool;
+  MetalOptions options{option<int64_t>(o, "index"), option<double>(o, "spin"), option<uint32_t>(o, "max_operations"),
+                       option<uint64_t>(o, "max_bytes")};
   Handle<id<MTLDevice>> device = find_device(options.index);
   if (!device) fail("there is no device " + (options.index < 0 ? "on this machine" : std::to_string(options.index)));
   return std::make_shared<MetalDevice>(std::move(device), options);
 }
+[[maybe_unused]] const bool added = add_backend({"metal", &make_device, &device_names});
 
-MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& options) : options_(options), device_(std::move(device)) {
-  queue_ = Handle<id<MTLCommandQueue>>::adopt([get() newCommandQueueWithMaxCommandBufferCount:kMostCommandBuffers]);
+}  // namespace
+
+MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& options)
+    : Device("metal"), options_(options), device_(std::move(device)) {
+  queue_ = Handle<id<MTLCommandQueue>>::adopt([get() newCommandQueueWithMaxCommandBufferCount:kMaxCommandBuffers]);
   shared_event_ = Handle<id<MTLSharedEvent>>::adopt([get() newSharedEvent]);
   if (!queue_ || !shared_event_) fail(text_of([get() name]) + " gives no command queue or event");
   unified_ = [get() hasUnifiedMemory];
-  threadgroup_memory_limit_ = [get() maxThreadgroupMemoryLength];
+  limits_.threadgroup_memory = [get() maxThreadgroupMemoryLength];
+  limits_.threads = static_cast<uint32_t>([get() maxThreadsPerThreadgroup].width);
   // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
   indirect_ = unified_ && [get() supportsFamily:MTLGPUFamilyApple9];
   timestamps_ = timestamp_counters(get());
@@ -100,8 +109,8 @@ Info MetalDevice::info() const {
           {"registry_id", static_cast<int64_t>([d registryID])},
           {"families", families},
           {"unified_memory", unified_},
-          {"max_total_threads_per_threadgroup", static_cast<int64_t>([d maxThreadsPerThreadgroup].width)},
-          {"max_threadgroup_memory_length", static_cast<int64_t>(threadgroup_memory_limit_)},
+          {"max_total_threads_per_threadgroup", static_cast<int64_t>(limits_.threads)},
+          {"max_threadgroup_memory_length", static_cast<int64_t>(limits_.threadgroup_memory)},
           {"max_buffer_length", static_cast<int64_t>([d maxBufferLength])},
           {"recommended_max_working_set_size", static_cast<int64_t>([d recommendedMaxWorkingSetSize])},
           {"per_dispatch_times", static_cast<bool>(timestamps_)},
@@ -146,13 +155,15 @@ std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
   return buffer;
 }
 
+uint64_t MetalDevice::device_address(const Buffer& buffer) { return [native_of(buffer) gpuAddress]; }
+
 std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
   std::shared_ptr<Buffer> buffer;  // outlives the lock: its end takes the mutex, and it may be the last to hold it
   std::lock_guard lock(mutex_);
   auto it = native_.upper_bound(data);
   if (it == native_.begin()) return nullptr;
   buffer = (--it)->second.lock();
-  return buffer && data + size <= buffer->data() + buffer->size() ? buffer : nullptr;
+  return buffer && data + size <= buffer->host() + buffer->size() ? buffer : nullptr;
 }
 
 void MetalDevice::take_turn() {
@@ -162,7 +173,7 @@ void MetalDevice::take_turn() {
 
 std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
   size_t rounded = 4096;
-  while (rounded < size && rounded < kMostPooledSize) rounded *= 2;
+  while (rounded < size && rounded < kMaxPooledSize) rounded *= 2;
   if (rounded < size) return new_buffer(size);
   Handle<id<MTLBuffer>> buffer;
   {
@@ -184,7 +195,7 @@ std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
     auto& device = static_cast<MetalDevice&>(*locked);
     std::multimap<size_t, Handle<id<MTLBuffer>>> stale;
     std::unique_lock lock(device.mutex_);
-    if (device.pooled_bytes_ + rounded > kMostPooledBytes) {  // of sizes that nobody asks for any more
+    if (device.pooled_bytes_ + rounded > kMaxPooledBytes) {  // of sizes that nobody asks for any more
       std::swap(stale, device.pool_);
       device.pooled_bytes_ = 0;
     }
@@ -249,7 +260,7 @@ void MetalDevice::start_capture(const std::string& path) {
   if (![manager startCaptureWithDescriptor:descriptor.get() error:&error]) fail("capture: " + path + ": " + text_of(error));
 }
 
-void stop_capture() {
+void MetalDevice::stop_capture() {
   AutoreleasePool pool;
   [[MTLCaptureManager sharedCaptureManager] stopCapture];
 }

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "metal_batch.h"
+#include "metal_encoder.h"
 
 namespace metalmm::metal {
 
@@ -15,15 +15,15 @@ Staging::Staging(MetalDevice& device, const DispatchList& list) : device_(device
       if (b.native() || b.size() == 0) continue;
       bool written = pipeline.written >> d.buffers[j].index & 1;
       // A view of a device array is that array.
-      if (std::shared_ptr<Buffer> whole = device.find_native(b.data(), b.size()))
-        blocks_.push_back({whole->data(), whole->data() + whole->size(), written, whole, 0, false});
+      if (std::shared_ptr<Buffer> whole = device.find_native(b.host(), b.size()))
+        blocks_.push_back({whole->host(), whole->host() + whole->size(), written, whole, 0, false});
       else
-        blocks_.push_back({b.data(), b.data() + b.size(), written, nullptr, 0, false});
+        blocks_.push_back({b.host(), b.host() + b.size(), written, nullptr, 0, false});
     }
   });
   merge();
   for (Block& b : blocks_)
-    if (!b.stand_in) allocate(b, mps);
+    if (!b.staging) allocate(b, mps);
 }
 
 void Staging::merge() {
@@ -34,7 +34,7 @@ void Staging::merge() {
       Block& last = merged.back();
       last.end = std::max(last.end, b.end);
       last.written |= b.written;
-      if (!last.stand_in) last.stand_in = b.stand_in;
+      if (!last.staging) last.staging = b.staging;
     } else {
       merged.push_back(std::move(b));
     }
@@ -42,35 +42,35 @@ void Staging::merge() {
   blocks_ = std::move(merged);
 }
 
-// A copy stands within 16 bytes as the host's does: the kernels' phases are taken from the host's address. MPS may ask that the
+// A copy stands within 16 bytes as the host's does: the kernels' alignment is taken from the host's address. MPS may ask that the
 // last row has its whole pitch, which is never more than what lies before it.
 void Staging::allocate(Block& b, bool mps) {
   auto size = static_cast<size_t>(b.end - b.begin);
-  if (!mps) b.stand_in = device_.wrap(b.begin, size);
-  if (b.stand_in) return;
+  if (!mps) b.staging = device_.wrap(b.begin, size);
+  if (b.staging) return;
   b.pad = reinterpret_cast<uintptr_t>(b.begin) % 16;
-  b.stand_in = device_.take_pooled(b.pad + (mps ? 2 : 1) * size);
+  b.staging = device_.take_pooled(b.pad + (mps ? 2 : 1) * size);
   b.copied = true;
 }
 
 Place Staging::find(const Buffer& buffer, size_t offset) const {
   if (buffer.size() == 0) return {native_of(*nothing_), 0};
-  auto it = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.end <= buffer.data(); });
-  return {native_of(*it->stand_in), it->pad + static_cast<size_t>(buffer.data() - it->begin) + offset};
+  auto it = std::partition_point(blocks_.begin(), blocks_.end(), [&](const Block& b) { return b.end <= buffer.host(); });
+  return {native_of(*it->staging), it->pad + static_cast<size_t>(buffer.host() - it->begin) + offset};
 }
 
 void Staging::copy_in() {
   for (Block& b : blocks_) {
     auto size = static_cast<size_t>(b.end - b.begin);
     if (!b.copied) continue;
-    std::memcpy(b.stand_in->data() + b.pad, b.begin, size);
-    if (!device_.unified()) [native_of(*b.stand_in) didModifyRange:NSMakeRange(0, b.pad + size)];
+    std::memcpy(b.staging->host() + b.pad, b.begin, size);
+    if (!device_.unified()) [native_of(*b.staging) didModifyRange:NSMakeRange(0, b.pad + size)];
   }
 }
 
 void Staging::copy_out() {
   for (Block& b : blocks_)
-    if (b.copied && b.written) std::memcpy(b.begin, b.stand_in->data() + b.pad, static_cast<size_t>(b.end - b.begin));
+    if (b.copied && b.written) std::memcpy(b.begin, b.staging->host() + b.pad, static_cast<size_t>(b.end - b.begin));
 }
 
 id<MTLComputeCommandEncoder> Encoder::compute() {
@@ -148,13 +148,13 @@ void Encoder::set_one_by_one(const Bound* buffers, size_t count) {
 void Encoder::set_bytes(const Dispatch& d) {
   for (size_t i = 0; i < d.bytes_count; i++) {
     const BytesBinding& b = d.bytes[i];
-    if (b.size == 0 || b.size > kMostSetBytes) continue;
+    if (b.size == 0 || b.size > kMaxSetBytes) continue;
     if (bytes_index_ == b.index && bytes_size_ == b.size && std::memcmp(bytes_, b.data, b.size) == 0) continue;
     calls_++;
     [encoder_ setBytes:b.data length:b.size atIndex:b.index];
     buffers_[b.index] = nil;
     bytes_index_ = kMaxBuffers;
-    if (b.size > kMostBytes) continue;
+    if (b.size > kMaxComparedBytes) continue;
     bytes_index_ = b.index;
     bytes_size_ = b.size;
     std::memcpy(bytes_, b.data, b.size);
@@ -185,8 +185,11 @@ void Encoder::dispatch(const MetalPipeline& pipeline, const Bound* buffers, size
     [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers];
   }
   calls_++;
-  [encoder_ dispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2])
-           threadsPerThreadgroup:MTLSizeMake(d.threadgroup[0], d.threadgroup[1], d.threadgroup[2])];
+  MTLSize threadgroup = MTLSizeMake(d.threadgroup[0], d.threadgroup[1], d.threadgroup[2]);
+  if (d.is_partial())
+    [encoder_ dispatchThreads:MTLSizeMake(d.threads[0], d.threads[1], d.threads[2]) threadsPerThreadgroup:threadgroup];
+  else
+    [encoder_ dispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2]) threadsPerThreadgroup:threadgroup];
 }
 
 void Encoder::replay(id<MTLIndirectCommandBuffer> commands, size_t count, const std::vector<id<MTLResource>>& read,

@@ -103,20 +103,35 @@ MTLFunctionConstant* find_constant(NSDictionary* known, const FunctionConstant& 
   return nil;
 }
 
-void describe_arguments(MetalPipeline& pipeline, MTLComputePipelineReflection* reflection) {
+// As Metal's compiler says them: the text of a user's kernels is not preprocessed here, so that nobody of ours has parsed it.
+std::vector<KernelArgument> described(MTLComputePipelineReflection* reflection) {
+  std::vector<KernelArgument> arguments;
   for (id<MTLBinding> binding in [reflection bindings]) {
     auto index = static_cast<uint32_t>([binding index]);
     bool is_const = [binding access] == MTLBindingAccessReadOnly;
     if ([binding type] == MTLBindingTypeBuffer) {
       size_t bytes = [static_cast<id<MTLBufferBinding>>(binding) bufferDataSize];
-      pipeline.arguments.push_back({KernelArgument::Kind::buffer, index, is_const, bytes});
-      if (!is_const) pipeline.written |= 1u << index;
+      arguments.push_back({KernelArgument::Kind::buffer, index, is_const, bytes});
     } else if ([binding type] == MTLBindingTypeThreadgroupMemory) {
       size_t bytes = [static_cast<id<MTLThreadgroupBinding>>(binding) threadgroupMemoryDataSize];
-      pipeline.arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes});
+      arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes});
     }
   }
-  std::sort(pipeline.arguments.begin(), pipeline.arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
+  std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
+  return arguments;
+}
+
+void take_library(MetalPipeline& pipeline, const PipelineSource& source) {
+  const LibraryMatmul& what = *source.library;
+  if (what.name == "mps_matmul")
+    pipeline.kind = MetalPipeline::Kind::mps_matmul;
+  else if (what.name == "mps_matvec")
+    pipeline.kind = MetalPipeline::Kind::mps_matvec;
+  else
+    throw Error(ErrorKind::unsupported, source.name + ": device metal has no library " + what.name);
+  if (what.type != kFloat16 && what.type != kFloat32)
+    throw Error(ErrorKind::unsupported, source.name + ": MPS multiplies no matrices of " + what.type.name());
+  pipeline.transpose_a = what.transpose_a, pipeline.transpose_b = what.transpose_b, pipeline.type = what.type;
 }
 
 constexpr MTLPipelineOption kReflect = MTLPipelineOptionBindingInfo | MTLPipelineOptionBufferTypeInfo;
@@ -187,37 +202,38 @@ std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& sourc
   AutoreleasePool pool;
   auto pipeline = std::make_shared<MetalPipeline>();
   pipeline->name = source.name;
-  pipeline->transpose_a = source.transpose_a, pipeline->transpose_b = source.transpose_b;
-  if (source.builtin == "mps_matmul") pipeline->kind = MetalPipeline::Kind::mps_matmul;
-  if (source.builtin == "mps_matvec") pipeline->kind = MetalPipeline::Kind::mps_matvec;
-  auto compiled = library(source.code, "kernel '" + source.name + "': ");
-  build_state(*pipeline, function(compiled.get(), source).get(), source.archive);
-  if (pipeline->kind != MetalPipeline::Kind::kernel) {  // what it takes is what MPS takes; the kernel finds the product in place of A
-    pipeline->arguments[0].bytes = 2;
-    pipeline->arguments.insert(pipeline->arguments.begin() + 1, {KernelArgument::Kind::buffer, kIndexB, true, 2});
+  if (source.library) take_library(*pipeline, source);
+  auto compiled = library(source.text, "kernel '" + source.name + "': ");
+  MTLComputePipelineReflection* reflection = nil;
+  build_state(*pipeline, function(compiled.get(), source).get(), source.file, &reflection);
+  pipeline->arguments = source.arguments.empty() ? described(reflection) : source.arguments;
+  if (source.library) {  // what it takes is what MPS takes; the kernel finds the product in place of A
+    pipeline->arguments[0].bytes = source.library->type.size;
+    pipeline->arguments.insert(pipeline->arguments.begin() + 1, {KernelArgument::Kind::buffer, kIndexB, true, source.library->type.size});
   }
+  for (const KernelArgument& a : pipeline->arguments)
+    if (a.kind == KernelArgument::Kind::buffer && !a.is_const) pipeline->written |= 1u << a.index;
   return pipeline;
 }
 
-void MetalDevice::build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive) {
+void MetalDevice::build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive,
+                              MTLComputePipelineReflection** reflection) {
   auto descriptor = Handle<MTLComputePipelineDescriptor*>::adopt([[MTLComputePipelineDescriptor alloc] init]);
   [descriptor.get() setLabel:ns_string(pipeline.name)];
   [descriptor.get() setComputeFunction:function];
   [descriptor.get() setSupportIndirectCommandBuffers:indirect_];
-  MTLComputePipelineReflection* reflection = nil;
-  pipeline.state = from_archive(descriptor.get(), archive, &reflection);
+  pipeline.state = from_archive(descriptor.get(), archive, reflection);
   if (!pipeline.state) {
     NSError* error = nil;
     pipeline.state = Handle<id<MTLComputePipelineState>>::adopt([get() newComputePipelineStateWithDescriptor:descriptor.get()
                                                                                                      options:kReflect
-                                                                                                  reflection:&reflection
+                                                                                                  reflection:reflection
                                                                                                        error:&error]);
     if (!pipeline.state) compile_error(pipeline.name, "no pipeline: " + text_of(error));
     if (!archive.empty()) save_archive(descriptor.get(), archive);
   }
   pipeline.max_threads = static_cast<uint32_t>([pipeline.state.get() maxTotalThreadsPerThreadgroup]);
   pipeline.static_threadgroup_bytes = [pipeline.state.get() staticThreadgroupMemoryLength];
-  describe_arguments(pipeline, reflection);
 }
 
 // Null on a miss. One archive a pipeline: a growing one would be written whole each time.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../../kernels/include/params.h"
+#include "../core/dtype.h"
 #include "handle.h"
 
 namespace metalmm::metal {
@@ -23,6 +24,7 @@ struct MpsMatmul {
   bool transpose_a, transpose_b;
   Place a, b, d;
   bool to_float;  // D is float32, m x n after one another, and has neither alpha nor beta applied
+  DType type;     // of A and B, and of D but for that
 };
 
 class MpsCache {

@@ -33,6 +33,8 @@ MPSVector* vector(const Place& at, size_t length, MPSDataType type, std::vector<
 
 Place moved(const Place& place, size_t elements, size_t element) { return {place.buffer, place.offset + elements * element}; }
 
+MPSDataType data_type(DType type) { return type == kFloat32 ? MPSDataTypeFloat32 : MPSDataTypeFloat16; }
+
 // MPS takes a batch as one where matrices lie a whole number of rows apart and none is shared; others are encoded one by one.
 bool regular(const MpsMatmul& what) {
   const MatmulParams& p = what.p;
@@ -70,14 +72,15 @@ void MpsCache::encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& wha
                                                      alpha:alpha
                                                       beta:beta];
   });
-  MPSDataType out = what.to_float ? MPSDataTypeFloat32 : MPSDataTypeFloat16;
+  MPSDataType in = data_type(what.type), out = what.to_float ? MPSDataTypeFloat32 : in;
+  size_t element = what.type.size, out_element = what.to_float ? 4 : element;
   size_t count = regular(what) ? p.batch : 1, stride_d = static_cast<size_t>(p.m) * p.n;
   for (size_t i = 0; i < p.batch; i += count) {
-    MPSMatrix* a = matrix(moved(what.a, i * p.stride_a, 2), what.transpose_a ? p.k : p.m, what.transpose_a ? p.m : p.k, p.lda, p.stride_a,
-                          count, MPSDataTypeFloat16, keep);
-    MPSMatrix* b = matrix(moved(what.b, i * p.stride_b, 2), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb, p.stride_b,
-                          count, MPSDataTypeFloat16, keep);
-    MPSMatrix* d = matrix(moved(what.d, i * stride_d, what.to_float ? 4 : 2), p.m, p.n, p.n, stride_d, count, out, keep);
+    MPSMatrix* a = matrix(moved(what.a, i * p.stride_a, element), what.transpose_a ? p.k : p.m, what.transpose_a ? p.m : p.k, p.lda,
+                          p.stride_a, count, in, keep);
+    MPSMatrix* b = matrix(moved(what.b, i * p.stride_b, element), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb,
+                          p.stride_b, count, in, keep);
+    MPSMatrix* d = matrix(moved(what.d, i * stride_d, out_element), p.m, p.n, p.n, stride_d, count, out, keep);
     [multiply encodeToCommandBuffer:commands leftMatrix:a rightMatrix:b resultMatrix:d];
   }
 }
@@ -95,12 +98,13 @@ void MpsCache::encode_matvec(id<MTLCommandBuffer> commands, const MpsMatmul& wha
                                                            alpha:alpha
                                                             beta:beta];
   });
-  MPSDataType out = what.to_float ? MPSDataTypeFloat32 : MPSDataTypeFloat16;
+  MPSDataType in = data_type(what.type), out = what.to_float ? MPSDataTypeFloat32 : in;
+  size_t element = what.type.size, out_element = what.to_float ? 4 : element;
   for (size_t i = 0; i < p.batch; i++) {
-    MPSMatrix* b = matrix(moved(what.b, i * p.stride_b, 2), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb, 0, 1,
-                          MPSDataTypeFloat16, keep);
-    MPSVector* x = vector(moved(what.a, i * p.stride_a, 2), p.k, MPSDataTypeFloat16, keep);
-    MPSVector* y = vector(moved(what.d, i * p.n, what.to_float ? 4 : 2), p.n, out, keep);
+    MPSMatrix* b =
+        matrix(moved(what.b, i * p.stride_b, element), what.transpose_b ? p.n : p.k, what.transpose_b ? p.k : p.n, p.ldb, 0, 1, in, keep);
+    MPSVector* x = vector(moved(what.a, i * p.stride_a, element), p.k, in, keep);
+    MPSVector* y = vector(moved(what.d, i * p.n, out_element), p.n, out, keep);
     [multiply encodeToCommandBuffer:commands inputMatrix:b inputVector:x resultVector:y];
   }
 }

@@ -21,8 +21,8 @@ METAL_FUNC float4 read_a(const threadgroup float* a) {
 }
 
 // Four independent chains hide the latency of dependent float32 FMAs, 11 cycles on Apple GPUs at low occupancy.
-template <int UNROLL, class Vector>
-METAL_FUNC void dot_scalar(const device half* b, Vector a, uint begin, uint end, thread float4& sum) {
+template <int UNROLL, class T, class Vector>
+METAL_FUNC void dot_scalar(const device T* b, Vector a, uint begin, uint end, thread float4& sum) {
   uint i = begin;
   for (; i + UNROLL <= end; i += UNROLL) {
 #pragma clang loop unroll(full)
@@ -31,50 +31,51 @@ METAL_FUNC void dot_scalar(const device half* b, Vector a, uint begin, uint end,
   for (; i < end; i++) sum[0] += float(a[i]) * float(b[i]);
 }
 
-template <int UNROLL>
-METAL_FUNC void load_half4(const device half* b, thread half4 (&to)[UNROLL]) {
-  const device half4* v = reinterpret_cast<const device half4*>(b);
+template <int UNROLL, class T>
+METAL_FUNC void load_vec4(const device T* b, thread metal::vec<T, 4> (&to)[UNROLL]) {
+  const device metal::vec<T, 4>* v = reinterpret_cast<const device metal::vec<T, 4>*>(b);
 #pragma clang loop unroll(full)
   for (uint u = 0; u < UNROLL; u++) to[u] = v[u];
 }
 
-template <int UNROLL, int READ>
-METAL_FUNC void use_half4(const thread half4 (&loaded)[UNROLL], const threadgroup float* a, thread float4 (&sum)[4]) {
+template <int UNROLL, int READ, class T>
+METAL_FUNC void use_vec4(const thread metal::vec<T, 4> (&loaded)[UNROLL], const threadgroup float* a, thread float4 (&sum)[4]) {
 #pragma clang loop unroll(full)
   for (uint u = 0; u < UNROLL; u++) sum[u % 4] += read_a<READ>(a + 4 * u) * float4(loaded[u]);
 }
 
-// b stands on 8 bytes. PIPELINED: the next UNROLL loads are in flight while these are used; else all UNROLL before the first use.
-template <int UNROLL, int READ, bool PIPELINED>
-METAL_FUNC void dot_half4(const device half* b, const threadgroup float* a, uint begin, uint end, thread float4 (&sum)[4]) {
+// b stands on a vector of 4. PIPELINED: the next UNROLL loads are in flight while these are used; else all UNROLL before the first use.
+template <int UNROLL, int READ, bool PIPELINED, class T>
+METAL_FUNC void dot_vec4(const device T* b, const threadgroup float* a, uint begin, uint end, thread float4 (&sum)[4]) {
+  typedef metal::vec<T, 4> T4;
   constexpr uint STEP = 4 * UNROLL;
   uint i = begin;
   if (PIPELINED && begin + STEP <= end) {
-    half4 now[UNROLL], next[UNROLL];
-    load_half4<UNROLL>(b + i, now);
+    T4 now[UNROLL], next[UNROLL];
+    load_vec4<UNROLL>(b + i, now);
     for (; i + 2 * STEP <= end; i += STEP) {
-      load_half4<UNROLL>(b + i + STEP, next);
-      use_half4<UNROLL, READ>(now, a + i, sum);
+      load_vec4<UNROLL>(b + i + STEP, next);
+      use_vec4<UNROLL, READ>(now, a + i, sum);
 #pragma clang loop unroll(full)
       for (uint u = 0; u < UNROLL; u++) now[u] = next[u];
     }
-    use_half4<UNROLL, READ>(now, a + i, sum);
+    use_vec4<UNROLL, READ>(now, a + i, sum);
     i += STEP;
   }
   for (; i + STEP <= end; i += STEP) {
-    half4 loaded[UNROLL];
-    load_half4<UNROLL>(b + i, loaded);
-    use_half4<UNROLL, READ>(loaded, a + i, sum);
+    T4 loaded[UNROLL];
+    load_vec4<UNROLL>(b + i, loaded);
+    use_vec4<UNROLL, READ>(loaded, a + i, sum);
   }
-  for (; i + 4 <= end; i += 4) sum[0] += read_a<READ>(a + i) * float4(*reinterpret_cast<const device half4*>(b + i));
+  for (; i + 4 <= end; i += 4) sum[0] += read_a<READ>(a + i) * float4(*reinterpret_cast<const device T4*>(b + i));
   for (; i < end; i++) sum[0][0] += a[i] * float(b[i]);
 }
 
-// `phase`: where b stands within 8 bytes, in elements. Scalars up to the first aligned half4, scalars after the last. Rows of a
-// simdgroup may differ in phase, and then no lane reads A for another.
-template <int UNROLL>
-METAL_FUNC void dot_aligning(const device half* b, const threadgroup float* a, uint count, uint phase, thread float4 (&sum)[4]) {
-  uint head = metal::min((4 - phase % 4) % 4, count);
+// `offset`: of b within its vector of 4, in elements. Scalars up to the first whole vector, scalars after the last. Rows of a
+// simdgroup may differ in it, and then no lane reads A for another.
+template <int UNROLL, class T>
+METAL_FUNC void dot_aligning(const device T* b, const threadgroup float* a, uint count, uint offset, thread float4 (&sum)[4]) {
+  uint head = metal::min((4 - offset % 4) % 4, count);
   for (uint i = 0; i < head; i++) sum[0][0] += a[i] * float(b[i]);
-  dot_half4<UNROLL, READ_EACH, false>(b, a, head, count, sum);
+  dot_vec4<UNROLL, READ_EACH, false>(b, a, head, count, sum);
 }

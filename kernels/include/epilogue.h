@@ -4,10 +4,11 @@
 
 #include "params.h"
 
-METAL_FUNC void store_result(device half* D, const device half* C, const device half* bias, constant MatmulParams& p, uint batch, uint row,
-                             uint col, float ab) {
+template <class T>
+METAL_FUNC void store_result(device T* D, const device T* C, const device T* bias, constant MatmulParams& p, uint batch, uint row, uint col,
+                             float ab) {
   float d = p.alpha * ab;
   if (p.has_c) d += p.beta * float(C[batch * p.stride_c + row * p.ldc + col]);
   if (p.has_bias) d += float(bias[col]);
-  D[batch * p.stride_d + row * p.ldd + col] = half(d);
+  D[batch * p.stride_d + row * p.ldd + col] = T(d);
 }

@@ -3,9 +3,10 @@
 #pragma once
 #include <metal_stdlib>
 
-METAL_FUNC void prefetch(const device half* first, uint count) {
+template <class T>
+METAL_FUNC void prefetch(const device T* first, uint count) {
 #ifdef __METALMM_CPU__
-  for (uint i = 0; i < count; i += 32) __builtin_prefetch(first + i);  // 64 bytes a line
+  for (uint i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(first + i);  // 64 bytes a line
 #else
   (void)first, (void)count;
 #endif

@@ -1,9 +1,13 @@
 """Matrix multiplications by named Metal kernel variants; see README.md."""
 
+import inspect as _inspect
+from typing import Any as _Any
+
 from . import _core, errors
 from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul
 from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (
+    ArgumentError,
     ClosedError,
     CompileError,
     CompilerNotFoundError,
@@ -18,12 +22,14 @@ from .errors import (
     UnknownVariantError,
     UnsupportedError,
 )
+from .kernel_source import pack_number
 from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
 from .numerics import error_bound, reference
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "Array",
     "Batch",
     "BatchTiming",
@@ -57,14 +63,36 @@ __all__ = [
     "variants",
 ]
 
-_core._set_hooks(build_pipeline, unknown_message, default_device, list(errors._BY_KIND))
+_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, list(errors._BY_KIND))
+
+
+def _signature_of_spec() -> None:
+    """What inspect.signature() and help() show: the extension's classes say it of their methods alone."""
+
+    def make(
+        m: int,
+        n: int,
+        k: int,
+        batch: int = 1,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        bias: bool = False,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        dtype: _Any = "float16",
+    ) -> None: ...
+
+    MatmulSpec.__signature__ = _inspect.signature(make)  # type: ignore[attr-defined]
+
+
+_signature_of_spec()
 
 
 def _load_builtin() -> None:
-    from .compiler import KERNELS
+    from .kernel_source import KERNELS
 
     load_variants(KERNELS / "variants.toml")
 
 
 _load_builtin()
-del _load_builtin, build_pipeline, unknown_message, errors
+del _load_builtin, _signature_of_spec, build_pipeline, pack_number, unknown_message, errors

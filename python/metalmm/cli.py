@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, manifest, numerics
+from . import _core, backends, manifest
 from .device import Device, default_device
 from .errors import Error, ShapeError
 from .manifest import Variant, variants
@@ -21,6 +21,7 @@ def _supports(v: Variant) -> str:
         if (value := v.supports.get(size)) is not None:
             text = f"{value.get('min', 1)}..{value.get('max', '')}" if isinstance(value, dict) else str(value).replace(" ", "")
             parts.append(f"{size}={text}")
+    parts += [f"no {t}" for t in v.without]
     parts += [f"no {flag}" for flag in ("bias", "c", "alpha") if not v.supports.get(flag, True)]
     return " ".join(parts)
 
@@ -29,11 +30,11 @@ def _list(args: argparse.Namespace) -> int:
     chosen = [v for v in variants(family=args.family) if args.all or v.enabled]
     rows = [("id", "kernel", "tile", "threads", "parameters", "takes", "state")]
     for v in chosen:
-        parameters = " ".join(f"{key}={manifest._cpp(value)}" for key, value in v.params.items() if key in v.template)
+        parameters = " ".join(f"{key}={manifest.cpp(value)}" for key, value in v.params.items() if key in v.template)
         state = "on" if v.enabled else f"off: {v.reason}"
-        if v.devices != manifest.DEVICES:
+        if v.devices:
             state += f" (device {', '.join(v.devices)})"
-        kernel = v.builtin or f"{v.source.name}:{v.kernel}"
+        kernel = v.library or f"{v.source.name}:{v.kernel}"
         rows.append((str(v), kernel, f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), parameters, _supports(v), state))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     for row in rows:
@@ -44,13 +45,15 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def parse_spec(words: list[str]) -> _core.MatmulSpec:
-    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0``; only n and k must be there."""
+    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``; only n and k must be there."""
     options: dict[str, Any] = {"m": 1}
     for word in words:
         key, _, value = word.partition("=")
         try:
             if word in manifest.LAYOUTS:
                 options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
+            elif word in manifest.OPERAND_TYPES:
+                options["dtype"] = word
             elif word == "bias":
                 options["bias"] = True
             elif key in ("m", "n", "k", "batch"):
@@ -81,13 +84,13 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
         n, batch = min(n, 4 * v.tile[1] + n % v.tile[1]) if v.tile[1] else n, 1
     if spec.m * n * spec.k * batch > _MAX_COUNTED:
         return "not counted: the shape is too large to run for it"
-    device = Device("cpu")
+    device = Device(backends.counting_barriers())
     lead = (batch,) if batch > 1 else ()
-    a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))))
-    b = device.empty((*lead, *((n, spec.k) if spec.transpose_b else (spec.k, n))))
+    a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))), spec.dtype)
+    b = device.empty((*lead, *((n, spec.k) if spec.transpose_b else (spec.k, n))), spec.dtype)
     options: dict[str, Any] = {"transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b, "alpha": spec.alpha, "beta": spec.beta}
-    bias = device.empty((n,)) if spec.bias else None
-    c = device.empty((*lead, spec.m, n)) if spec.beta else None
+    bias = device.empty((n,), spec.dtype) if spec.bias else None
+    c = device.empty((*lead, spec.m, n), spec.dtype) if spec.beta else None
     device.prepare(v, a, b, bias=bias, c=c, **options)()
     counted = device.counters
     return f"{int(counted['barriers']) / int(counted['threadgroups']):g} a threadgroup"
@@ -100,13 +103,13 @@ def _explain(args: argparse.Namespace) -> int:
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
         return 1
     device = default_device()
-    if device.name not in v.devices:
+    if not v.runs_on(device.name):
         device = Device(v.devices[0])
-    print(f"{v}: {v.builtin or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}")
+    print(f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}")
     print(f"  {spec!r}")
     if not v.enabled:
         print(f"  off by default: {v.reason}")
-    if not v.builtin:
+    if not v.library:
         grid, limit, memory = _core._describe(device, v, spec)
         groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
         print(f"  device              {device.name}: the limits below are its own")
@@ -115,9 +118,9 @@ def _explain(args: argparse.Namespace) -> int:
             f"  threads             {v.threads} a threadgroup (limit {limit}), {groups * v.threads} in all, {groups * v.threads / outputs:.3g} an output"
         )
         print(f"  threadgroup memory  {memory} bytes of {device.info['max_threadgroup_memory_length']}")
-        if "cpu" in v.devices:
+        if v.runs_on(backends.counting_barriers()):
             print(f"  barriers            {_barriers(v, spec)}")
-    least = numerics.least_bytes(spec)
+    least = spec.least_bytes
     flops = 2 * spec.m * spec.n * spec.k * spec.batch
     print(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
     return 0

@@ -16,22 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache, lowering
+from . import cache
 from .errors import CompileError, CompilerNotFoundError
+from .kernel_source import Constants, define_text, line_marker, resource
+from .msl.targets import cpu as cpu_target
 
 _PACKAGE = Path(__file__).resolve().parent
-
-
-def _resource(name: str) -> Path:
-    """Kernels and MSL headers: inside the installed package, or beside it in a source tree."""
-    installed = _PACKAGE / "resources" / name
-    return installed if installed.is_dir() else _PACKAGE.parents[1] / name
-
-
-KERNELS = _resource("kernels")
-MSL = _resource("csrc/msl")
-
-Constants = Mapping["int | str", "bool | int | float"]
+MSL = resource("csrc/msl")
 
 _COMMON_FLAGS = [
     "-std=c++17",
@@ -257,8 +248,8 @@ def _runtime_digest() -> str:
     for path in [
         *sorted((MSL / "runtime").glob("*.h")),
         *sorted((MSL / "include").rglob("*")),
-        *sorted(_PACKAGE.glob("m*_*.py")),
-        Path(lowering.__file__),
+        *sorted((_PACKAGE / "msl").glob("*.py")),
+        Path(cpu_target.__file__),
     ]:
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
@@ -275,18 +266,6 @@ def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), de
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
     return _run([*command, "-"], f"{line_marker(1, name)}\n{text}")
-
-
-def line_marker(line: int, file: object) -> str:
-    """The directive after which a compiler counts lines of `file`."""
-    return f"#line {line} " + '"' + str(file).replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def define_text(value: object) -> str:
-    """What a macro of that value stands for."""
-    if isinstance(value, bool):
-        return str(int(value))
-    return "" if value is None else str(value)
 
 
 # A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
@@ -328,7 +307,7 @@ def build(
     def compile_to(target: Path) -> None:
         source = target.with_suffix(".cpp")
         expanded = text if is_preprocessed else preprocess(text, name)
-        source.write_text(lowering.lower(expanded, kernel, constants, name=name, compiler=compiler.kind))
+        source.write_text(cpu_target.lower(expanded, kernel, constants, name=name, compiler=compiler.kind))
         if debug:  # in two steps: a link with the sanitizer's flag would bring its library
             made = str(source.with_suffix(".o"))
             traced = [f for f in flags if f != "-shared" and not f.startswith("-Wl,")]

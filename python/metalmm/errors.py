@@ -47,6 +47,10 @@ class ClosedError(Error, RuntimeError):
     """Use of a device, array or batch after its end."""
 
 
+class ArgumentError(Error, TypeError):
+    """A call whose arguments are missing, unknown or not of the kind that is taken; the message names them."""
+
+
 class LoweringError(CompileError):
     """A construct of MSL that the CPU device cannot take; names file, line and construct."""
 
@@ -67,4 +71,5 @@ _BY_KIND = (
     CompilerNotFoundError,
     KernelError,
     ClosedError,
+    ArgumentError,
 )

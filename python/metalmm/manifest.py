@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import operator
 import os
 import re
 import threading
 import tomllib
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _core, compiler
-from .errors import DeviceError, ManifestError
+from . import _core, backends, kernel_source
+from .device import Device, open_devices
+from .errors import ArgumentError, DeviceError, ManifestError, UnknownVariantError
 
-if TYPE_CHECKING:
-    from .device import Device
-
-# What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. The bits of
-# Specialization in csrc/core/matmul.h. ta, tb: transposes; align_*: a whole number of tiles (bm, bn, and the parameter bk);
-# vec: A and B can be read as half4 wherever a row begins.
-SPECIALIZATIONS = ("ta", "tb", "align_m", "align_n", "align_k", "vec")
-LAYOUTS = ("nn", "tn", "nt", "tt")  # the index is transpose_a + 2 * transpose_b
+# What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. ta, tb: transposes;
+# align_*: a whole number of tiles (bm, bn, and the parameter bk); vec: A and B can be read as vectors of 4 wherever a row begins.
+SPECIALIZATIONS: tuple[str, ...] = _core._SPECIALIZATIONS
+LAYOUTS: tuple[str, ...] = _core._LAYOUTS  # the index is transpose_a + 2 * transpose_b
+OPERAND_TYPES: tuple[str, ...] = _core._OPERAND_TYPES
+_TYPE = "type"  # the template argument that says the operands' type
+_MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
 _SIZES = ("m", "n", "k", "batch")
 _FIELDS = {
     "name",
@@ -32,20 +33,18 @@ _FIELDS = {
     "tile",
     "threads",
     "supports",
+    "without",
     "off",
     "baseline",
-    "variant",
-    "builtin",
+    "library",
     "devices",
 }
-_BUILTINS = {"mps_matmul": ("metal",), "mps_matvec": ("metal",), "blas": ("cpu",)}  # and the devices that have them
-DEVICES = ("cpu", "metal")  # the bits of DeviceKind in csrc/core/device.h
+_OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 
 _registry: dict[str, Variant] = {}
 _lock = threading.RLock()
-_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -60,8 +59,10 @@ class Variant(str):
     """A variant's id, ``family/name``, that knows its manifest entry.
 
     Attributes: family, name; enabled and, if not, reason; source (path of the .metal file), kernel (template in it),
-    template (names of its arguments) and params (their values); tile (bm, bn), threads; supports; baseline (layouts
-    whose shapes are compared with it); devices it runs on; builtin, if it is a library's matmul and no kernel of ours.
+    template (names of its arguments) and params (their values); tile (bm, bn: outputs of a threadgroup; bn 0: all columns), threads of
+    a threadgroup; supports (sizes, layouts, epilogue); types of operands that it takes, and without: why it does not take the others;
+    baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; library, if it is a library's
+    matmul and no kernel of ours.
     """
 
     family: str
@@ -76,21 +77,37 @@ class Variant(str):
     threads: int
     supports: dict[str, Any]
     baseline: tuple[str, ...]
-    builtin: str
+    library: str
     devices: tuple[str, ...]
+    without: dict[str, str]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Of operands that it takes: some of float16, bfloat16, float32."""
+        return tuple(t for t in OPERAND_TYPES if t not in self.without)
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on devices of that name."""
+        return not self.devices or device in self.devices
 
     def lacks(self, spec: _core.MatmulSpec) -> str:
         """Empty, or why this variant does not support the operation."""
         return _core._lacks(self, spec)
 
     def instance(self, specialization: int) -> str:
-        """The kernel's template-id, such as ``columns<64, 128, 128, true, 8>``; specialization: bits of SPECIALIZATIONS."""
-        chosen = {name: bool(specialization >> i & 1) for i, name in enumerate(SPECIALIZATIONS)}
-        values = {**chosen, "threads": self.threads, **self.params}
-        return f"{self.kernel}<{', '.join(_cpp(values[name]) for name in self.template)}>"
+        """The kernel's template-id, such as ``columns<half, 64, 128, 128, true, 8>``; specialization: what the extension says of a call,
+        bits of SPECIALIZATIONS and the operands' type above them."""
+        chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(SPECIALIZATIONS)}
+        chosen[_TYPE] = _MSL_TYPES[OPERAND_TYPES[specialization >> _core._TYPE_SHIFT]]
+        values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
+        return f"{self.kernel}<{', '.join(values[name] for name in self.template)}>"
+
+    def assemble(self, specialization: int) -> str:
+        """The MSL source of that instance; nothing for what a library computes alone."""
+        return kernel_source.assemble(self.source, self.instance(specialization), self) if self.kernel else ""
 
 
-def _cpp(value: int | bool) -> str:
+def cpp(value: int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -101,28 +118,28 @@ def variants(
 
     `device`: those that run on it; without one, on any. Raises UnknownVariantError for a family that does not exist.
     """
-    if device is not None and not isinstance(device, _core.Device):
+    if device is not None and not isinstance(device, Device):
         raise DeviceError("device is not a metalmm.Device")
+    if spec is not None and not isinstance(spec, _core.MatmulSpec):
+        raise ArgumentError(f"variants: spec is {spec!r}; it takes a MatmulSpec")
     families = {v.family for v in _registry.values()}
     if family is not None and family not in families:
-        from .errors import UnknownVariantError
-
         raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
     found = [v for v in _registry.values() if family in (None, v.family) and enabled in (None, v.enabled)]
-    return [v for v in found if (device is None or device.name in v.devices) and (spec is None or not v.lacks(spec))]
+    return [v for v in found if (device is None or v.runs_on(device.name)) and (spec is None or not v.lacks(spec))]
 
 
 def get(variant: str) -> Variant:
     """The variant of that id. Raises UnknownVariantError with near names."""
-    from .errors import UnknownVariantError
-
     try:
         return _registry[variant]
-    except KeyError:
+    except (KeyError, TypeError):
         raise UnknownVariantError(unknown_message(variant)) from None
 
 
 def unknown_message(variant: str) -> str:
+    if not isinstance(variant, str):
+        return f"a variant is named by a string, 'family/name', not by {variant!r}"
     if members := [v for v in _registry if v.startswith(f"{variant}/")]:
         hint = f"it is a family; its members are {', '.join(members[:12])}{' and more' if len(members) > 12 else ''}"
         return f"no variant '{variant}'; {hint}"
@@ -144,23 +161,15 @@ def load_variants(path: str | Path) -> list[Variant]:
         raise ManifestError(f"{path}: {error}") from error
     except RecursionError:
         raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
-    if data.get("format") != 1:
-        raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 1")
-    families = data.get("family", [])
-    tables = isinstance(families, list) and all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families)
-    if not tables or not all(isinstance(entry, dict) for f in families for entry in f.get("variant", [])):
-        raise ManifestError(f"{path}: families are [[family]] tables, each with [[family.variant]] tables")
-    if unknown := set(data) - {"format", "family"}:
-        raise ManifestError(f"{path}: '{sorted(unknown)[0]}' is no part of a manifest; it has format and [[family]] tables")
+    readers: dict[object, Callable[[Path, Mapping[str, Any]], Iterator[_Entry]]] = {1: _entries_of_format_1, 2: _entries}
+    if type(data.get("format")) is not int or data["format"] not in readers:
+        raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2, and the older format = 1")
     loaded: dict[str, Variant] = {}
-    for family in families:
-        entries = [_Entry(path, family, entry) for entry in family.get("variant", [])]
-        _check_keys(path, family)
-        for entry in entries:
-            v = entry.variant()
-            if v in loaded:
-                raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
-            loaded[v] = v
+    for entry in list(readers[data["format"]](path, data)):
+        v = entry.variant()
+        if v in loaded:
+            raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
+        loaded[v] = v
     rows = [_registration(v) for v in loaded.values()]  # before anything is registered
     with _lock:
         for v in loaded.values():
@@ -170,39 +179,106 @@ def load_variants(path: str | Path) -> list[Variant]:
                 )
         for v, row in zip(loaded.values(), rows, strict=True):
             _core._register_variant(**row)
-            for device in list(_devices):
+            for device in list(open_devices):
                 _core._forget_pipelines(device, str(v))
             _registry[str(v)] = v
     return list(loaded.values())
 
 
-def _check_keys(path: Path, family: Mapping[str, Any]) -> None:
-    """Every key is a field, or a template argument of some variant of the family."""
-    entries = family.get("variant", [])
-    lists = [table.get("template") for table in (family, *entries)]
-    arguments = {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)} | {"bk"}
-    for table in (family, *entries):
-        for key in table:
-            if key in _FIELDS or key in arguments:
-                continue
+def _table(path: Path, where: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ManifestError(f"{path}: {where} is {value!r}; it takes a table")
+    return value
+
+
+def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(known)}"
+            raise ManifestError(f"{path}: '{key}' is no part of a manifest; {hint}")
+
+
+def _arguments(*tables: Mapping[str, Any]) -> set[str]:
+    """Names that the templates of some tables have."""
+    lists = [table.get("template") for table in tables]
+    return {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)} | {"bk"}
+
+
+def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> None:
+    """Every key is a field or an argument of a template."""
+    for key in table:
+        if key not in _FIELDS and key not in arguments:
             near = difflib.get_close_matches(key, [*_FIELDS, *arguments], n=1)
             hint = f"did you mean '{near[0]}'?" if near else "it is neither a field nor among the template's arguments"
-            where = f"{family['name']}/{table['name']}" if table is not family else f"family {family['name']}"
-            raise ManifestError(f"{path}: {where}: unknown key '{key}'; {hint}")
+            raise ManifestError(f"{where}: unknown key '{key}'; {hint}")
+
+
+def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
+    """Of [kernels.NAME], [families.NAME] and the rows of [families.NAME.variants]."""
+    if "family" in data:
+        raise ManifestError(
+            f"{path}: [[family]] tables are of format = 1; in format = 2 a family is [families.NAME], with its variants in rows"
+        )
+    _check_known(path, data, ("format", "reasons", "kernels", "families"))
+    reasons = _table(path, "reasons", data.get("reasons", {}))
+    kernels = {name: _table(path, f"kernels.{name}", k) for name, k in _table(path, "kernels", data.get("kernels", {})).items()}
+    for name, template in kernels.items():
+        _check_keys(f"{path}: kernels.{name}", template, _arguments(template))
+        template.setdefault("kernel", name)
+    for name, family in _table(path, "families", data.get("families", {})).items():
+        defaults = dict(_table(path, f"families.{name}", family))
+        rows = _table(path, f"families.{name}.variants", defaults.pop("variants", {}))
+        used = list[Mapping[str, Any]]()
+        for row_name, row in rows.items():
+            table = {**defaults, **_table(path, f"{name}/{row_name}", row)}
+            kernel: Any = table.get("kernel")
+            if isinstance(kernel, str) and kernel not in kernels:
+                near = difflib.get_close_matches(kernel, kernels, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(kernels) or 'none'}"
+                raise ManifestError(f"{path}: {name}/{row_name}: there is no table [kernels.{kernel}]; {hint}")
+            base: dict[str, Any] = kernels[kernel] if isinstance(kernel, str) else {}
+            table.pop("kernel", None)  # the name of a table, whose own `kernel` is the template's where that is another
+            _check_keys(f"{path}: {name}/{row_name}", row, _arguments(base, defaults, row))
+            used.append(base)
+            for key in ("supports", "without"):
+                parts = [part[key] for part in (base, defaults, row) if key in part]
+                if parts and all(isinstance(part, dict) for part in parts):
+                    table[key] = {k: v for part in parts for k, v in part.items()}
+            own = {**({"source": f"{kernel}.metal"} if kernel else {}), **base, **table}
+            yield _Entry(path, name, row_name, own, reasons)
+        _check_keys(f"{path}: family {name}", defaults, _arguments(defaults, *used, *rows.values()))
+
+
+def _entries_of_format_1(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
+    """Of [[family]] tables with [[family.variant]] tables."""
+    families = data.get("family", [])
+    tables = isinstance(families, list) and all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families)
+    if not tables or not all(isinstance(entry, dict) for f in families for entry in f.get("variant", [])):
+        raise ManifestError(f"{path}: families are [[family]] tables, each with [[family.variant]] tables")
+    _check_known(path, data, ("format", "family"))
+    for family in families:
+        entries = [{_OLD_FIELDS.get(k, k): v for k, v in entry.items()} for entry in family.get("variant", [])]
+        defaults = {_OLD_FIELDS.get(k, k): v for k, v in family.items() if k != "variant"}
+        for entry in entries:
+            table = {**defaults, **entry}
+            yield _Entry(path, family.get("name"), entry.get("name"), table, {})
+        arguments = _arguments(defaults, *entries)
+        _check_keys(f"{path}: family {family['name']}", defaults, arguments)
+        for entry in entries:
+            _check_keys(f"{path}: {family['name']}/{entry['name']}", entry, arguments)
 
 
 class _Entry:
-    """One variant's tables, read field by field."""
+    """One variant's fields, read one by one. reasons: texts by name."""
 
-    def __init__(self, path: Path, family: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
-        self.path = path
-        for table in (family, entry):
-            name = table.get("name")
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ManifestError(f"{path}: a family or variant has the name {name!r}; it takes letters, digits, and _ . + -")
-        self.table = {**family, **entry}
-        self.v = Variant(f"{family['name']}/{entry['name']}")
-        self.v.family, self.v.name = family["name"], entry["name"]
+    def __init__(self, path: Path, family: object, name: object, table: dict[str, Any], reasons: Mapping[str, Any]) -> None:
+        self.path, self.table, self.reasons = path, table, reasons
+        for word in (family, name):
+            if not isinstance(word, str) or not _NAME.fullmatch(word):
+                raise ManifestError(f"{path}: a family or variant has the name {word!r}; it takes letters, digits, and _ . + -")
+        self.v = Variant(f"{family}/{name}")
+        self.v.family, self.v.name = str(family), str(name)
 
     def fail(self, what: str) -> ManifestError:
         return ManifestError(f"{self.path}: {self.v}: {what}")
@@ -233,23 +309,31 @@ class _Entry:
             raise self.fail(f"{name} is {list(value)}; it names one of them twice")
         return value
 
+    def reason(self, text: object, key: str) -> str:
+        """A reason in words, or by its name among the manifest's."""
+        if not isinstance(text, str) or not isinstance(self.reasons.get(text, ""), str):
+            raise self.fail(f"'{key}' is {text!r}, of the wrong type; it takes a string")
+        return str(self.reasons.get(text, text))
+
     def variant(self) -> Variant:
         v = self.v
-        v.reason = self.take("off", str, "")
+        v.reason = self.reason(self.table.get("off", ""), "off")
         v.enabled = not v.reason
-        v.builtin = self.take("builtin", str, "")
-        if v.builtin and v.builtin not in _BUILTINS:
-            raise self.fail(f"builtin is {v.builtin!r}; it takes one of {', '.join(_BUILTINS)}")
-        v.devices = self.some_of("devices", DEVICES, _BUILTINS.get(v.builtin, DEVICES))
-        if not v.devices:
-            raise self.fail(f"devices is []; it lists some of {', '.join(DEVICES)}")
-        if v.builtin and not set(v.devices) <= set(_BUILTINS[v.builtin]):
-            raise self.fail(f"devices is {list(v.devices)}; {v.builtin} is there on {', '.join(_BUILTINS[v.builtin])} alone")
-        if v.builtin == "blas":  # nothing of it is MSL
-            self.table = {"source": self.path.name, "kernel": "", "template": [], **self.table}
+        v.library = self.take("library", str, "")
+        having = backends.with_library(v.library)
+        if v.library and not having:
+            raise self.fail(f"library is {v.library!r}; it takes one of {', '.join(backends.libraries())}")
+        v.devices = self.some_of("devices", backends.names(), having if v.library else ())
+        if "devices" in self.table and not v.devices:
+            raise self.fail(f"devices is []; it lists some of {', '.join(backends.names())}")
+        if v.library and not set(v.devices) <= set(having):
+            raise self.fail(f"devices is {list(v.devices)}; {v.library} is there on {', '.join(having)} alone")
+        if v.library and "source" not in self.table:  # nothing of it is MSL
+            self.table = {**self.table, "source": self.path.name, "kernel": "", "template": []}
         self._source()
         self._parameters()
         self._supports()
+        self._types()
         return v
 
     def _source(self) -> None:
@@ -266,11 +350,11 @@ class _Entry:
     def _parameters(self) -> None:
         v = self.v
         v.template = self.words("template")
-        v.params = {key: value for key, value in self.table.items() if key not in _FIELDS}
+        v.params = {key: self.table[key] for key in (*dict.fromkeys(v.template), "bk") if key in self.table and key not in _FIELDS}
         v.threads = self.take("threads", int)
         if not 1 <= v.threads <= 1024:
             raise self.fail(f"threads is {v.threads}; Metal allows 1 to 1024")
-        if missing := [t for t in v.template if t not in (*v.params, "threads", *SPECIALIZATIONS)]:
+        if missing := [t for t in v.template if t not in (*v.params, "threads", _TYPE, *SPECIALIZATIONS)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():
             if not isinstance(value, int):
@@ -278,17 +362,42 @@ class _Entry:
             least = 1 if key == "bk" else -(2**31)
             if not isinstance(value, bool) and not least <= value <= _UNLIMITED:
                 raise self.fail(f"parameter '{key}' is {value!r}; it takes {least} to 2^32 - 1")
-        tile = self.take("tile", list)
-        if len(tile) != 2 or not all(type(t) is int and least <= t <= _UNLIMITED for t, least in zip(tile, (1, 0), strict=True)):
-            raise self.fail(f"tile is {tile}; it takes [bm, bn] with bm at least 1, and at most 2^32 - 1")
-        v.tile = (tile[0], tile[1])
+        given = self.take("tile", list)
+        tile = [self._size(t) for t in given]
+        if len(tile) != 2 or not all(t is not None and least <= t <= _UNLIMITED for t, least in zip(tile, (1, 0), strict=True)):
+            raise self.fail(f"tile is {given}; it takes [bm, bn] with bm at least 1, and at most 2^32 - 1")
+        v.tile = (int(tile[0] or 0), int(tile[1] or 0))
+
+    def _size(self, rule: object) -> int | None:
+        """A whole number, or what an expression of parameters and whole numbers gives; None for anything else."""
+        if type(rule) is int:
+            return rule
+        if not isinstance(rule, str):
+            return None
+        values = {"threads": self.v.threads, **self.v.params}
+
+        def value(node: ast.AST) -> int:
+            if isinstance(node, ast.Constant) and type(node.value) is int:
+                return node.value
+            if isinstance(node, ast.Name) and type(values.get(node.id)) is int:
+                return values[node.id]
+            if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+            raise ValueError
+
+        try:
+            return value(ast.parse(rule, mode="eval").body)
+        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+            raise self.fail(
+                f"tile has {rule!r}; it takes a number, a parameter, or + - * // of them; there are: {', '.join(values)}"
+            ) from None
 
     def _supports(self) -> None:
         v = self.v
         v.supports = dict(self.take("supports", dict))
         if not self.some_of("layouts", LAYOUTS, [], v.supports):
             raise self.fail(f"supports.layouts is []; it lists some of {', '.join(LAYOUTS)}")
-        v.baseline = self.some_of("baseline", LAYOUTS, [])
+        v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         if unknown := sorted(set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}):
             raise self.fail(f"supports knows nothing of '{unknown[0]}'")
         for size in _SIZES:
@@ -298,6 +407,25 @@ class _Entry:
         for flag in ("bias", "c", "alpha"):
             if not isinstance(v.supports.get(flag, True), bool):
                 raise self.fail(f"supports.{flag} is {v.supports[flag]!r}; it takes true or false")
+
+    def _types(self) -> None:
+        v, given = self.v, self.take("without", dict, {})
+        if unknown := sorted(set(given) - set(OPERAND_TYPES)):
+            raise self.fail(f"without knows nothing of '{unknown[0]}'; types of operands are {', '.join(OPERAND_TYPES)}")
+        v.without = {key: self.reason(text, f"without.{key}") for key, text in given.items()}
+        if v.kernel and _TYPE not in v.template:
+            for other in OPERAND_TYPES[1:]:
+                v.without.setdefault(other, f"its template has no argument '{_TYPE}', so that it is compiled for {OPERAND_TYPES[0]}")
+        if not v.types:
+            raise self.fail("without names all types of operands")
+
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}
@@ -327,59 +455,23 @@ def _registration(v: Variant) -> dict[str, Any]:
         "bn": v.tile[1],
         "threads": v.threads,
         "n_values": values if isinstance(values, list) else [],
-        "layouts": sum(1 << LAYOUTS.index(layout) for layout in v.supports["layouts"]),
+        "layouts": list(v.supports["layouts"]),
         "bias": v.supports.get("bias", True),
         "c": v.supports.get("c", True),
         "alpha": v.supports.get("alpha", True),
-        "devices": sum(1 << DEVICES.index(d) for d in v.devices),
-        "builtin": v.builtin,
+        "devices": list(v.devices),
+        "library": v.library,
+        "without": v.without,
         "bk": v.params.get("bk", 1),
-        "specializes": sum(1 << i for i, name in enumerate(SPECIALIZATIONS) if name in v.template and name not in v.params),
+        "specializes": [name for name in SPECIALIZATIONS if name in v.template and name not in v.params],
         **{size: _range(v.source, v, size) for size in _SIZES},
     }
 
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
-
-
-def inline_includes(path: Path) -> str:
-    """A source file with its quoted includes in place, each once, so that one text is all a compiler needs."""
-    return inline_text(path.read_text(), str(path), [path.parent], {path})
-
-
-def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) -> str:
-    """The same for text; includes are looked for beside the file that has them, in `folders`, then among our own headers."""
-
-    def replace(match: re.Match[str]) -> str:
-        candidates = [folder / match[1] for folder in (*folders, compiler.KERNELS / "include")]
-        target = next((c.resolve() for c in candidates if c.is_file()), None)
-        if target is None:
-            return match[0]
-        if target in seen:
-            return ""
-        seen.add(target)
-        line = text[: match.start()].count("\n") + 2
-        inner = inline_text(target.read_text(), str(target), [target.parent, *folders], seen)
-        return f"{inner}\n{compiler.line_marker(line, name)}"
-
-    return f"{compiler.line_marker(1, name)}\n" + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
-
-
-def assemble(v: Variant, specialization: int) -> str:
-    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named after the variant's id."""
-    if not v.kernel:
-        return ""
-    instance = v.instance(specialization)
-    return f'{inline_includes(v.source)}\ntemplate [[host_name("{_host_name(v)}")]] [[kernel]] decltype({instance}) {instance};\n'
-
-
-def _host_name(v: Variant) -> str:
-    return re.sub(r"\W", "_", v)  # nobody says that Metal takes a '/'
-
-
-def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[str, str, str]:
-    """Code of a variant as the device takes it, the file for its machine code and the kernel's name in it; the extension asks
-    for it on the first use."""
+def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[Any, ...]:
+    """A variant's kernel as the device takes it; the extension asks for it on the first use."""
     v = get(variant)
-    code, archive = device._code(assemble(v, specialization), _host_name(v), str(v.source))
-    return code, archive, _host_name(v)
+    if not v.kernel:
+        return kernel_source.Code("").as_tuple()
+    text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
+    return device._backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()

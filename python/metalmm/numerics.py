@@ -7,13 +7,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
-
 Float64 = npt.NDArray[np.float64]
 
 
+# Of each type of operands: bits of the significand with the leading one, least and greatest exponent (IEEE 754; bfloat16 is the
+# upper half of a float32).
+_FORMATS = {"float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127)}
+
+
+def _array(x: Any) -> npt.NDArray[Any]:
+    """An array of NumPy; one of bfloat16 from elsewhere, such as torch, by way of a device."""
+    try:
+        return np.asarray(x)
+    except TypeError:
+        from .device import default_device
+
+        return default_device().array(x).numpy()
+
+
+def _type_of(x: Any) -> str:
+    """The operand type that results for x are rounded to; float16 for what is none."""
+    name = _array(x).dtype.name
+    return name if name in _FORMATS else "float16"
+
+
 def _wide(x: Any) -> Float64:
-    return np.asarray(x).astype(np.float64)
+    return _array(x).astype(np.float64)
 
 
 def _oriented(x: Any, transpose: bool) -> Float64:
@@ -41,11 +60,12 @@ def reference(
         return out if bias is None else out + _wide(bias)
 
 
-def half_ulp(x: Float64) -> Float64:
-    """Half a float16 unit in the last place at the magnitude of x: the error of rounding to nearest."""
+def half_ulp(x: Float64, dtype: str = "float16") -> Float64:
+    """Half a unit of `dtype` in the last place at the magnitude of x: the error of rounding to nearest."""
+    bits, least, greatest = _FORMATS[dtype]
     with np.errstate(all="ignore"):
-        exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14)))
-    return 2.0 ** (np.clip(exponent, -14, 15) - 11)
+        exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**least)))
+    return 2.0 ** (np.clip(exponent, least, greatest) - bits)
 
 
 def error_bound(
@@ -60,10 +80,10 @@ def error_bound(
     transpose_b: bool = False,
     statistical: bool = False,
 ) -> Float64:
-    """What float32 accumulation and one rounding to float16 may be off by, for each element.
+    """What float32 accumulation and one rounding to the type of `a` may be off by, for each element.
 
-    Half a float16 ulp of the reference plus K * 2^-24 * sum |a||b|, the standard bound of a float32 dot product in any
-    order; the terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
+    Half an ulp of the reference in a's type (float16, bfloat16, float32; float16 for any other) plus K * 2^-24 * sum |a||b|, the
+    standard bound of a float32 dot product in any order, the rounding of float32 products included; the terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
 
     At large K that is more than a whole term. statistical: 4 * sqrt(K) in place of K, after Higham and Mary ("A New Approach to
     Probabilistic Rounding Error Analysis", 2019): seven standard deviations of a plain sum whose terms have one sign and whose
@@ -87,26 +107,30 @@ def judged(
 ) -> tuple[Float64, Float64, Float64]:
     """The reference, error_bound and its statistical form, for the cost of two products in float64."""
     ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
-    k = np.asarray(a).shape[-2 if transpose_a else -1]
+    k = _array(a).shape[-2 if transpose_a else -1]
     magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
     summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
     summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
-    fixed = half_ulp(ref) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)
+    fixed = half_ulp(ref, _type_of(a)) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)
     return ref, fixed + k * 2.0**-24 * magnitude, fixed + min(k, 4.0 * np.sqrt(k)) * 2.0**-24 * magnitude
 
 
 def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
     """Empty, or where and by how much `out` misses `ref`. NaN and Inf must stand where the reference has them."""
-    out = np.asarray(out).astype(np.float64)
+    given = _array(out)
+    bits, _, greatest = _FORMATS[_type_of(given)]
+    largest = (2.0 - 2.0 ** (1 - bits)) * 2.0**greatest
+    overflow = (2.0 - 2.0**-bits) * 2.0**greatest  # what rounds to infinity
+    out = given.astype(np.float64)
     if out.shape != ref.shape:
         return f"shape {out.shape} instead of {ref.shape}"
     finite = np.isfinite(ref) & np.isfinite(bound)
     with np.errstate(all="ignore"):
-        rounded = ref.astype(np.float16).astype(np.float64)
-        # Within the bound of the largest float16 either side may overflow.
-        edge = finite & (np.abs(ref) + bound >= 65520)
+        rounded = np.where(np.abs(ref) >= overflow, np.sign(ref) * np.inf, ref)
+        # Within the bound of the largest number either side may overflow.
+        edge = finite & (np.abs(ref) + bound >= overflow)
         good = np.where(finite, np.abs(out - ref) <= bound, (out == ref) | (np.isnan(out) & np.isnan(ref)))
-        good |= edge & ((out == rounded) | (np.abs(out) >= 65504) & (np.sign(out) == np.sign(ref)))
+        good |= edge & ((out == rounded) | (np.abs(out) >= largest) & (np.sign(out) == np.sign(ref)))
     if good.all():
         return ""
     first = tuple(int(i) for i in np.argwhere(~good)[0])
@@ -115,7 +139,7 @@ def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
 
 def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
     """max |out - ref| and max |out - ref| / max(1, |out|, |ref|); inf where NaN or Inf stands against a finite reference."""
-    out = np.asarray(out).astype(np.float64)
+    out = _array(out).astype(np.float64)
     with np.errstate(all="ignore"):
         difference = np.abs(out - ref)
         same = (out == ref) | (np.isnan(out) & np.isnan(ref))
@@ -124,9 +148,3 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
         relative = difference / np.maximum(1.0, np.maximum(np.abs(out), np.abs(ref)))
     relative = np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return float(difference.max(initial=0.0)), float(relative.max(initial=0.0))
-
-
-def least_bytes(spec: _core.MatmulSpec) -> int:
-    """The least that must move: A, B and the output, C where beta is not 0, the bias; two bytes an element."""
-    elements = spec.batch * (spec.m * spec.k + spec.k * spec.n + spec.m * spec.n * (2 if spec.beta else 1))
-    return 2 * (elements + (spec.n if spec.bias else 0))

@@ -132,7 +132,7 @@ struct Command {
   id object = nil;
   size_t index = 0, value = 0, more = 0;
   std::vector<uint8_t> bytes;
-  MTLSize grid = {}, threadgroup = {};
+  MTLSize grid = {}, threadgroup = {}, threads = {};
   std::shared_ptr<std::function<std::string()>> run;  // mps; says what went wrong
 };
 
@@ -140,7 +140,7 @@ struct Indirect {
   FakePipeline* pipeline = nil;
   Binding bindings[metalmm::kMaxBuffers];
   bool barrier = false, filled = false;
-  MTLSize grid = {}, threadgroup = {};
+  MTLSize grid = {}, threadgroup = {}, threads = {};
 };
 
 bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);

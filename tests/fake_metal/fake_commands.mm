@@ -59,7 +59,16 @@ struct Pass {
 
 uint64_t nanoseconds() { return static_cast<uint64_t>(now() * 1e9); }
 
-void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* memory, const MTLSize& grid, const MTLSize& threadgroup) {
+// The threadgroups that a number of threads makes, the last in each axis perhaps smaller.
+MTLSize groups_of(MTLSize threads, MTLSize threadgroup) {
+  auto groups = [](NSUInteger n, NSUInteger of) { return of ? (n + of - 1) / of : 0; };
+  return MTLSizeMake(groups(threads.width, threadgroup.width), groups(threads.height, threadgroup.height),
+                     groups(threads.depth, threadgroup.depth));
+}
+
+// `threads`: not zero for a dispatch of threads.
+void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* memory, const MTLSize& grid, const MTLSize& threadgroup,
+              const MTLSize& threads_of_grid) {
   if (!state) return violation("no-pipeline", "a dispatch with no pipeline set");
   const metalmm::Pipeline& pipeline = **state->pipeline;
   auto broken = [&](const char* rule, const std::string& what) { violation(rule, "kernel '" + pipeline.name + "': " + what); };
@@ -113,7 +122,7 @@ void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* 
   };
   try {
     cpu().run({state->pipeline, bound.data(), bound.size(), bytes.data(), bytes.size(), group_memory.data(), group_memory.size(),
-               size(grid), size(threadgroup)});
+               size(grid), size(threadgroup), size(threads_of_grid)});
   } catch (const metalmm::Error& e) {
     [pass.commands fails:e.what() code:MTLCommandBufferErrorPageFault];
   }
@@ -144,7 +153,7 @@ void execute(Pass& pass, FakeIndirect* indirect, size_t first, size_t count) {
                                       (argument.is_const ? "reading" : "writing"));
     }
     if (command.barrier) pass.touched.clear();
-    dispatch(pass, command.pipeline, command.bindings, nullptr, command.grid, command.threadgroup);
+    dispatch(pass, command.pipeline, command.bindings, nullptr, command.grid, command.threadgroup, command.threads);
   }
 }
 
@@ -183,7 +192,7 @@ void step(Pass& pass, Command& c) {
       }
       return;
     case Kind::dispatch:
-      return dispatch(pass, pass.pipeline, pass.bindings, pass.memory, c.grid, c.threadgroup);
+      return dispatch(pass, pass.pipeline, pass.bindings, pass.memory, c.grid, c.threadgroup, c.threads);
     case Kind::execute:
       return execute(pass, (FakeIndirect*)c.object, c.index, c.value);
     case Kind::mps: {
@@ -310,6 +319,10 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 - (void)dispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)threadgroup {
   if (auto* c = [self add:Kind::dispatch]) c->grid = grid, c->threadgroup = threadgroup;
 }
+- (void)dispatchThreads:(MTLSize)threads threadsPerThreadgroup:(MTLSize)threadgroup {
+  if (auto* c = [self add:Kind::dispatch])
+    c->grid = fake::groups_of(threads, threadgroup), c->threadgroup = threadgroup, c->threads = threads;
+}
 - (void)useResources:(const id<MTLResource>*)resources count:(NSUInteger)count usage:(MTLResourceUsage)usage {
   auto* c = [self add:Kind::use];
   if (!c) return;
@@ -358,6 +371,10 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   [self command].grid = grid;
   [self command].threadgroup = threadgroup;
   [self command].filled = true;
+}
+- (void)concurrentDispatchThreads:(MTLSize)threads threadsPerThreadgroup:(MTLSize)threadgroup {
+  [self concurrentDispatchThreadgroups:fake::groups_of(threads, threadgroup) threadsPerThreadgroup:threadgroup];
+  [self command].threads = threads;
 }
 @end
 

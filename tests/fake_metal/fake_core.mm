@@ -90,7 +90,7 @@ metalmm::cpu::CpuDevice& cpu() {
 std::shared_ptr<metalmm::Pipeline> compile(const Kernel& kernel) {
   metalmm::PipelineSource source;
   source.name = kernel.name;
-  source.code = ask_compiler(kernel.source, kernel.name.c_str(), kernel.constants);
+  source.file = ask_compiler(kernel.source, kernel.name.c_str(), kernel.constants);
   return cpu().load_pipeline(source);
 }
 

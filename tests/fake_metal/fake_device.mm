@@ -418,10 +418,13 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   return length_;
 }
 - (void*)contents {
-  return (*memory)->data();
+  return (*memory)->host();
+}
+- (MTLGPUAddress)gpuAddress {
+  return reinterpret_cast<MTLGPUAddress>([self gpu]);
 }
 - (uint8_t*)gpu {
-  return managed ? (*managed)->data() : (*memory)->data();
+  return managed ? (*managed)->host() : (*memory)->host();
 }
 - (MTLStorageMode)storageMode {
   return managed ? MTLStorageModeManaged : MTLStorageModeShared;
@@ -432,7 +435,7 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   else if (range.location + range.length > length_)
     fake::violation("did-modify", "didModifyRange: past the end");
   else
-    std::memcpy((*managed)->data() + range.location, (*memory)->data() + range.location, range.length);
+    std::memcpy((*managed)->host() + range.location, (*memory)->host() + range.location, range.length);
 }
 @end
 
@@ -550,7 +553,7 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   buffer->options_ = options;
   if ((options & MTLResourceStorageModeMask) == MTLResourceStorageModeManaged) {
     buffer->managed = new std::shared_ptr<metalmm::Buffer>(fake::cpu().new_buffer(memory->size()));
-    std::memset((*buffer->managed)->data(), 0xff, memory->size());
+    std::memset((*buffer->managed)->host(), 0xff, memory->size());
   }
   buffer->memory = new std::shared_ptr<metalmm::Buffer>(std::move(memory));
   return buffer;

@@ -18,5 +18,5 @@ set_source_files_properties(${METAL_SOURCES} PROPERTIES COMPILE_OPTIONS "${OBJC_
 # The fake implements of each protocol what the library calls; anything else raises when it is called.
 set_source_files_properties(${FAKE_SOURCES} PROPERTIES LANGUAGE CXX
   COMPILE_OPTIONS "${OBJC_OPTIONS};-Wno-protocol;-Wno-objc-property-implementation;-Wno-incomplete-implementation;-Wno-deprecated-implementations")
-target_sources(_core PRIVATE ${FAKE_SOURCES} ${FAKE}/personality.cpp)
+target_sources(_core PRIVATE ${FAKE_SOURCES} ${FAKE}/personality.cpp ${FAKE}/../toy_device/toy_device.cpp)  # tests/test_new_device.py
 target_link_libraries(_core PRIVATE gnustep-base objc)

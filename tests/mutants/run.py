@@ -48,7 +48,6 @@ def build(copy: Path) -> str:
             [sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True
         ).stdout.strip()
         options = [
-            "-DMETALMM_STUBS=OFF",
             f"-DCMAKE_PREFIX_PATH={prefix}",
             f"-DPython_EXECUTABLE={sys.executable}",
             "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
@@ -93,7 +92,7 @@ def variants_of(copy: Path, file: str) -> str:
     for family in manifest["family"]:
         for entry in family.get("variant", []):
             merged = {**family, **entry}
-            if merged.get("builtin"):
+            if merged.get("library"):
                 continue
             source = copy / "kernels" / merged["source"]
             if Path(file).name in (merged["source"], *re.findall(r'"include/(\w+\.h)"', source.read_text())):

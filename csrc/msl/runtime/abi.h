@@ -10,7 +10,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 kVersion = 1;
+constexpr u32 kVersion = 2;
 constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
@@ -82,7 +82,9 @@ struct Context {
   u8* threadgroup_memory;
   u8* const* buffers;               // by index
   const u32* threadgroup_offsets;   // by index of dynamic threadgroup arguments
-  Uint3 threadgroup_position, grid_groups, group_threads;
+  Uint3 threadgroup_position, grid_groups;
+  Uint3 group_threads, dispatch_threads;  // of this threadgroup, and of all but those at the edges of the grid
+  Uint3 grid_threads;
 };
 
 enum class ArgKind : u8 {
@@ -103,6 +105,9 @@ enum class ArgKind : u8 {
   quadgroup_index_in_threadgroup,
   quadgroups_per_threadgroup,
   grid_origin,
+  dispatch_threads_per_threadgroup,
+  dispatch_simdgroups_per_threadgroup,
+  dispatch_quadgroups_per_threadgroup,
 };
 
 // One kernel parameter as its attribute gives it.

@@ -36,15 +36,15 @@ template <class T> struct Position<vec<T, 3>> {
 
 METALMM_INLINE Uint3 position(ArgKind kind, const Context* c) {
   u32 lane = c->lane;
-  Uint3 size = c->group_threads, group = c->threadgroup_position;
+  Uint3 size = c->group_threads, group = c->threadgroup_position, full = c->dispatch_threads;
   Uint3 thread = {lane % size.x, lane / size.x % size.y, lane / (size.x * size.y)};
   switch (kind) {
     case ArgKind::thread_position_in_grid:
-      return {group.x * size.x + thread.x, group.y * size.y + thread.y, group.z * size.z + thread.z};
+      return {group.x * full.x + thread.x, group.y * full.y + thread.y, group.z * full.z + thread.z};
     case ArgKind::thread_position_in_threadgroup: return thread;
     case ArgKind::threadgroup_position_in_grid: return group;
     case ArgKind::threads_per_threadgroup: return size;
-    case ArgKind::threads_per_grid: return {size.x * c->grid_groups.x, size.y * c->grid_groups.y, size.z * c->grid_groups.z};
+    case ArgKind::threads_per_grid: return c->grid_threads;
     case ArgKind::threadgroups_per_grid: return c->grid_groups;
     case ArgKind::thread_index_in_threadgroup: return {lane, 0, 0};
     case ArgKind::thread_index_in_simdgroup: return {lane % 32, 0, 0};
@@ -54,6 +54,9 @@ METALMM_INLINE Uint3 position(ArgKind kind, const Context* c) {
     case ArgKind::thread_index_in_quadgroup: return {lane % 4, 0, 0};
     case ArgKind::quadgroup_index_in_threadgroup: return {lane / 4, 0, 0};
     case ArgKind::quadgroups_per_threadgroup: return {(c->threads + 3) / 4, 0, 0};
+    case ArgKind::dispatch_threads_per_threadgroup: return full;
+    case ArgKind::dispatch_simdgroups_per_threadgroup: return {(full.x * full.y * full.z + 31) / 32, 0, 0};
+    case ArgKind::dispatch_quadgroups_per_threadgroup: return {(full.x * full.y * full.z + 3) / 4, 0, 0};
     default: return {0, 0, 0};
   }
 }

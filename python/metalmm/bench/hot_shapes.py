@@ -76,7 +76,7 @@ def _choose(
     for shape in shapes:
         chosen = []
         for v in candidates:
-            why = "" if device.name in v.devices else f"unavailable on device {device.name}"
+            why = "" if v.runs_on(device.name) else f"unavailable on device {device.name}"
             why = why or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:
                 skipped[str(v), why] = skipped.get((str(v), why), 0) + 1
@@ -93,10 +93,8 @@ def _header(device: Device, args: argparse.Namespace, info: dict[str, Any]) -> s
         runner.describe(device, info),
         f"metalmm={info['metalmm']} commit={info['commit']} warmup={args.warmup} {weights}",
     ]
-    if device.name == "cpu":
-        lines.append(
-            "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time; 'vs orig' compares with an Apple GPU in production."
-        )
+    if device._backend.note:
+        lines.append(device._backend.note)
     return "\n".join(lines)
 
 

@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Device, KernelError, Variant, __version__, _core, metal_devices, numerics, variants
-from ..compiler import find_compiler
-from ..manifest import assemble
+from .. import Device, KernelError, Variant, __version__, _core, backends, numerics, variants
 from .report import Result
 from .sizes import Shape
 
@@ -87,9 +85,9 @@ TIMEOUT_SECONDS = 60.0  # of a dispatch on the CPU device; its slowest GEMM tile
 
 
 def measuring_device() -> Device:
-    """The default device; the CPU device with guards round all memory, and an end to what never ends."""
-    name = os.environ.get("METALMM_DEVICE") or ("metal" if metal_devices() else "cpu")
-    return Device(name, guards=True, timeout=TIMEOUT_SECONDS) if name == "cpu" else Device(name)
+    """The kind of the default device, with guards round all memory and an end to what never ends, where it has those."""
+    name = os.environ.get("METALMM_DEVICE") or backends.first_available()
+    return Device(name, **backends.get(name).watching(TIMEOUT_SECONDS))
 
 
 def compile_all(device: Device, work: list[tuple[Shape, list[Variant]]], progress: Progress) -> None:
@@ -157,9 +155,7 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
 
 def describe(device: Device, info: dict[str, Any]) -> str:
     """A line of a report's head: what it ran on."""
-    if device.name == "metal":
-        return f"device=metal gpu={info['gpu']} cpu={info['cpu']} os={info['os']}"
-    return f"device=cpu threads={device.threads} cpu={info['cpu']} compiler={info['compiler']}"
+    return f"device={device.name} " + str(device._backend.facts(device)["summary"]).format(cpu=info["cpu"], os=info["os"])
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -181,7 +177,7 @@ def environment(device: Device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "numpy": np.__version__,
         "metalmm": __version__,
-        "compiler": find_compiler().version if device.name == "cpu" else None,
+        "compiler": device._backend.facts(device)["compiler"],
         "gpu": device.info.get("name"),
         "commit": commit,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -201,7 +197,7 @@ def as_json(shape: Shape, results: list[Result], baseline: str | None, tags: dic
     by_id = {str(v): v for v in variants()}
     rows = []
     for r in results:
-        text = assemble(by_id[r.variant], _core._specialization(r.variant, shape.spec))
+        text = by_id[r.variant].assemble(_core._specialization(r.variant, shape.spec))
         rows.append(
             {
                 "variant": r.variant,

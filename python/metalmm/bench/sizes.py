@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import MatmulSpec, numerics
+from .. import MatmulSpec
 
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
 _MS = re.compile(r"avg=([\d.]+)ms")
@@ -52,8 +52,8 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """The least that must move; see numerics.least_bytes."""
-        return numerics.least_bytes(self.spec)
+        """The least that must move; see MatmulSpec.least_bytes."""
+        return self.spec.least_bytes
 
     def __str__(self) -> str:
         return (

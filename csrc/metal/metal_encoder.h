@@ -1,4 +1,4 @@
-// From dispatches to command buffers.
+// What a submission is made with: staging of host memory, and an encoder that binds nothing twice.
 #pragma once
 #include "../core/hazards.h"
 #include "../core/matmul.h"
@@ -7,10 +7,10 @@
 
 namespace metalmm::metal {
 
-constexpr size_t kMostSetBytes = 4096;  // Metal's limit; more goes into a buffer
+constexpr size_t kMaxSetBytes = 4096;  // Metal's limit; more goes into a buffer
 
-// Stands in on the GPU for the host memory that dispatches name: whole pages are wrapped, the rest is copied. Arrays that
-// share memory share their stand-in.
+// What the GPU uses in place of the host memory that dispatches name: whole pages are wrapped, the rest is copied. Arrays that
+// share memory share their staging buffer.
 class Staging {
  public:
   Staging(MetalDevice& device, const DispatchList& list);
@@ -19,7 +19,7 @@ class Staging {
   void copy_out();  // what a dispatch may have written
   template <class Use>
   void for_each(Use&& use) const {
-    for (const Block& b : blocks_) use(b.stand_in);
+    for (const Block& b : blocks_) use(b.staging);
     if (nothing_) use(nothing_);
   }
 
@@ -27,7 +27,7 @@ class Staging {
   struct Block {
     uint8_t *begin, *end;
     bool written;
-    std::shared_ptr<Buffer> stand_in;
+    std::shared_ptr<Buffer> staging;
     size_t pad;  // where the data begins in a copy
     bool copied;
   };
@@ -63,7 +63,7 @@ class Encoder {
   void set_bytes(const Dispatch& d);
   void forget();
 
-  static constexpr size_t kMostBytes = 128;  // parameters that are compared before they are set again
+  static constexpr size_t kMaxComparedBytes = 128;  // parameters that are compared before they are set again
   id<MTLCommandBuffer> commands_;
   uint64_t& calls_;
   id<MTLComputeCommandEncoder> encoder_ = nil;
@@ -75,7 +75,7 @@ class Encoder {
   NSUInteger offsets_[kMaxBuffers] = {};
   uint32_t bytes_index_ = kMaxBuffers;
   size_t bytes_size_ = 0;
-  uint8_t bytes_[kMostBytes];
+  uint8_t bytes_[kMaxComparedBytes];
 };
 
 }  // namespace metalmm::metal

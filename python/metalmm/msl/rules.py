@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .msl_source import OPEN
+from .tokens import OPEN
 
 if TYPE_CHECKING:
-    from .msl_program import Declaration, Program
+    from .program import Declaration, Program
 
 _KEYWORDS = {
     "virtual",
@@ -71,7 +71,7 @@ class MetalRules:
             if tokens[i].text in ("public", "private", "protected") and tokens[i + 1].text == ":":
                 i += 2
                 continue
-            member = self.program._declaration(i, end, ())
+            member = self.program.declaration(i, end, ())
             if member.is_function:
                 self._body(member.body, self.source.matching(member.body), False)
             elif member.body >= 0 and self._is_class(member):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .errors import LoweringError
+from ..errors import LoweringError
 
 _TOKEN = re.compile(
     r"""

@@ -1,20 +1,14 @@
-#include "metal_batch.h"
+#include "metal_submission.h"
 
 #include <cstring>
-#include <optional>
 #include <set>
 
 namespace metalmm::metal {
 namespace {
 
-constexpr NSUInteger kMostSamples = 4096;  // 32 KB of timestamps
-constexpr size_t kParamsAlignment = 256;   // what every Metal GPU accepts as an offset of constants
-constexpr size_t kMostIndirect = 16384;
+constexpr NSUInteger kMaxSamples = 4096;  // 32 KB of timestamps
 
 [[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
-
-// What the bytes of an indirect command take of their buffer.
-size_t params_space(size_t size) { return (size + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment; }
 
 Span span_of(const Place& p, size_t size) {
   auto begin = reinterpret_cast<uintptr_t>([p.buffer contents]) + p.offset;
@@ -41,63 +35,7 @@ ErrorKind kind_of(NSError* error) {
   }
 }
 
-// One submission of a batch or a recording: command buffers in flight and what becomes of them.
-class MetalSubmission : public Submission {
- public:
-  MetalSubmission(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list, bool per_dispatch)
-      : device_(std::move(device)), list_(std::move(list)), per_dispatch_(per_dispatch && device_->timestamps()) {}
-  // The device drops it when it is through, unless it failed to start, with command buffers in flight.
-  ~MetalSubmission() override {
-    AutoreleasePool pool;
-    if (work_) work_->wait();
-  }
-
-  void start();
-  void start_replay(id<MTLIndirectCommandBuffer> commands, const std::vector<id<MTLResource>>& read,
-                    const std::vector<id<MTLResource>>& written, std::shared_ptr<void> owner);
-  void wait() override;
-  bool done() const override;
-  BatchTiming timing() const override {
-    std::lock_guard lock(timing_mutex_);
-    return timing_;
-  }
-
- private:
-  struct Part {  // of the list, in one command buffer
-    size_t begin, end;
-    Handle<id<MTLCounterSampleBuffer>> samples;
-  };
-  void encode();
-  void encode_one(size_t i, const Dispatch& d);
-  void encode_mps(const MetalPipeline& pipeline, const Dispatch& d);
-  Place place(const Buffer& buffer, size_t offset) const;
-  size_t bind(const Dispatch& d, Encoder::Bound* bound);
-  void open(size_t first, bool retained);
-  void commit(size_t end, bool last);
-  void synchronize();
-  void spin() const;
-  void check(size_t i);
-  void finish(double waited);
-  void upload();
-  void read_times();
-  void read_samples(const Part& part);
-
-  std::shared_ptr<MetalDevice> device_;
-  std::shared_ptr<const DispatchList> list_;
-  std::optional<Staging> staging_;
-  std::unique_ptr<InFlight> work_ = std::make_unique<InFlight>();
-  std::vector<Part> parts_;
-  Handle<id<MTLCommandBuffer>> open_;
-  std::optional<Encoder> encoder_;  // of open_: it ends first
-  uint64_t bytes_ = 0;
-  bool per_dispatch_;
-  uint64_t signaled_ = 0;
-  // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
-  mutable std::mutex wait_mutex_;
-  mutable std::mutex timing_mutex_;
-  BatchTiming timing_;                                        // after start(), changed in wait() alone
-  std::optional<std::pair<ErrorKind, std::string>> failure_;  // thrown anew each time: threads may share a submission
-};
+}  // namespace
 
 void MetalSubmission::start() {
   auto begin = Clock::now();
@@ -124,10 +62,10 @@ void MetalSubmission::encode_one(size_t i, const Dispatch& d) {
   auto& pipeline = static_cast<const MetalPipeline&>(list_->pipeline(i));
   bool is_mps = pipeline.kind != MetalPipeline::Kind::kernel;
   if (open_) {
-    size_t operations = i - parts_.back().begin, most = device_->options().most_operations;
-    if (per_dispatch_) most = std::min<size_t>(most, kMostSamples / 2);
+    size_t operations = i - parts_.back().begin, most = device_->options().max_operations;
+    if (per_dispatch_) most = std::min<size_t>(most, kMaxSamples / 2);
     // MPS's own objects are in nobody's hands but the command buffer's.
-    if (operations >= most || bytes_ >= device_->options().most_bytes || (is_mps && ![open_.get() retainedReferences])) commit(i, false);
+    if (operations >= most || bytes_ >= device_->options().max_bytes || (is_mps && ![open_.get() retainedReferences])) commit(i, false);
   }
   if (!open_) open(i, is_mps);
   if (per_dispatch_) encoder_->sample(parts_.back().samples.get(), 2 * (i - parts_.back().begin));
@@ -147,7 +85,7 @@ void MetalSubmission::open(size_t first, bool retained) {
     auto descriptor = Handle<MTLCounterSampleBufferDescriptor*>::adopt([[MTLCounterSampleBufferDescriptor alloc] init]);
     [descriptor.get() setCounterSet:device_->timestamps()];
     [descriptor.get() setStorageMode:MTLStorageModeShared];
-    [descriptor.get() setSampleCount:std::min<NSUInteger>(2 * (list_->size() - first), kMostSamples)];
+    [descriptor.get() setSampleCount:std::min<NSUInteger>(2 * (list_->size() - first), kMaxSamples)];
     parts_.back().samples = Handle<id<MTLCounterSampleBuffer>>::adopt([device_->get() newCounterSampleBufferWithDescriptor:descriptor.get()
                                                                                                                      error:nullptr]);
     if (!parts_.back().samples) per_dispatch_ = false;  // none left; the times are then not available
@@ -187,15 +125,15 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
     const Buffer& buffer = **d.buffers[i].buffer;
     Place at = place(buffer, d.buffers[i].offset);
     size_t size = buffer.size() - d.buffers[i].offset;
-    auto begin = reinterpret_cast<uintptr_t>(buffer.native() ? buffer.data() : nullptr) + d.buffers[i].offset;
+    auto begin = (buffer.native() ? buffer.address() : 0) + d.buffers[i].offset;
     bound[count++] = {d.buffers[i].index, at, buffer.native() ? Span{begin, begin + size} : span_of(at, size)};
     bytes_ += size;
   }
   for (size_t i = 0; i < d.bytes_count; i++) {
     const BytesBinding& b = d.bytes[i];
-    if (b.size <= kMostSetBytes) continue;
+    if (b.size <= kMaxSetBytes) continue;
     std::shared_ptr<Buffer> store = device_->take_pooled(b.size);
-    std::memcpy(store->data(), b.data, b.size);
+    std::memcpy(store->host(), b.data, b.size);
     if (!device_->unified()) [native_of(*store) didModifyRange:NSMakeRange(0, b.size)];
     work_->owned.push_back(store);
     Place at{native_of(*store), 0};
@@ -212,7 +150,7 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   size_t count = bind(d, bound);
   Place out = bound[kIndexD].place, c = bound[kIndexC].place;
   bool in_place = c.buffer == out.buffer && c.offset == out.offset && p.ldc == p.ldd;
-  MpsMatmul what{p, pipeline.transpose_a, pipeline.transpose_b, bound[kIndexA].place, bound[kIndexB].place, out, false};
+  MpsMatmul what{p, pipeline.transpose_a, pipeline.transpose_b, bound[kIndexA].place, bound[kIndexB].place, out, false, pipeline.type};
   what.to_float = p.has_bias || (p.has_c && !in_place);
   std::shared_ptr<Buffer> product;
   if (what.to_float) {  // in float: rounded to half twice, a sum that cancels would be off by more than the bound
@@ -347,116 +285,11 @@ void MetalSubmission::start_replay(id<MTLIndirectCommandBuffer> commands, const 
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
 }
 
-// The dispatches as an indirect command buffer, with all that it uses; owned by the recording and by what is in flight.
-struct Indirect {
-  std::shared_ptr<const DispatchList> list;
-  Handle<id<MTLIndirectCommandBuffer>> commands;
-  std::shared_ptr<Buffer> bytes;  // an indirect command takes no setBytes
-  std::vector<id<MTLResource>> read, written;
-};
-
-class MetalRecording : public Recording {
- public:
-  MetalRecording(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list) : device_(std::move(device)) {
-    AutoreleasePool pool;
-    indirect_->list = std::move(list);
-    create();
-    indirect_->list->for_each([&](size_t i, const Dispatch& d) { add(i, d); });
-    for (auto& [buffer, is_written] : used_) (is_written ? indirect_->written : indirect_->read).push_back(buffer);
-    indirect_->read.push_back(indirect_->commands.get());
-  }
-  static bool possible(const MetalDevice& device, const DispatchList& list);
-
- private:
-  std::shared_ptr<Submission> start() override {
-    auto submission = std::make_shared<MetalSubmission>(device_, indirect_->list, false);
-    submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_);
-    return submission;
-  }
-  void create();
-  void add(size_t i, const Dispatch& d);
-
-  std::shared_ptr<MetalDevice> device_;
-  std::shared_ptr<Indirect> indirect_ = std::make_shared<Indirect>();
-  size_t bytes_used_ = 0;
-  Hazards hazards_;
-  std::map<id<MTLBuffer>, bool> used_;  // and whether written
-};
-
-// Host memory is copied at each run, so that replaying it would save nothing.
-bool MetalRecording::possible(const MetalDevice& device, const DispatchList& list) {
-  if (!device.indirect() || list.size() == 0 || list.size() > kMostIndirect || list.has_host_memory()) return false;
-  bool simple = true;
-  list.for_each([&](size_t i, const Dispatch& d) {
-    auto& pipeline = static_cast<const MetalPipeline&>(list.pipeline(i));
-    simple &= pipeline.kind == MetalPipeline::Kind::kernel && d.threadgroup_memory_count == 0;
-  });
-  return simple;
-}
-
-void MetalRecording::create() {
-  size_t bytes = 0;
-  NSUInteger most_buffers = 1;
-  indirect_->list->for_each([&](size_t, const Dispatch& d) {
-    for (size_t i = 0; i < d.buffer_count; i++) most_buffers = std::max<NSUInteger>(most_buffers, d.buffers[i].index + 1);
-    for (size_t i = 0; i < d.bytes_count; i++) {
-      most_buffers = std::max<NSUInteger>(most_buffers, d.bytes[i].index + 1);
-      bytes += params_space(d.bytes[i].size);
-    }
-  });
-  indirect_->bytes = device_->take_pooled(bytes);
-  auto descriptor = Handle<MTLIndirectCommandBufferDescriptor*>::adopt([[MTLIndirectCommandBufferDescriptor alloc] init]);
-  [descriptor.get() setCommandTypes:MTLIndirectCommandTypeConcurrentDispatch];
-  [descriptor.get() setInheritPipelineState:NO];
-  [descriptor.get() setInheritBuffers:NO];
-  [descriptor.get() setMaxKernelBufferBindCount:most_buffers];
-  indirect_->commands =
-      Handle<id<MTLIndirectCommandBuffer>>::adopt([device_->get() newIndirectCommandBufferWithDescriptor:descriptor.get()
-                                                                                         maxCommandCount:indirect_->list->size()
-                                                                                                 options:MTLResourceStorageModeShared]);
-  if (!indirect_->commands) fail("no indirect command buffer of " + std::to_string(indirect_->list->size()) + " commands");
-}
-
-void MetalRecording::add(size_t i, const Dispatch& d) {
-  auto& pipeline = static_cast<const MetalPipeline&>(indirect_->list->pipeline(i));
-  id<MTLIndirectComputeCommand> command = [indirect_->commands.get() indirectComputeCommandAtIndex:i];
-  [command setComputePipelineState:pipeline.state.get()];
-  for (size_t j = 0; j < d.buffer_count; j++) {
-    const BufferBinding& b = d.buffers[j];
-    const Buffer& buffer = **b.buffer;
-    auto native = native_of(buffer);
-    bool written = pipeline.written >> b.index & 1;
-    [command setKernelBuffer:native offset:b.offset atIndex:b.index];
-    used_[native] |= written;
-    auto begin = reinterpret_cast<uintptr_t>(buffer.data());
-    Span span{begin + b.offset, begin + buffer.size()};
-    written ? hazards_.write(span) : hazards_.read(span);
-  }
-  auto store = native_of(*indirect_->bytes);
-  for (size_t j = 0; j < d.bytes_count; j++) {
-    std::memcpy(indirect_->bytes->data() + bytes_used_, d.bytes[j].data, d.bytes[j].size);
-    [command setKernelBuffer:store offset:bytes_used_ atIndex:d.bytes[j].index];
-    used_[store] |= false;
-    bytes_used_ += params_space(d.bytes[j].size);
-  }
-  if (hazards_.next()) [command setBarrier];
-  [command concurrentDispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2])
-                    threadsPerThreadgroup:MTLSizeMake(d.threadgroup[0], d.threadgroup[1], d.threadgroup[2])];
-}
-
-}  // namespace
-
 std::shared_ptr<Submission> MetalDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   auto submission =
       std::make_shared<MetalSubmission>(std::static_pointer_cast<MetalDevice>(shared_from_this()), std::move(work), per_dispatch);
   submission->start();
   return submission;
-}
-
-std::shared_ptr<Recording> MetalDevice::record(std::shared_ptr<const DispatchList> work) {
-  if (!MetalRecording::possible(*this, *work)) return Device::record(std::move(work));
-  auto self = std::static_pointer_cast<MetalDevice>(shared_from_this());
-  return std::make_shared<MetalRecording>(self, std::move(work));
 }
 
 double MetalDevice::execute(const Dispatch& dispatch) {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from .errors import CompileError
-from .msl_source import OPEN, Source
+from ..errors import CompileError
+from .tokens import OPEN, Source
 
 SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
 
@@ -43,11 +45,45 @@ class Instance:
     signature: tuple[int, int] | None = None  # tokens of its parameter list; None: written as decltype(f<…>) f<…>
 
 
+@dataclass
+class Parameter:
+    """A kernel's parameter: its attributes, and what kind of memory it is."""
+
+    attributes: dict[str, tuple[int, int]]
+    is_memory: bool  # a pointer or reference
+    is_threadgroup: bool
+    is_const: bool
+    type: tuple[str, ...]  # words of what it points to, without qualifiers
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A buffer or a piece of threadgroup memory that a kernel takes, as its declaration says it."""
+
+    is_buffer: bool
+    index: int
+    is_const: bool
+    bytes: int  # the least size of what is bound; 1 where the text alone does not say
+    type: str  # of what it points to, such as "uint"; of a template's parameter the argument
+
+
 # Types that a template argument can be known by.
 _TYPE = re.compile(
     r"(?:packed_)?(?:u?(?:char|short|int|long)|bool|b?half|float|bfloat)(?:[234](?:x[234])?)?|void|u?int(?:8|16|32|64)_t|size_t|"
     r"signed|unsigned|const|device|constant|thread|threadgroup"
 )
+
+
+_SCALARS = {
+    name: size
+    for size, names in (
+        (1, "bool char uchar int8_t uint8_t"),
+        (2, "short ushort half bfloat int16_t uint16_t"),
+        (4, "int uint float int32_t uint32_t"),
+        (8, "long ulong int64_t uint64_t size_t ptrdiff_t"),
+    )
+    for name in names.split()
+}  # bytes
 
 
 class Program:
@@ -87,17 +123,17 @@ class Program:
                 yield from self._scope(i + 3, close, namespace)
                 i = close + 1
             else:
-                declaration = self._declaration(i, end, namespace)
+                declaration = self.declaration(i, end, namespace)
                 yield declaration
                 i = declaration.end
 
-    def _declaration(self, start: int, end: int, namespace: tuple[str, ...]) -> Declaration:
+    def declaration(self, start: int, end: int, namespace: tuple[str, ...]) -> Declaration:
         tokens, d, i = self.source.tokens, Declaration(start, end, namespace), start
         assigned, parens = False, -1
         while i < end:
             text = tokens[i].text
             if text == "[" and i + 1 < end and tokens[i + 1].text == "[":
-                d.attributes.append(self._attribute(i))
+                d.attributes.append(self.attribute(i))
                 i = d.attributes[-1].end
                 continue
             if text == "template" and tokens[i + 1].text == "<":
@@ -119,7 +155,7 @@ class Program:
                 close = self.source.matching(i)
                 if not assigned and d.body < 0:
                     d.body = i
-                    d.is_function = self._opens_function(start, i)
+                    d.is_function = self.opens_function(start, i)
                     if d.is_function:
                         d.end = close + 1
                         break
@@ -131,7 +167,7 @@ class Program:
         d.name = self._name(d, parens)
         return d
 
-    def _opens_function(self, start: int, brace: int) -> bool:
+    def opens_function(self, start: int, brace: int) -> bool:
         tokens, i = self.source.tokens, brace - 1
         while i > start and tokens[i].text in SPECIFIERS | {"noexcept", "override", "final"}:
             i -= 1
@@ -176,7 +212,7 @@ class Program:
             i += 1
         return name
 
-    def _attribute(self, start: int) -> Attribute:
+    def attribute(self, start: int) -> Attribute:
         tokens = self.source.tokens
         end = self.source.matching(start) + 1
         names: dict[str, tuple[int, int]] = {}
@@ -302,5 +338,202 @@ class Program:
         pieces = self.source.split(self.source.opening(close) + 1, close)
         return [(first, last) for first, last in pieces if not (last - first == 1 and tokens[first].text == "void")]
 
+    def parameter(self, first: int, last: int) -> Parameter:
+        """The parameter of those tokens."""
+        tokens, i = self.source.tokens, first
+        attributes, words = dict[str, tuple[int, int]](), list[str]()
+        while i < last:
+            if tokens[i].text == "[" and tokens[i + 1].text == "[":
+                attribute = self.attribute(i)
+                attributes.update(attribute.names)
+                i = attribute.end
+                continue
+            words.append(tokens[i].text)
+            i += 1
+        memory = next((j for j, word in enumerate(words) if word in ("*", "&", "[")), None)
+        pointee = words[:memory]
+        if memory is not None and words[memory] == "[":
+            pointee = pointee[:-1]  # the name
+        kind = tuple(w for w in pointee if w not in SPECIFIERS | {"struct", "coherent", "metal", "::"})
+        is_const = bool({"const", "constant"} & set(pointee))
+        return Parameter(attributes, memory is not None, "threadgroup" in words, is_const, kind)
+
+    def arguments(self, host_name: str, constants: Mapping[int | str, Any] | None = None) -> list[Argument]:
+        """The memory that a kernel takes, by index; without what the function constants switch off."""
+        instance = self.instance(host_name)
+        definition = self.definition_of(instance)
+        given = self._template_arguments(definition, instance)
+        found, used = list[tuple[Parameter, int | None]](), {True: set[int](), False: set[int]()}
+        for first, last in self.parameters(definition):
+            p = self.parameter(first, last)
+            if not p.is_memory or not self._is_enabled(p, constants or {}):
+                continue
+            span = p.attributes.get("threadgroup" if p.is_threadgroup else "buffer")
+            index = self.integer(span, definition.namespace) if span else None
+            found.append((p, index))
+            if index is not None:
+                used[p.is_threadgroup].add(index)
+        result = []
+        for p, index in found:
+            if index is None:
+                index = next(i for i in range(32) if i not in used[p.is_threadgroup])
+                used[p.is_threadgroup].add(index)
+            kind = " ".join(given.get(word, word) for word in p.type)
+            kind = {"unsigned": "uint", "unsigned int": "uint", "void": "uchar"}.get(kind, kind)
+            result.append(Argument(not p.is_threadgroup, index, p.is_const, self.size_of(kind) or 1, kind))
+        return sorted(result, key=lambda a: (a.index, not a.is_buffer))
+
+    def _template_arguments(self, definition: Declaration, instance: Instance) -> dict[str, str]:
+        """The names of a template's parameters with what an instance gives them."""
+        tokens = self.source.tokens
+        if instance.arguments is None or tokens[definition.start].text != "template":
+            return {}
+        header = self.source.split(definition.start + 2, self.source.angle_end(definition.start + 1))
+        names = [next((tokens[i].text for i in range(last - 1, first, -1) if tokens[i].kind == "name"), "") for first, last in header]
+        return dict(zip(names, map(self.join, self.source.split(*instance.arguments)), strict=False))
+
+    def _is_enabled(self, p: Parameter, constants: Mapping[int | str, Any]) -> bool:
+        """Whether the function constants leave it there; yes, where the text alone does not say."""
+        span = p.attributes.get("function_constant")
+        if span is None:
+            return True
+        values = dict[str, Any]()
+        for d in self.declarations:
+            index = next((a.names["function_constant"] for a in d.attributes if "function_constant" in a.names), None)
+            if index is not None and not d.is_function:
+                values[d.name] = constants.get(self.integer(index, d.namespace), constants.get(d.name))
+        words = [t.text for t in self.source.tokens[slice(*span)]]
+        text = " ".join({"!": "not", "&&": "and", "||": "or"}.get(w, str(values.get(w, w))) for w in words)
+        allowed = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Constant, ast.boolop, ast.unaryop, ast.cmpop)
+        try:
+            tree = ast.parse(text, mode="eval")
+        except SyntaxError:
+            return True
+        if not all(isinstance(node, allowed) for node in ast.walk(tree)):
+            return True
+        return bool(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # comparisons of literals only
+
+    def size_of(self, kind: str) -> int:
+        """Bytes of a type; 0 where the text alone does not say."""
+        return self._layout(kind, 0)[0]
+
+    def _layout(self, kind: str, depth: int) -> tuple[int, int]:
+        """Size and alignment, (0, 1) where the text alone does not say."""
+        if match := re.fullmatch(r"vec ?< ?(\w+) ?, ?([234]) ?>", kind):
+            kind = match[1] + match[2]
+        match = re.fullmatch(r"(packed_|atomic_)?([a-z]+(?:(?<=int)(?:8|16|32|64)_t)?)(?:([234])(?:x([234]))?)?", kind)
+        if match and (size := _SCALARS.get(match[2])):
+            rows = int(match[4] or match[3] or 1)
+            columns = int(match[3]) if match[4] else 1
+            slots = rows if match[1] == "packed_" or rows != 3 else 4
+            return size * slots * columns, size if match[1] == "packed_" else size * slots
+        for d in self.declarations:
+            words = [t.text for t in self.source.tokens[d.start : d.body]] if d.body >= 0 else []
+            if d.name == kind and not d.is_function and "struct" in words and "template" not in words and ":" not in words and depth < 8:
+                return self._struct_layout(d, depth)
+        return 0, 1
+
+    def _struct_layout(self, d: Declaration, depth: int) -> tuple[int, int]:
+        tokens, end, i = self.source.tokens, self.source.matching(d.body), d.body + 1
+        size, alignment = 0, 1
+        while i < end:
+            member = self.declaration(i, end, ())
+            first, i = i, max(member.end, i + 1)
+            if tokens[first].text == ";":
+                continue
+            names = self.source.split(first, member.end - 1)
+            head = [t.text for t in tokens[slice(*names[0])] if t.text not in SPECIFIERS]
+            if member.is_function or len(head) < 2 or {"*", "&", "=", ":", "(", "static", "using", "typedef"} & set(head):
+                return 0, 1
+            where = head.index("[") if "[" in head else len(head)
+            one, aligned = self._layout(" ".join(head[: where - 1]).replace("unsigned int", "uint"), depth + 1)
+            if not one:
+                return 0, 1
+            for start, stop in names:
+                count, at = 1, start
+                while at < stop:
+                    if tokens[at].text == "[":
+                        close = self.source.matching(at)
+                        count *= self.integer((at + 1, close), d.namespace)
+                        at = close
+                    at += 1
+                size = (size + aligned - 1) // aligned * aligned + one * count
+            alignment = max(alignment, aligned)
+        return (size + alignment - 1) // alignment * alignment, alignment
+
     def kernel_names(self) -> list[str]:
         return sorted(self.instances)
+
+    def reachable(self, *roots: Declaration) -> list[Declaration]:
+        """Declarations whose names the roots mention, directly or through others."""
+        by_name: dict[str, list[Declaration]] = {}
+        for d in self.declarations:
+            by_name.setdefault(d.name, []).append(d)
+        seen: dict[int, Declaration] = {}
+        queue = list(roots)
+        while queue:
+            d = queue.pop()
+            if d.start in seen:
+                continue
+            seen[d.start] = d
+            for word in {t.text for t in self.source.tokens[d.start : d.end] if t.kind == "name"}:
+                queue += by_name.get(word, [])
+        return sorted(seen.values(), key=lambda d: d.start)
+
+    def integer(self, span: tuple[int, int], namespace: tuple[str, ...] = ()) -> int:
+        words, i = [], span[0]
+        while i < span[1]:
+            path = [self.source.tokens[i].text]
+            while i + 2 < span[1] and self.source.tokens[i + 1].text == "::":
+                i += 2
+                path.append(self.source.tokens[i].text)
+            is_name = self.source.tokens[i].kind == "name"
+            words.append(str(self._value_of(tuple(path), namespace, span[0])) if is_name else _number(path[0]))
+            i += 1
+        text = " ".join(words).replace("< <", "<<").replace("> >", ">>")
+        try:
+            tree = ast.parse(text, mode="eval")
+            allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+            if all(isinstance(node, allowed) for node in ast.walk(tree)):
+                return int(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # arithmetic on literals only
+        except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
+            pass
+        raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
+
+    def _value_of(self, path: tuple[str, ...], namespace: tuple[str, ...], at: int) -> int:
+        """The value of a constant or enumerator of the file, from the innermost scope that has one."""
+        for depth in range(len(namespace), -1, -1):
+            if span := self.constants.get((*namespace[:depth], *path)):
+                previous, offset, span_tokens = span
+                base = self.integer(span_tokens, namespace) if span_tokens else (self._value_of(previous, (), at) if previous else 0)
+                return base + offset
+        raise self.source.fail(at, f"'{'::'.join(path)}' is not an integer constant expression")
+
+    @functools.cached_property
+    def constants(self) -> dict[tuple[str, ...], tuple[tuple[str, ...] | None, int, tuple[int, int] | None]]:
+        """Names at namespace scope that stand for integers: (the name that it counts on from, by how much, its own tokens)."""
+        tokens, known = self.source.tokens, dict[tuple[str, ...], Any]()
+        for d in self.declarations:
+            words = [t.text for t in tokens[d.start : d.body if d.body >= 0 else d.end]]
+            if "enum" in words and d.body >= 0:
+                scope = (*d.namespace, d.name) if {"class", "struct"} & set(words) else d.namespace
+                before: tuple[str, ...] | None = None
+                for first, last in self.source.split(d.body + 1, self.source.matching(d.body)):
+                    name = (*scope, tokens[first].text)
+                    given = last - first > 2 and tokens[first + 1].text == "="
+                    entry = (None, 0, (first + 2, last)) if given else (before, 1 if before else 0, None)
+                    known[name] = known[*d.namespace, d.name, tokens[first].text] = entry
+                    before = name
+            elif not d.is_function and d.name and "=" in words and {"const", "constant", "constexpr"} & set(words):
+                known[*d.namespace, d.name] = (None, 0, (d.start + words.index("=") + 1, d.end - 1))
+        return known
+
+    def join(self, span: tuple[int, int]) -> str:
+        """Its tokens in one line."""
+        return self.source.join((t, t.text) for t in self.source.tokens[slice(*span)])
+
+
+def _number(text: str) -> str:
+    """A number of C++ as Python reads it: 01, 0x1u, 1'000."""
+    digits = re.sub(r"[uUlL]+$", "", text.replace("'", ""))
+    return f"0o{digits[1:]}" if re.fullmatch(r"0[0-7]+", digits) else digits

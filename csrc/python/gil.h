@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "core/device.h"
+#include "../core/device.h"
 
 namespace metalmm {
 

@@ -1,19 +1,16 @@
-// Arrays as Python hands them over: device arrays, or anything with the buffer protocol (NumPy).
+// Arrays as Python hands them over: device arrays, NumPy's, and whatever speaks DLPack.
 #pragma once
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include "core/matmul.h"
-#include "python_gil.h"
+#include "../core/pipeline_cache.h"
+#include "call.h"
 
 namespace metalmm {
 
-using PipelineRow = std::array<std::shared_ptr<Pipeline>, kSpecializations>;
-
 // A device with its pipelines; what the Python class Device is made of.
 struct DeviceState {
-  std::shared_ptr<Device> device;      // shared with running calls: close() may come from another thread
-  std::vector<PipelineRow> pipelines;  // [variant index][Specialization bits]
+  std::shared_ptr<Device> device;  // shared with running calls: close() may come from another thread
+  PipelineCache pipelines;
 
   const std::shared_ptr<Device>& open() const {
     if (!device) throw Error(ErrorKind::closed, "the device was closed; make a new metalmm.Device");
@@ -22,16 +19,14 @@ struct DeviceState {
 };
 
 // What an object points to whose device the garbage collector took.
-inline DeviceState* closed_state() {
-  static DeviceState* state = new DeviceState;
-  return state;
-}
+DeviceState* closed_state();
 
-// Python's metalmm.Array: memory of one device.
+// Python's metalmm.Array: memory of one device, or a part of it.
 struct Array {
   Tensor tensor;
   nb::object owner;  // the Device
   DeviceState* state;
+  nb::object structured;  // NumPy's dtype, where the elements are opaque to us
 
   template <class Visit>
   void visit(Visit&& visit) const {
@@ -43,7 +38,7 @@ struct Array {
   }
 };
 
-// An argument for the time of a call: either borrowed from an Array or made for a NumPy array.
+// An argument for the time of a call: either borrowed from an Array or made for an array of the host.
 class Operand {
  public:
   Operand() = default;
@@ -57,9 +52,15 @@ class Operand {
   std::optional<Tensor> local_;
 };
 
-Tensor tensor_of(nb::handle object, const char* name);  // by the buffer protocol
+Tensor tensor_of(nb::handle object, const char* name);  // of the host's memory, by the buffer protocol or DLPack
 nb::object to_numpy(const Array& array);
-nb::object empty_numpy(int ndim, const int64_t* shape);
-Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DTypeCode dtype);
+nb::object empty_numpy(int ndim, const int64_t* shape, DType dtype);
+Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DType dtype, nb::object structured = {});
+Array array_from(nb::object owner, DeviceState* state, nb::handle source);
+// Of NumPy, by its name or whatever else numpy.dtype() takes; `structured` is then the dtype of what is opaque to us.
+DType dtype_of(nb::handle dtype, nb::object* structured);
+nb::object numpy_dtype(DType dtype);
+
+void bind_array(nb::module_& m);
 
 }  // namespace metalmm

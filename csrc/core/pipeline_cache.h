@@ -1,0 +1,35 @@
+// A device's pipelines by variant and specialization: a look-up on the way of every call.
+#pragma once
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "variant.h"
+
+namespace metalmm {
+
+class PipelineCache {
+ public:
+  using Slot = std::shared_ptr<Pipeline>;
+  // Null on a miss. Valid until the cache changes.
+  const Slot* find(const Variant& v, unsigned specialization) const {
+    if (v.index >= rows_.size() || !rows_[v.index]) return nullptr;
+    const Slot& slot = (*rows_[v.index])[specialization];
+    return slot ? &slot : nullptr;
+  }
+  const Slot* keep(const Variant& v, unsigned specialization, Slot pipeline) {
+    if (rows_.size() <= v.index) rows_.resize(v.index + 1);
+    if (!rows_[v.index]) rows_[v.index] = std::make_unique<Row>();
+    return &((*rows_[v.index])[specialization] = std::move(pipeline));
+  }
+  void forget(const Variant& v) {
+    if (v.index < rows_.size()) rows_[v.index].reset();
+  }
+  void clear() { rows_.clear(); }
+
+ private:
+  using Row = std::array<Slot, kSpecializations>;
+  std::vector<std::unique_ptr<Row>> rows_;  // by the variant's index
+};
+
+}  // namespace metalmm

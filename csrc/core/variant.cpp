@@ -1,0 +1,103 @@
+#include "variant.h"
+
+#include <algorithm>
+
+namespace metalmm {
+
+const char* const kLayoutNames[kLayouts] = {"nn", "tn", "nt", "tt"};
+
+std::string MatmulSpec::text() const {
+  std::string s =
+      "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
+  if (a_type != kFloat16 || b_type != a_type) s += " " + a_type.name();
+  if (b_type != a_type) s += "*" + b_type.name();
+  if (bias) s += " bias";
+  if (c) s += " beta*c";
+  return s;
+}
+
+const char* MatmulSpec::layout() const { return kLayoutNames[layout_index()]; }
+
+uint64_t MatmulSpec::least_bytes() const {
+  auto product = [](uint64_t x, uint64_t y) { return x * y; };
+  uint64_t of_a_type = product(m, k) * batch + product(m, n) * batch * (c ? 2 : 1) + (bias ? n : 0);
+  return of_a_type * a_type.size + b_bytes(product(k, n) * batch);
+}
+
+bool Variant::supports(const MatmulSpec& s) const {
+  auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
+  unsigned type = operand_type(s.a_type);
+  if (type == kOperandTypeCount || !without[type].empty() || s.b_type != s.a_type) return false;
+  return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
+         (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
+         (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
+}
+
+unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) const {
+  unsigned found = s.layout_index(), type = operand_type(s.a_type) << kTypeShift;
+  if (specializes == (kTransposeA | kTransposeB)) return found | type;
+  if (s.m % tiling.bm == 0) found |= kAlignM;
+  if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
+  if (s.k % bk == 0) found |= kAlignK;
+  if ((p.lda | p.ldb | p.stride_a | p.stride_b | p.vec_offset_a | p.vec_offset_b) % 4 == 0) found |= kVec4;
+  return (found & (specializes | kTransposeA | kTransposeB)) | type;
+}
+
+std::string Variant::lacks(const MatmulSpec& s) const {
+  if (s.b_type != s.a_type) return "a is " + s.a_type.name() + " and b " + s.b_type.name() + "; it takes both of one type";
+  unsigned type = operand_type(s.a_type);
+  if (type == kOperandTypeCount) return "no kernel takes " + s.a_type.name();
+  if (!without[type].empty()) return "it does not take " + s.a_type.name() + ": " + without[type];
+  auto range = [](const char* name, uint32_t value, const Range& r) -> std::string {
+    if (value >= r.least && value <= r.most) return {};
+    std::string limit = r.least == r.most
+                            ? std::to_string(r.least)
+                            : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
+    return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
+  };
+  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
+    if (!text.empty()) return text;
+  if (!n_values.empty() && std::find(n_values.begin(), n_values.end(), s.n) == n_values.end()) {
+    std::string list;
+    for (uint32_t v : n_values) list += (list.empty() ? "" : ", ") + std::to_string(v);
+    return "n=" + std::to_string(s.n) + " is not one of " + list;
+  }
+  if (!(layouts >> s.layout_index() & 1)) {
+    std::string list;
+    for (unsigned i = 0; i < kLayouts; i++)
+      if (layouts >> i & 1) list += (list.empty() ? "" : ", ") + std::string(kLayoutNames[i]);
+    return std::string("layout ") + s.layout() + " is not one of " + list;
+  }
+  if (s.bias && !bias) return "it takes no bias";
+  if (s.c && !c) return "it adds no beta*c";
+  if (s.alpha != 1.0f && !alpha) return "it takes no alpha";
+  return {};
+}
+
+void Registry::add(Variant v) {
+  auto it = by_id_.find(v.id);
+  if (it != by_id_.end()) {
+    v.index = it->second->index;
+    *it->second = std::move(v);
+    return;
+  }
+  v.index = static_cast<uint32_t>(variants_.size());
+  variants_.push_back(std::move(v));
+  by_id_[variants_.back().id] = &variants_.back();
+}
+
+const Variant* Registry::find(const std::string& id) const {
+  auto it = by_id_.find(id);
+  return it == by_id_.end() ? nullptr : it->second;
+}
+
+std::string Registry::alternatives(const MatmulSpec& spec, const Device& device) const {
+  std::string list;
+  int count = 0;
+  for (const Variant& v : variants_)
+    if (v.enabled && v.runs_on(device) && v.supports(spec) && count++ < 5) list += (list.empty() ? "" : ", ") + v.id;
+  if (list.empty()) return "; no variant supports " + spec.text();
+  return "; supported by " + list + (count > 5 ? " and " + std::to_string(count - 5) + " more" : "");
+}
+
+}  // namespace metalmm

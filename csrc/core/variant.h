@@ -1,0 +1,90 @@
+// A named kernel with what it supports: one entry of the manifest.
+#pragma once
+#include <deque>
+#include <unordered_map>
+
+#include "../../kernels/include/params.h"
+#include "tensor.h"
+
+namespace metalmm {
+
+// How B lies in memory. Formats of quantized weights come here, and with them what a kernel is compiled for.
+enum class Storage : uint8_t { dense };
+
+// What an operation asks for, without its data. C, bias and the result are of A's type; `c`: beta * C is added.
+struct MatmulSpec {
+  uint32_t m = 1, n = 1, k = 1, batch = 1;
+  bool transpose_a = false, transpose_b = false, bias = false, c = false;
+  float alpha = 1.0f, beta = 0.0f;
+  DType a_type = kFloat16, b_type = kFloat16;
+  Storage b_storage = Storage::dense;
+
+  std::string text() const;
+  const char* layout() const;  // nn, nt, tn or tt
+  unsigned layout_index() const { return (transpose_a ? 1u : 0u) | (transpose_b ? 2u : 0u); }
+  uint64_t b_bytes(uint64_t elements) const { return elements * b_type.size; }
+  uint64_t least_bytes() const;  // that must move: each operand and the result once
+};
+constexpr unsigned kLayouts = 4;
+extern const char* const kLayoutNames[kLayouts];
+
+// What a kernel may be compiled for, beside its parameters: bits, and the number of the operands' type above them. The first two
+// are the layout's. Python reads the names of the bits from here.
+enum Specialization : unsigned {
+  kTransposeA = 1,
+  kTransposeB = 2,
+  kAlignM = 4,  // a whole number of tiles
+  kAlignN = 8,
+  kAlignK = 16,
+  kVec4 = 32  // A and B can be read as vectors of 4 wherever a row begins
+};
+constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec"};
+constexpr unsigned kTypeShift = 6;
+constexpr unsigned kSpecializations = kOperandTypeCount << kTypeShift;
+
+struct Range {
+  uint32_t least = 1, most = UINT32_MAX;
+};
+
+// The output tile of a threadgroup and its threads; bn 0: all columns.
+struct Tiling {
+  uint32_t bm = 1, bn = 1, threads = 1;
+};
+
+struct Variant {
+  std::string id;
+  uint32_t index = 0;  // in the registry, and in every device's pipeline cache
+  bool enabled = true;
+  Tiling tiling;
+  Range m, n, k, batch;
+  std::vector<uint32_t> n_values;                    // empty: any
+  unsigned layouts = 0;                              // bit per layout_index()
+  uint32_t bk = 1;                                   // of a tile, for kAlignK
+  unsigned specializes = kTransposeA | kTransposeB;  // those that its kernel is compiled for
+  bool bias = true, c = true, alpha = true;
+  std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
+  std::vector<std::string> devices;        // names of those that it is restricted to; empty: any
+  uint32_t device_bits = ~0u;              // the same
+  std::string library;                     // empty: a kernel of ours
+
+  bool runs_on(const Device& device) const { return device_bits & device.name_bit(); }
+  bool supports(const MatmulSpec& spec) const;
+  unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
+  // Empty, or what this variant lacks for the operation, in words.
+  std::string lacks(const MatmulSpec& spec) const;
+};
+
+// All variants, by id. References stay valid; an entry that is added again replaces what the first says.
+class Registry {
+ public:
+  void add(Variant v);
+  const Variant* find(const std::string& id) const;
+  // "; supported by ..." for an error: others that take the operation on that device.
+  std::string alternatives(const MatmulSpec& spec, const Device& device) const;
+
+ private:
+  std::deque<Variant> variants_;
+  std::unordered_map<std::string, Variant*> by_id_;
+};
+
+}  // namespace metalmm

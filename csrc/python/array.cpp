@@ -1,0 +1,463 @@
+#include "array.h"
+
+#include <cstring>
+
+namespace metalmm {
+namespace {
+
+const char* class_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+// Of the buffer protocol's format.
+DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
+  if (!format) format = "B";
+  const char* f = format + std::strspn(format, "<=@");
+  auto size = static_cast<uint32_t>(itemsize);
+  if (f[0] && f[1] == '\0') {
+    if (std::strchr("efd", *f)) return {DType::kFloat, size};
+    if (std::strchr("bhilq", *f)) return {DType::kInt, size};
+    if (std::strchr("BHILQ", *f)) return {DType::kUInt, size};
+    if (*f == '?') return {DType::kBool, size};
+  }
+  if (f[0] == 'Z' && (f[1] == 'f' || f[1] == 'd')) return {DType::kComplex, size};
+  if (f[0] == 'T' && f[1] == '{' && !std::strchr(f, 'O')) return {DType::kOpaque, size};
+  throw Error(ErrorKind::dtype, std::string("arrays of format '") + format + "' are not supported; use a plain little-endian number type");
+}
+
+// The deleter runs wherever the last user lets go, with or without the GIL.
+template <class T>
+std::function<void()> released(T* view, void (*release)(T*)) {
+  return [view, release] {
+    if (!Py_IsInitialized()) return;  // the memory goes with the process
+    Gil gil;
+    release(view);
+  };
+}
+
+void check_ndim(const char* name, int64_t ndim) {
+  if (ndim > kMaxDims)
+    throw Error(ErrorKind::shape,
+                std::string(name) + " has " + std::to_string(ndim) + " dimensions; the limit is " + std::to_string(kMaxDims));
+}
+
+// From the first element to past the last.
+size_t span_of(const Tensor& t) {
+  int64_t last = 0;
+  for (int i = 0; i < t.ndim; i++) {
+    if (t.shape[i] == 0) return 0;
+    if (t.strides[i] > 0) last += (t.shape[i] - 1) * t.strides[i];
+  }
+  return static_cast<size_t>(last + 1) * t.dtype.size;
+}
+
+struct ReleaseView {
+  void operator()(Py_buffer* b) const {
+    PyBuffer_Release(b);
+    delete b;
+  }
+};
+using View = std::unique_ptr<Py_buffer, ReleaseView>;
+
+// Empty where the object has no buffer protocol.
+View view_of(nb::handle object) {
+  auto* raw = new Py_buffer{};
+  if (PyObject_GetBuffer(object.ptr(), raw, PyBUF_RECORDS_RO) == 0) return View(raw);
+  PyErr_Clear();
+  delete raw;
+  return {};
+}
+
+Tensor tensor_of_view(View view, const char* name) {
+  Tensor t;
+  t.ndim = view->ndim;
+  t.dtype = dtype_of_format(view->format, view->itemsize);
+  check_ndim(name, view->ndim);
+  for (int i = 0; i < view->ndim; i++) {
+    t.shape[i] = view->shape[i];
+    if (view->itemsize == 0 || view->strides[i] % view->itemsize)
+      throw Error(ErrorKind::layout, std::string(name) + " has strides that are no multiple of its elements");
+    t.strides[i] = view->strides[i] / view->itemsize;
+  }
+  Py_buffer* raw = view.release();
+  t.buffer =
+      std::make_shared<Buffer>(raw->buf, span_of(t), raw->readonly != 0, released<Py_buffer>(raw, [](Py_buffer* b) { ReleaseView()(b); }));
+  t.buffer->owner = raw->obj;
+  return t;
+}
+
+// ml_dtypes' bfloat16, which NumPy exports by neither protocol: the same memory as whole numbers.
+bool is_bfloat16(nb::handle object) {
+  return nb::hasattr(object, "dtype") && nb::hasattr(object.attr("dtype"), "name") &&
+         nb::cast<std::string>(nb::str(object.attr("dtype").attr("name"))) == "bfloat16" && nb::hasattr(object, "__array_interface__");
+}
+
+Tensor tensor_of_dlpack(nb::handle object, const char* name) {
+  nb::object method = object.attr("__dlpack__");
+  auto where = nb::cast<nb::tuple>(call_python(object.attr("__dlpack_device__")));
+  if (nb::cast<int>(nb::int_(where[0])) != 1)
+    throw Error(ErrorKind::device,
+                std::string(name) + " is a " + class_name(object) + " in the memory of another device; copy it to the CPU first");
+  using Shared = nb::ndarray<>;
+  using ReadOnly = nb::ndarray<nb::ro>;
+  nb::object capsule;
+  nb::object versions = nb::make_tuple(1, 0);
+  nb::dict options;
+  options["max_version"] = versions;
+  capsule = nb::steal(or_stop([&] { return PyObject_Call(method.ptr(), nb::tuple().ptr(), options.ptr()); }));
+  if (!capsule.is_valid() && PyErr_ExceptionMatches(PyExc_TypeError)) {  // of a time before versions
+    PyErr_Clear();
+    capsule = call_python(method);
+  }
+  if (!capsule.is_valid()) {
+    nb::python_error e;
+    throw Error(ErrorKind::dtype, std::string(name) + " is a " + class_name(object) +
+                                      " that does not hand its memory over: " + nb::cast<std::string>(nb::str(e.value())));
+  }
+  auto* held = new ReadOnly;
+  Shared writable;
+  bool can_write = nb::try_cast(capsule, writable, false);
+  if (can_write) *held = ReadOnly(writable);
+  if (!can_write && !nb::try_cast(capsule, *held, false)) {
+    delete held;
+    throw Error(ErrorKind::dtype, std::string(name) + " is a " + class_name(object) + " whose DLPack capsule cannot be read");
+  }
+  Tensor t;
+  void* data = const_cast<void*>(static_cast<const void*>(held->data()));
+  auto buffer = std::make_shared<Buffer>(data, 0, !can_write, released<ReadOnly>(held, [](ReadOnly* a) { delete a; }));
+  nb::dlpack::dtype d = held->dtype();
+  if (d.lanes != 1 || d.bits % 8 || d.code > DType::kBool)
+    throw Error(ErrorKind::dtype, std::string(name) + " has elements of DLPack's type " + std::to_string(d.code) + " with " +
+                                      std::to_string(d.bits) + " bits, which are not supported");
+  t.dtype = {static_cast<DType::Kind>(d.code), static_cast<uint32_t>(d.bits / 8)};
+  check_ndim(name, static_cast<int64_t>(held->ndim()));
+  t.ndim = static_cast<int>(held->ndim());
+  for (int i = 0; i < t.ndim; i++) {
+    t.shape[i] = static_cast<int64_t>(held->shape(static_cast<size_t>(i)));
+    t.strides[i] = held->stride(static_cast<size_t>(i));
+  }
+  t.buffer = std::make_shared<Buffer>(data, span_of(t), !can_write, [buffer] {});
+  return t;
+}
+
+}  // namespace
+
+DeviceState* closed_state() {
+  static DeviceState* state = new DeviceState;
+  return state;
+}
+
+Tensor tensor_of(nb::handle object, const char* name) {
+  if (View view = view_of(object)) return tensor_of_view(std::move(view), name);
+  if (is_bfloat16(object)) {
+    nb::object bits = call_python(object.attr("view"), "uint16");
+    View whole = view_of(bits);
+    if (!whole) throw Error(ErrorKind::dtype, std::string(name) + " is of bfloat16 and does not hand its memory over");
+    Tensor t = tensor_of_view(std::move(whole), name);
+    t.dtype = kBFloat16;
+    return t;
+  }
+  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return tensor_of_dlpack(object, name);
+  bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
+  throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) +
+                                    "; pass a numpy array, a metalmm.Array or an array with " + "__dlpack__" +
+                                    (is_number ? ", or a number whose type says its size, such as numpy.int32(5)" : ""));
+}
+
+Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
+  if (object.is_none()) return;
+  if (nb::inst_check(object) && nb::isinstance<Array>(object)) {
+    array_ = nb::inst_ptr<Array>(object);
+    if (state && array_->state != state) {
+      throw Error(ErrorKind::device, std::string(name) + " lies on another device; copy it with device.array(numpy.asarray(" + name + "))");
+    }
+    array_->state->open();
+    return;
+  }
+  local_ = tensor_of(object, name);
+}
+
+// -- NumPy's dtypes ---------------------------------------------------------------------------------------------------
+
+nb::object numpy_dtype(DType dtype) {
+  static auto* known = new std::map<std::pair<int, uint32_t>, nb::object>;  // under the GIL
+  auto key = std::pair<int, uint32_t>(dtype.kind, dtype.size);
+  auto it = known->find(key);
+  if (it != known->end()) return it->second;
+  nb::object made;
+  try {
+    nb::object name = nb::cast(dtype.name());
+    if (dtype == kBFloat16) name = nb::module_::import_("ml_dtypes").attr("bfloat16");
+    made = call_python(nb::module_::import_("numpy").attr("dtype"), name);
+  } catch (nb::python_error& e) {
+    if (!e.matches(PyExc_ImportError)) throw;
+    throw Error(ErrorKind::dtype, "NumPy has no bfloat16 of its own; install ml_dtypes (pip install 'metalmm[bfloat16]'), or pass out=");
+  }
+  return (*known)[key] = made;
+}
+
+DType dtype_of(nb::handle dtype, nb::object* structured) {
+  if (nb::isinstance<nb::str>(dtype) && nb::cast<std::string>(dtype) == "bfloat16") return kBFloat16;  // without ml_dtypes, too
+  nb::object d;
+  try {
+    d = call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype));
+  } catch (nb::python_error&) {
+    throw Error(ErrorKind::dtype, "NumPy knows no dtype " + repr_of(dtype));
+  }
+  auto kind = nb::cast<std::string>(nb::str(d.attr("kind")));
+  auto size = nb::cast<uint32_t>(nb::int_(d.attr("itemsize")));
+  if (nb::cast<std::string>(nb::str(d.attr("name"))) == "bfloat16") return kBFloat16;
+  bool native = nb::cast<bool>(d.attr("isnative")), has_objects = nb::cast<bool>(d.attr("hasobject"));
+  size_t at = std::string("iufVxcb").find(kind);
+  if (!native || has_objects || size == 0 || size > 1u << 20 || at == std::string::npos || at == DType::kBFloat)
+    throw Error(ErrorKind::dtype, repr_of(d) + " is not supported; use a plain little-endian number type");
+  if (at == DType::kOpaque) *structured = d;
+  return {static_cast<DType::Kind>(at), size};
+}
+
+// -- making arrays ----------------------------------------------------------------------------------------------------
+
+Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DType dtype, nb::object structured) {
+  Array a;
+  size_t count = 1;
+  a.tensor.ndim = ndim;
+  a.tensor.dtype = dtype;
+  for (int i = ndim - 1; i >= 0; i--) {
+    a.tensor.shape[i] = shape[i];
+    a.tensor.strides[i] = static_cast<int64_t>(count);
+    if (__builtin_mul_overflow(count, static_cast<size_t>(shape[i]), &count) || count > SIZE_MAX / 64 / dtype.size)
+      throw Error(ErrorKind::shape, "an array of more bytes than memory can have");
+  }
+  a.tensor.buffer = state->open()->new_buffer(count * dtype.size);
+  a.owner = std::move(owner);
+  a.state = state;
+  a.structured = std::move(structured);
+  return a;
+}
+
+// Row by row where it is not contiguous.
+Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
+  nb::object held = nb::borrow(source), structured;
+  if (nb::inst_check(source) && nb::isinstance<Array>(source)) held = to_numpy(*nb::inst_ptr<Array>(source));
+  Tensor from = tensor_of(held, "array");
+  if (from.dtype.kind == DType::kOpaque) structured = held.attr("dtype");
+  Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
+  std::shared_ptr<Device> device = state->open();
+  size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
+  if (from.contiguous()) {
+    device->write(*to.tensor.buffer, 0, from.buffer->host() + from.offset, bytes);
+    return to;
+  }
+  size_t element = from.dtype.size, at = 0;
+  int last = from.ndim - 1;
+  std::vector<uint8_t> row(static_cast<size_t>(from.shape[last]) * element);
+  int64_t index[kMaxDims] = {};
+  while (at < bytes) {
+    int64_t first = 0;
+    for (int i = 0; i < last; i++) first += index[i] * from.strides[i];
+    for (int64_t j = 0; j < from.shape[last]; j++)
+      std::memcpy(row.data() + static_cast<size_t>(j) * element,
+                  from.buffer->host() + (first + j * from.strides[last]) * static_cast<int64_t>(element), element);
+    device->write(*to.tensor.buffer, at, row.data(), row.size());
+    at += row.size();
+    for (int i = last - 1; i >= 0 && ++index[i] == from.shape[i]; i--) index[i] = 0;
+  }
+  return to;
+}
+
+namespace {
+
+// What NumPy makes no view of by itself: elements of another package's type or of no type at all, and a copy of memory that the
+// host does not reach, which nobody writes to in vain.
+nb::object numpy_of_bytes(const Array& array, nb::object dtype) {
+  const Tensor& t = array.tensor;
+  bool reached = t.buffer->host() != nullptr;
+  size_t size = span_of(t);
+  nb::object numpy = nb::module_::import_("numpy"), bytes, self = nb::find(array);
+  if (reached) {
+    nb::ndarray<nb::numpy, uint8_t> view(t.buffer->host() + t.offset, {size}, self);
+    bytes = nb::cast(view);
+  } else {
+    bytes = call_python(numpy.attr("empty"), size, "uint8");
+    Tensor to = tensor_of(bytes, "array");
+    array.state->open()->read(*t.buffer, t.offset, to.buffer->host(), size);
+  }
+  nb::list shape, strides;
+  for (int i = 0; i < t.ndim; i++) shape.append(t.shape[i]), strides.append(t.strides[i] * static_cast<int64_t>(t.dtype.size));
+  nb::object result = call_python(numpy.attr("ndarray"), nb::tuple(shape), dtype, bytes, 0, nb::tuple(strides));
+  if (!reached) result.attr("flags").attr("writeable") = false;
+  return result;
+}
+
+}  // namespace
+
+nb::object to_numpy(const Array& array) {
+  finish(array.state->open());
+  array.state->open();  // a warning's handler may have closed it
+  const Tensor& t = array.tensor;
+  t.buffer->mutable_since = true;  // through the view
+  if (array.structured.is_valid()) return numpy_of_bytes(array, array.structured);
+  if (t.dtype == kBFloat16 || !t.buffer->host()) return numpy_of_bytes(array, numpy_dtype(t.dtype));
+  size_t shape[kMaxDims];
+  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
+  nb::object self = nb::find(array);
+  nb::ndarray<nb::numpy> view(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,
+                              nb::dlpack::dtype{t.dtype.kind, static_cast<uint8_t>(t.dtype.size * 8), 1});
+  return nb::cast(view);
+}
+
+nb::object empty_numpy(int ndim, const int64_t* shape, DType dtype) {
+  static nb::object* empty = nullptr;  // no initializers: see blas.cpp
+  static nb::object* dtypes[kOperandTypeCount] = {};
+  nb::object*& known = dtypes[operand_type(dtype)];
+  if (!empty || !known) {
+    nb::object made = numpy_dtype(dtype), function = nb::module_::import_("numpy").attr("empty");
+    if (!known) known = new nb::object(std::move(made));
+    if (!empty) empty = new nb::object(std::move(function));
+  }
+  nb::object size = ndim == 2 ? nb::make_tuple(shape[0], shape[1]) : nb::make_tuple(shape[0], shape[1], shape[2]);
+  return call_python(*empty, size, *known);
+}
+
+// -- the class --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+nb::tuple shape_of(const Tensor& t) {
+  nb::list shape;
+  for (int i = 0; i < t.ndim; i++) shape.append(t.shape[i]);
+  return nb::tuple(shape);
+}
+
+[[noreturn]] void bad_index(const Array& a, nb::handle index) {
+  std::string text = "an Array of shape " + a.tensor.shape_text() + " takes whole numbers, slices and ... as index, not " + repr_of(index);
+  PyErr_SetString(PyExc_IndexError, text.c_str());
+  throw nb::python_error();
+}
+
+int64_t index_of(const Array& a, nb::handle item, int axis) {
+  int64_t size = a.tensor.shape[axis], i = PyNumber_AsSsize_t(item.ptr(), PyExc_IndexError);
+  if (i == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (i < -size || i >= size) {
+    std::string text = "index " + std::to_string(i) + " is outside axis " + std::to_string(axis) + " of size " + std::to_string(size);
+    PyErr_SetString(PyExc_IndexError, text.c_str());
+    throw nb::python_error();
+  }
+  return i < 0 ? i + size : i;
+}
+
+// Whole numbers and slices: the same memory, another view of it.
+Array item(const Array& a, nb::handle index) {
+  a.state->open();
+  nb::tuple items = nb::isinstance<nb::tuple>(index) ? nb::borrow<nb::tuple>(index) : nb::make_tuple(nb::borrow(index));
+  size_t given = 0;
+  for (nb::handle i : items) given += !i.is(nb::handle(Py_Ellipsis));
+  if (given > static_cast<size_t>(a.tensor.ndim) || items.size() > given + 1) bad_index(a, index);
+  Array view{a.tensor, a.owner, a.state, a.structured};
+  Tensor& t = view.tensor;
+  t.ndim = 0;
+  int axis = 0;
+  int64_t offset = 0;
+  auto keep = [&](int64_t size, int64_t stride) { t.shape[t.ndim] = size, t.strides[t.ndim++] = stride; };
+  for (nb::handle i : items) {
+    if (i.is(nb::handle(Py_Ellipsis))) {
+      for (auto left = static_cast<size_t>(a.tensor.ndim) - given; left > 0; left--, axis++)
+        keep(a.tensor.shape[axis], a.tensor.strides[axis]);
+      continue;
+    }
+    int64_t stride = a.tensor.strides[axis];
+    if (PySlice_Check(i.ptr())) {
+      Py_ssize_t start, stop, step;
+      if (PySlice_Unpack(i.ptr(), &start, &stop, &step) < 0) throw nb::python_error();
+      Py_ssize_t size = PySlice_AdjustIndices(a.tensor.shape[axis], &start, &stop, step);
+      if (step < 1) bad_index(a, index);
+      offset += size ? start * stride : 0;
+      keep(size, stride * step);
+    } else if (PyIndex_Check(i.ptr()) && !PyBool_Check(i.ptr())) {
+      offset += index_of(a, i, axis) * stride;
+    } else {
+      bad_index(a, index);
+    }
+    axis++;
+  }
+  for (; axis < a.tensor.ndim; axis++) keep(a.tensor.shape[axis], a.tensor.strides[axis]);
+  t.offset += static_cast<size_t>(offset) * t.dtype.size;
+  return view;
+}
+
+nb::object as_array(const Array& a, nb::handle dtype, nb::handle copy) {
+  nb::object view = to_numpy(a);
+  if (!dtype.is_none() && !view.attr("dtype").equal(call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype)))) {
+    if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("metalmm.Array: another dtype needs a copy");
+    return call_python(view.attr("astype"), nb::borrow(dtype));
+  }
+  return !copy.is_none() && nb::cast<bool>(copy) ? call_python(view.attr("copy")) : view;
+}
+
+// NumPy does not export bfloat16; DLPack has it.
+nb::object to_dlpack(const Array& a, const nb::kwargs& options) {
+  const Tensor& t = a.tensor;
+  if (t.dtype != kBFloat16 || !t.buffer->host()) return to_numpy(a).attr("__dlpack__")(**options);
+  finish(a.state->open());
+  t.buffer->mutable_since = true;
+  size_t shape[kMaxDims];
+  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
+  nb::object self = nb::find(a);
+  nb::ndarray<> view(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides, nb::dlpack::dtype{4, 16, 1});
+  return nb::cast(view);  // a capsule of before versions, which every consumer takes
+}
+
+std::string dtype_text(const Array& a) {
+  return a.structured.is_valid() ? nb::cast<std::string>(nb::str(a.structured)) : a.tensor.dtype.name();
+}
+
+}  // namespace
+
+void bind_array(nb::module_& m) {
+  static PyMethodDef methods[] = {
+      {"numpy", [](PyObject* self, PyObject*) { return guarded([&] { return to_numpy(self_of<Array>(self)); }); }, METH_NOARGS,
+       "numpy($self)\n--\n\n"
+       "The same memory as a NumPy array, without a copy; of a device whose memory the host does not reach, a read-only copy.\n\n"
+       "Comes after all that was submitted. Raises ClosedError after the device's end, DTypeError as dtype does."},
+      {}};
+  nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>(methods)),
+                    "An array in a device's memory. Made by Device.array, Device.empty and matmul. Indexing with whole numbers and slices\n"
+                    "gives an Array of the same memory.")
+      .def_prop_ro(
+          "shape", [](const Array& a) { return shape_of(a.tensor); }, "Elements along each axis.")
+      .def_prop_ro(
+          "ndim", [](const Array& a) { return a.tensor.ndim; }, "Number of axes.")
+      .def_prop_ro(
+          "size", [](const Array& a) { return a.tensor.count(); }, "Number of elements.")
+      .def_prop_ro(
+          "dtype", [](const Array& a) { return a.structured.is_valid() ? a.structured : numpy_dtype(a.tensor.dtype); },
+          "NumPy's dtype; of bfloat16 that of ml_dtypes, and a DTypeError where that is not installed.")
+      .def_prop_ro(
+          "itemsize", [](const Array& a) { return a.tensor.dtype.size; }, "Bytes of an element.")
+      .def_prop_ro(
+          "nbytes", [](const Array& a) { return a.tensor.count() * a.tensor.dtype.size; }, "Bytes of all elements.")
+      .def_prop_ro(
+          "device", [](const Array& a) { return a.owner; }, "The Device that it lies on.")
+      .def_prop_ro(
+          "device_address", [](const Array& a) { return a.state->open()->device_address(*a.tensor.buffer) + a.tensor.offset; },
+          "Where the device's kernels find the first element, as a number, for a kernel that takes pointers in a struct. The array must\n"
+          "live until such a kernel is through; see docs/architecture.md for what Metal asks beside.")
+      .def("__array__", &as_array, "dtype"_a = nb::none(), "copy"_a = nb::none())
+      .def("__dlpack__", &to_dlpack)
+      .def("__dlpack_device__",
+           [](const Array& a) {
+             a.state->open();
+             return nb::make_tuple(1, 0);  // the host's view of it
+           })
+      .def("__getitem__", &item, "index"_a.none())
+      .def("__len__",
+           [](const Array& a) {
+             if (a.tensor.ndim == 0) throw nb::type_error("an Array without dimensions has no len()");
+             return a.tensor.shape[0];
+           })
+      .def("__repr__", [](const Array& a) {
+        std::string device = a.state->device ? a.state->device->name() : "closed";
+        return "metalmm.Array(shape=" + nb::cast<std::string>(nb::str(shape_of(a.tensor))) + ", dtype=" + dtype_text(a) +
+               ", device=" + device + ")";
+      });
+}
+
+}  // namespace metalmm

@@ -1,0 +1,87 @@
+#include "batch.h"
+
+namespace metalmm {
+namespace {
+
+std::string device_text(const nb::object& device) { return device.is_valid() ? repr_of(device) : "no device"; }
+
+PyObject* matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take("batch.matmul", args, count, kwnames, false)); });
+}
+
+PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] {
+    static const auto* parameters = new Parameters("batch.add", {"call"}, 1, 1);
+    PyObject* values[1];
+    parameters->take(args, count, kwnames, values);
+    return self_of<Batch>(self).add(values[0]);
+  });
+}
+
+PyMethodDef methods[] = {
+    fast_method("matmul", &matmul,
+                "matmul($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
+                "--\n\nAdds a matmul; arguments and errors as metalmm.matmul. Returns the result, not yet filled."),
+    fast_method("add", &add, "add($self, call)\n--\n\nAdds a prepared call. Returns its out, not yet filled."),
+    plain_method<Batch, &Batch::submit>("submit", "submit($self)\n--\n\nHands the batch to the device."),
+    plain_method<Batch, &Batch::record>(
+        "record",
+        "record($self)\n--\n\n"
+        "Ends the batch without running it: a Recording, which runs it any number of times at a cost that hardly depends on its size."),
+    plain_method<Batch, &Batch::wait>("wait", "wait($self)\n--\n\nWaits until it is done. Raises what went wrong, naming the kernel."),
+    {}};
+
+PyMethodDef recording_methods[] = {
+    plain_method<PyRecording, &PyRecording::replay>(
+        "replay", "replay($self)\n--\n\nHands it to the device once more, after all that was submitted before."),
+    plain_method<PyRecording, &PyRecording::wait>("wait",
+                                                  "wait($self)\n--\n\nWaits until every replay is done. Raises what went wrong first."),
+    {}};
+
+}  // namespace
+
+void bind_batch(nb::module_& m) {
+  nb::class_<BatchTiming>(m, "BatchTiming", "Seconds that a batch took, apart; see docs/method.md.")
+      .def_ro("encode", &BatchTiming::encode,
+              "From opening the batch until all is encoded, the caller's own Python up to submit() included.")
+      .def_ro("commit", &BatchTiming::commit, "Handing what was encoded to the device.")
+      .def_ro("wait", &BatchTiming::wait, "From wait() to the host seeing completion. On the CPU device the waiting thread does the work.")
+      .def_prop_ro(
+          "device", [](const BatchTiming& t) { return t.device < 0 ? std::nullopt : std::optional<double>(t.device); },
+          "The device's own work; None where it cannot tell.")
+      .def_prop_ro(
+          "dispatches",
+          [](const BatchTiming& t) {
+            std::vector<std::optional<double>> all;
+            for (double s : t.dispatches) all.push_back(s < 0 ? std::nullopt : std::optional<double>(s));
+            return all;
+          },
+          "The device's own work on each dispatch, of a batch with per_dispatch=True; empty where it cannot tell.")
+      .def_ro("calls", &BatchTiming::calls, "Calls of the device's encoder that the batch made; 0 on the CPU device.")
+      .def("__repr__", [](const BatchTiming& t) {
+        auto us = [](double s) { return std::to_string(s * 1e6) + "us"; };
+        return "BatchTiming(encode=" + us(t.encode) + ", commit=" + us(t.commit) + ", wait=" + us(t.wait) +
+               ", device=" + (t.device < 0 ? "n/a" : us(t.device)) + ")";
+      });
+
+  nb::class_<Batch>(
+      m, "Batch", nb::type_slots(collected<Batch>(methods)),
+      "Any number of matmuls, submitted once and run in order. A context manager: leaving it submits and waits; leaving it by an\n"
+      "exception drops it. Results are valid after wait(); arrays are read when the batch runs.")
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", &Batch::exit, "type"_a.none(), "value"_a.none(), "traceback"_a.none())
+      .def_prop_ro("timing", &Batch::timing, "A BatchTiming, whole after wait().")
+      .def("__len__", &Batch::size)
+      .def("__repr__", [](const Batch& b) {
+        return "metalmm.Batch(" + std::to_string(b.size()) + " dispatches, " + b.state() + ", on " + device_text(b.device()) + ")";
+      });
+
+  nb::class_<PyRecording>(m, "Recording", nb::type_slots(collected<PyRecording>(recording_methods)),
+                          "A batch that can be run again and again. Arrays are read and results written anew each time; they are fixed,\n"
+                          "as are shapes and epilogues.")
+      .def_prop_ro("timing", &PyRecording::timing, "Of the last replay.")
+      .def("__len__", &PyRecording::size)
+      .def("__repr__", [](const PyRecording& r) { return "metalmm.Recording(" + std::to_string(r.size()) + " dispatches)"; });
+}
+
+}  // namespace metalmm

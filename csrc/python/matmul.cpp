@@ -1,0 +1,370 @@
+#include "matmul.h"
+
+#include <cstring>
+
+#include "source.h"
+
+namespace metalmm {
+
+MatmulCall MatmulCall::take(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
+  enum { kVariant, kA, kB, kBias, kC, kAlpha, kBeta, kTa, kTb, kOut, kDevice, kCount };
+  static const std::vector<const char*> names = {"variant", "a",           "b",           "bias", "c",     "alpha",
+                                                 "beta",    "transpose_a", "transpose_b", "out",  "device"};
+  static const auto* with = new Parameters("matmul", names, 3, 3);
+  static const auto* without = new Parameters("matmul", {names.begin(), names.end() - 1}, 3, 3);
+  (void)function;
+  PyObject* v[kCount] = {};
+  (takes_device ? with : without)->take(args, count, kwnames, v);
+  auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
+  return {given(kVariant),
+          given(kA),
+          given(kB),
+          given(kBias),
+          given(kC),
+          given(kOut),
+          given(kDevice),
+          real(v[kAlpha], "matmul: alpha", 1.0),
+          real(v[kBeta], "matmul: beta", 0.0),
+          flag(v[kTa], "matmul: transpose_a", false),
+          flag(v[kTb], "matmul: transpose_b", false)};
+}
+
+// -- variants and their pipelines -------------------------------------------------------------------------------------
+
+namespace {
+
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
+}
+
+// A literal in the caller's code is one object: most look-ups end at its address.
+struct Seen {
+  nb::object id;
+  const Variant* variant = nullptr;
+};
+constexpr size_t kSeen = 256;
+
+const Variant& find_variant(nb::handle id) {
+  static Seen* all = new Seen[kSeen];
+  Seen& seen = all[reinterpret_cast<uintptr_t>(id.ptr()) / 16 % kSeen];
+  if (seen.id.ptr() == id.ptr()) return *seen.variant;
+  if (!PyUnicode_Check(id.ptr()))
+    throw Error(ErrorKind::unknown_variant, "matmul: variant is " + repr_of(id) + "; a variant is named by a string, 'family/name'");
+  Py_ssize_t size;
+  const char* text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
+  if (!text) throw nb::python_error();
+  const Variant* found = registry().find(std::string(text, static_cast<size_t>(size)));
+  if (!found) throw Error(ErrorKind::unknown_variant, nb::cast<std::string>(call_python(hooks().unknown_variant, id)));
+  seen = {nb::borrow(id), found};
+  return *found;
+}
+
+std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
+  PipelineSource source = source_of(call_python(hooks().build_pipeline, device, v.id, specialization), v.id);
+  if (!v.library.empty())
+    source.library = LibraryMatmul{v.library, (specialization & kTransposeA) != 0, (specialization & kTransposeB) != 0,
+                                   kOperandTypes[specialization >> kTypeShift]};
+  std::shared_ptr<Pipeline> pipeline = load_pipeline(state, source);
+  if (v.tiling.threads > pipeline->max_threads)
+    throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.tiling.threads) + " threads; the kernel allows " +
+                                       std::to_string(pipeline->max_threads));
+  return pipeline;
+}
+
+const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
+  if (const auto* found = state.pipelines.find(v, specialization)) return *found;
+  auto pipeline = build_pipeline(state, device, v, specialization);
+  return *state.pipelines.keep(v, specialization, std::move(pipeline));
+}
+
+void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
+  if (v.runs_on(device) && v.supports(spec)) return;
+  std::string lack = v.lacks(spec);
+  if (!v.runs_on(device)) {
+    std::string names;
+    for (const std::string& n : v.devices) names += (names.empty() ? "" : " or ") + n;
+    lack = "unavailable on device " + device.name() + ", it needs device " + names;
+  }
+  throw Error(ErrorKind::unsupported, v.id + ": " + lack + registry().alternatives(spec, device));
+}
+
+}  // namespace
+
+// -- matmul -----------------------------------------------------------------------------------------------------------
+
+Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
+    : variant(&find_variant(call.variant)),
+      tiling(variant->tiling),
+      a(call.a, "a", &state),
+      b(call.b, "b", &state),
+      bias(call.bias, "bias", &state),
+      c(call.c, "c", &state) {
+  if (!a.get() || !b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
+  args = {a.get(),          b.get(),         bias.get(), c.get(), static_cast<float>(call.alpha), static_cast<float>(call.beta),
+          call.transpose_a, call.transpose_b};
+  plan = plan_matmul(args);
+  const std::shared_ptr<Device>& running = state.open();
+  check_supports(*variant, plan.spec, *running);
+  DType type = plan.spec.a_type;
+  bool is_given = !call.out.is_none();
+  if (is_given)
+    result = nb::borrow(call.out);
+  else if (a.is_array() || b.is_array())
+    result = nb::cast(empty_array(nb::borrow(device), &state, plan.out_ndim, plan.out_shape, type));
+  else
+    result = empty_numpy(plan.out_ndim, plan.out_shape, type);
+  out = Operand(result, "out", &state);
+  Buffer& buffer = *out.get()->buffer;
+  if (!is_given && !out.is_array() && running->poisons()) std::memset(buffer.host(), 0xff, buffer.size());
+  if (is_given) check_out(plan, args, *out.get());
+  buffer.mutable_since = true;
+  pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+}
+
+namespace {
+
+PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] {
+    MatmulCall call = MatmulCall::take("matmul", args, count, kwnames, true);
+    nb::object owner = device_of(call.device, {call.a, call.b, call.out, call.c, call.bias});
+    DeviceState& state = state_of(owner);
+    Matmul resolved(call, state, owner);
+    std::shared_ptr<Device> running = state.open();
+    resolved.dispatch([&](const Dispatch& d) {
+      Unlocked unlocked;
+      return running->run(d);
+    });
+    give_warnings(*running);
+    return resolved.result;
+  });
+}
+
+}  // namespace
+
+// -- prepared calls ---------------------------------------------------------------------------------------------------
+
+Prepared::Prepared(nb::object device, const MatmulCall& call)
+    : device_(std::move(device)),
+      state_(&state_of(device_)),
+      keep_{nb::borrow(call.a), nb::borrow(call.b), nb::borrow(call.bias), nb::borrow(call.c)},
+      call_(call, *state_, device_) {}
+
+nb::object Prepared::run() {
+  std::shared_ptr<Device> device = state_->open();
+  call_.dispatch([&](const Dispatch& d) {
+    Unlocked unlocked;
+    seconds_.store(device->run(d), std::memory_order_relaxed);
+    return 0;
+  });
+  give_warnings(*device);
+  return call_.result;
+}
+
+void Prepared::clear() {
+  state_ = closed_state();
+  call_.a = call_.b = call_.bias = call_.c = call_.out = Operand();
+  for (nb::object& o : keep_) o.reset();
+  call_.result.reset();
+  device_.reset();
+}
+
+namespace {
+
+PyObject* call_prepared(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return guarded([&] {
+    if (PyTuple_GET_SIZE(args) || (kwargs && PyDict_Size(kwargs)))
+      bad_argument("a PreparedCall takes no arguments: they were given to prepare()");
+    return self_of<Prepared>(self).run();
+  });
+}
+
+}  // namespace
+
+// -- MatmulSpec -------------------------------------------------------------------------------------------------------
+
+namespace {
+
+uint32_t size_of(PyObject* value, const char* name, int64_t otherwise) {
+  int64_t size = value ? number<int64_t>(value, ("MatmulSpec: " + std::string(name)).c_str(), ErrorKind::shape) : otherwise;
+  if (size < 1 || size > UINT32_MAX)
+    throw Error(ErrorKind::shape, "MatmulSpec: a size of " + std::to_string(size) + "; sizes are 1 to 2^32 - 1");
+  return static_cast<uint32_t>(size);
+}
+
+DType operand_dtype(nb::handle value) {
+  nb::object structured;
+  DType type = dtype_of(value, &structured);
+  if (operand_type(type) == kOperandTypeCount)
+    throw Error(ErrorKind::dtype, "MatmulSpec: operands of " + type.name() + "; they are float16, bfloat16 or float32");
+  return type;
+}
+
+MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
+  enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kCount };
+  static const auto* parameters =
+      new Parameters("MatmulSpec", {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype"}, 3, kCount);
+  PyObject* v[kCount];
+  parameters->take(args, kwargs, v);
+  MatmulSpec s;
+  s.m = size_of(v[kM], "m", 1), s.n = size_of(v[kN], "n", 1), s.k = size_of(v[kK], "k", 1), s.batch = size_of(v[kBatch], "batch", 1);
+  s.transpose_a = flag(v[kTa], "MatmulSpec: transpose_a", false), s.transpose_b = flag(v[kTb], "MatmulSpec: transpose_b", false);
+  s.bias = flag(v[kBias], "MatmulSpec: bias", false);
+  s.alpha = static_cast<float>(real(v[kAlpha], "MatmulSpec: alpha", 1.0));
+  s.beta = static_cast<float>(real(v[kBeta], "MatmulSpec: beta", 0.0));
+  s.c = s.beta != 0.0f;
+  if (v[kDtype]) s.a_type = s.b_type = operand_dtype(v[kDtype]);
+  check_sizes(s);
+  return s;
+}
+
+// What MatmulSpec(*…) makes the same one of.
+nb::tuple arguments_of(const MatmulSpec& s) {
+  return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name());
+}
+
+void bind_spec(nb::module_& m) {
+  nb::class_<MatmulSpec>(m, "MatmulSpec",
+                         "MatmulSpec(m, n, k, batch=1, transpose_a=False, transpose_b=False, bias=False, alpha=1.0, beta=0.0, "
+                         "dtype='float16')\n--\n\n"
+                         "What a matmul asks for, without its data: sizes, layout, epilogue and the type of its operands.\n\n"
+                         "beta other than 0 means that beta * c is added. dtype: of A, B, C, bias and the result: float16, bfloat16 or\n"
+                         "float32, as numpy.dtype() takes it. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
+                         "elements, DTypeError, ArgumentError.")
+      .def("__init__",
+           [](MatmulSpec* self, const nb::args& args, const nb::kwargs& kwargs) { new (self) MatmulSpec(make_spec(args, kwargs)); })
+      .def_ro("m", &MatmulSpec::m, "Rows of A and of the result.")
+      .def_ro("n", &MatmulSpec::n, "Columns of B and of the result.")
+      .def_ro("k", &MatmulSpec::k, "Columns of A and rows of B.")
+      .def_ro("batch", &MatmulSpec::batch, "Matrices in a batch.")
+      .def_ro("transpose_a", &MatmulSpec::transpose_a, "Whether A lies as (k, m).")
+      .def_ro("transpose_b", &MatmulSpec::transpose_b, "Whether B lies as (n, k).")
+      .def_ro("bias", &MatmulSpec::bias, "Whether a bias is added.")
+      .def_ro("alpha", &MatmulSpec::alpha, "Factor of A times B.")
+      .def_ro("beta", &MatmulSpec::beta, "Factor of C; 0: C is not read.")
+      .def_prop_ro(
+          "dtype", [](const MatmulSpec& s) { return s.a_type.name(); }, "Of the operands, by NumPy's name.")
+      .def_prop_ro(
+          "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
+      .def_prop_ro("least_bytes", &MatmulSpec::least_bytes,
+                   "The least that must move: A, B and the result, C where beta is not 0, and the bias, each once.")
+      .def("__eq__",
+           [](const MatmulSpec& a, nb::handle b) {
+             return nb::isinstance<MatmulSpec>(b) && arguments_of(a).equal(arguments_of(nb::cast<const MatmulSpec&>(b)));
+           })
+      .def("__hash__", [](const MatmulSpec& s) { return nb::hash(arguments_of(s)); })
+      .def("__reduce__", [](nb::handle self) { return nb::make_tuple(self.type(), arguments_of(nb::cast<const MatmulSpec&>(self))); })
+      .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
+}
+
+// -- what the manifest says -------------------------------------------------------------------------------------------
+
+Range range_of(nb::handle pair) {
+  auto t = nb::cast<nb::tuple>(pair);
+  return {nb::cast<uint32_t>(t[0]), nb::cast<uint32_t>(t[1])};
+}
+
+void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
+                      nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, std::vector<std::string> layouts, bool bias, bool c,
+                      bool alpha, std::vector<std::string> devices, const std::string& library, uint32_t bk,
+                      std::vector<std::string> specializes, const nb::dict& without) {
+  Variant v;
+  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
+  v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
+  v.n_values = std::move(n_values), v.bias = bias, v.c = c, v.alpha = alpha, v.library = library, v.bk = bk;
+  for (const std::string& layout : layouts)
+    for (unsigned i = 0; i < kLayouts; i++) v.layouts |= (layout == kLayoutNames[i]) << i;
+  v.specializes = 0;
+  for (const std::string& name : specializes)
+    for (unsigned i = 0; i < std::size(kSpecializationNames); i++) v.specializes |= (name == kSpecializationNames[i]) << i;
+  v.specializes |= kTransposeA | kTransposeB;
+  for (auto [type, why] : without)
+    for (unsigned i = 0; i < kOperandTypeCount; i++)
+      if (nb::cast<std::string>(type) == kOperandTypes[i].name()) v.without[i] = nb::cast<std::string>(why);
+  v.devices = std::move(devices);
+  if (!v.devices.empty()) {
+    v.device_bits = 0;
+    for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
+  }
+  registry().add(std::move(v));
+}
+
+nb::tuple describe(nb::handle device, nb::handle id, const MatmulSpec& spec) {
+  const Variant& v = find_variant(id);
+  DeviceState& state = state_of(device);
+  check_supports(v, spec, *state.open());
+  std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, v.specialization(spec, contiguous_params(spec)));
+  Size3 grid = matmul_grid(v.tiling, spec);
+  return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, p->static_threadgroup_bytes);
+}
+
+template <size_t N>
+nb::tuple names_of(const char* const (&names)[N]) {
+  nb::list list;
+  for (const char* name : names) list.append(name);
+  return nb::tuple(list);
+}
+
+constexpr const char* kMatmulDoc =
+    "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n--\n\n"
+    "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id, summed in float32.\n\n"
+    "variant: 'family/name', see metalmm.variants(). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
+    "(n, k) with transpose_b; (batch, ...) or 2-D and shared. bias: (n,). c: (m, n) or (batch, m, n); read only where beta is not 0.\n"
+    "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
+    "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
+    "metalmm.default_device().\n\n"
+    "Returns out where it is given, else an Array if a or b is one, else a NumPy array. Rows must be contiguous; they may be any\n"
+    "distance apart.\n\n"
+    "Raises ArgumentError, UnknownVariantError, UnsupportedError, ShapeError, DTypeError, LayoutError, DeviceError, ClosedError before\n"
+    "anything runs; CompileError on a variant's first use; KernelError if the kernel breaks a rule of Metal.";
+
+}  // namespace
+
+void bind_matmul(nb::module_& m) {
+  bind_spec(m);
+  m.attr("_SPECIALIZATIONS") = names_of(kSpecializationNames);
+  m.attr("_TYPE_SHIFT") = kTypeShift;
+  m.attr("_LAYOUTS") = names_of(kLayoutNames);
+  nb::list types;
+  for (DType type : kOperandTypes) types.append(type.name());
+  m.attr("_OPERAND_TYPES") = nb::tuple(types);
+  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
+        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a);
+  m.def(
+      "_lacks", [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).lacks(spec); },
+      "Empty, or why the variant does not support the spec.");
+  m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) { describe(device, id, spec); });
+  m.def("_describe", &describe, "Grid, most threads of a threadgroup, bytes of threadgroup memory.");
+  m.def(
+      "_specialization",
+      [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).specialization(spec, contiguous_params(spec)); },
+      "What the kernel is compiled for, for operands that lie densely: bits of _SPECIALIZATIONS, and the place of their type in\n"
+      "_OPERAND_TYPES above _TYPE_SHIFT.");
+  m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {
+    nb::inst_ptr<PyDevice>(device)->state->pipelines.forget(find_variant(id));  // a closed device has none left
+  });
+
+  static PyMethodDef none[] = {{}};
+  nb::class_<Prepared>(m, "PreparedCall", nb::type_slots(collected<Prepared>(none, &call_prepared)),
+                       "A matmul with everything resolved; call it to run it, and it returns out. Reads its arrays at each call. Made by\n"
+                       "Device.prepare(). A call raises KernelError, ClosedError.")
+      .def_prop_ro(
+          "out", [](const Prepared& p) { return p.out(); }, "The result, the same array at each call.")
+      .def_prop_ro(
+          "variant", [](const Prepared& p) { return p.call().variant->id; }, "Its id.")
+      .def_prop_ro(
+          "spec", [](const Prepared& p) { return p.call().plan.spec; }, "The MatmulSpec of its arguments.")
+      .def_prop_ro("device_seconds", &Prepared::device_seconds,
+                   "What the device worked in the last call, in seconds; None where it cannot tell.")
+      .def("__repr__", [](const Prepared& p) {
+        nb::object device = p.device();
+        return "metalmm.PreparedCall(" + p.call().variant->id + ": " + p.call().plan.spec.text() + ", on " +
+               (device.is_valid() ? repr_of(device) : "no device") + ")";
+      });
+
+  static PyMethodDef method = fast_method("matmul", &matmul, kMatmulDoc);
+  nb::object name = nb::cast("metalmm");
+  m.attr("matmul") = nb::steal(PyCFunction_NewEx(&method, nullptr, name.ptr()));
+}
+
+}  // namespace metalmm

@@ -1,0 +1,75 @@
+// Matmuls as Python asks for them: by variant and arrays, at once, prepared, or for a batch.
+#pragma once
+#include "../core/matmul.h"
+#include "device.h"
+
+namespace metalmm {
+
+// The arguments of a matmul as they were given, borrowed; None where none was.
+struct MatmulCall {
+  nb::handle variant, a, b, bias, c, out, device;
+  double alpha, beta;
+  bool transpose_a, transpose_b;
+  // Throws ArgumentError. `takes_device`: whether the function has that argument.
+  static MatmulCall take(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device);
+};
+
+// Everything that a matmul call resolves to, with the objects that keep its memory alive.
+struct Matmul {
+  Matmul() = default;
+  Matmul(const MatmulCall& call, DeviceState& state, nb::handle device);
+  const Variant* variant = nullptr;
+  Tiling tiling;  // a copy: a manifest that is loaded again must not change a prepared call
+  Operand a, b, bias, c, out;
+  MatmulArgs args;
+  MatmulPlan plan;
+  nb::object result;
+  std::shared_ptr<Pipeline> pipeline;
+
+  template <class Use>
+  auto dispatch(Use&& use) const {
+    return with_dispatch(tiling, pipeline, plan, args, *out.get(), std::forward<Use>(use));
+  }
+};
+
+// Returned by Device.prepare().
+class Prepared {
+ public:
+  Prepared(nb::object device, const MatmulCall& call);
+  Prepared(const Prepared&) = delete;
+
+  nb::object run();
+  template <class Use>
+  void encode(Use&& use) const {
+    call_.dispatch(std::forward<Use>(use));
+  }
+  const nb::object& out() const { return call_.result; }
+  const nb::object& device() const { return device_; }
+  std::optional<double> device_seconds() const {
+    double s = seconds_.load(std::memory_order_relaxed);
+    return s < 0 ? std::nullopt : std::optional<double>(s);
+  }
+  const Matmul& call() const { return call_; }
+
+  // For the garbage collector. A NumPy array is held twice: by the object, and by the buffer that was made of it.
+  template <class Visit>
+  void visit(Visit&& visit) const {
+    visit(device_.ptr());
+    for (const nb::object& o : keep_) visit(o.ptr());
+    visit(call_.result.ptr());
+    for (const Operand* o : {&call_.a, &call_.b, &call_.bias, &call_.c, &call_.out})
+      if (auto* buffer = o->own_buffer()) visit(static_cast<PyObject*>((*buffer)->owner));
+  }
+  void clear();
+
+ private:
+  nb::object device_;
+  DeviceState* state_;
+  nb::object keep_[4];
+  Matmul call_;
+  std::atomic<double> seconds_{-1};
+};
+
+void bind_matmul(nb::module_& m);
+
+}  // namespace metalmm

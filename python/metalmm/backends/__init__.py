@@ -1,0 +1,113 @@
+"""What a device needs of Python, one file for each kind: whether it is there, its options, how MSL becomes code for it, facts.
+
+A file defines a class after :class:`Backend` and is named in `_BACKENDS`; a device's C++ is a folder of csrc that adds itself under the
+same name. Nobody else compares the name of a device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import _core
+from ..errors import DeviceError
+from ..kernel_source import Code, Constants, KernelText, LibraryText
+from . import cpu, metal
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+
+class Options(cpu.Options, metal.Options, total=False):
+    """All that a device may be told when it is made."""
+
+
+class Backend(Protocol):
+    """One kind of device.
+
+    name: its own and that of its C++; options: what Device() may give it; libraries: matmuls that it has beside kernels; counts_barriers:
+    whether Device.counters says how often threadgroups met; note: what a reader of its times must know.
+    """
+
+    name: str
+    options: Sequence[str]
+    libraries: Sequence[str]
+    counts_barriers: bool
+    note: str
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+        """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
+        ...
+
+    def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
+        """A user's MSL, preprocessed as far as the device's compiler wants it. Raises CompileError, LoweringError."""
+        ...
+
+    def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
+        """One kernel for the device. Raises CompileError, LoweringError."""
+        ...
+
+    def watching(self, timeout: float) -> dict[str, Any]:
+        """Options of a device that tells of kernels which write elsewhere or take longer than `timeout` seconds, where it can."""
+        ...
+
+    def facts(self, device: Device) -> dict[str, str | None]:
+        """What a report says of it beside Device.info: compiler, and summary, a line for its head."""
+        ...
+
+
+# In the order in which Device() looks for one.
+_BACKENDS: dict[str, Backend] = {b.name: b for b in (metal.BACKEND, cpu.BACKEND)}
+
+
+def register(backend: Backend) -> None:
+    """Adds a kind of device, whose C++ is in this build of the extension."""
+    _BACKENDS[backend.name] = backend
+
+
+def names() -> list[str]:
+    return sorted(_BACKENDS)
+
+
+def get(name: str) -> Backend:
+    """Raises DeviceError for a name that no backend has."""
+    if name not in _BACKENDS:
+        raise DeviceError(f"no device '{name}'; there are: {', '.join(names())}")
+    return _BACKENDS[name]
+
+
+def available(name: str) -> list[str]:
+    """Names of the devices of that kind on this machine."""
+    return _core._device_names(name)
+
+
+def first_available() -> str:
+    """The kind of device that Device() makes where nobody names one."""
+    return next(name for name in _BACKENDS if available(name))
+
+
+def counting_barriers() -> str:
+    """The name of the backend that does."""
+    return next(name for name, b in _BACKENDS.items() if b.counts_barriers)
+
+
+def with_library(library: str) -> list[str]:
+    """Names of the backends that have it."""
+    return [name for name in names() if library in _BACKENDS[name].libraries]
+
+
+def libraries() -> list[str]:
+    return sorted({library for b in _BACKENDS.values() for library in b.libraries})
+
+
+def options_of(backend: Backend, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+    """Raises DeviceError for an option that the device does not have."""
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in given:
+        if key not in backend.options:
+            near = difflib.get_close_matches(key, backend.options, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(backend.options)}"
+            raise DeviceError(f"{key}: device {backend.name} has no such option{hint}")
+    return backend.checked(given)

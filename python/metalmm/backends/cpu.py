@@ -1,0 +1,92 @@
+"""Device cpu: MSL lowered to C++ and compiled for the machine's own cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from .. import compiler
+from ..errors import DeviceError
+from ..kernel_source import Code, Constants, KernelText, LibraryText
+from ..msl.program import Program
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+
+class Options(TypedDict, total=False):
+    """threads: OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use. threadgroup_memory_limit: bytes,
+    32 KB as on Apple GPUs. lenient_barriers: threads that have returned count as having reached every barrier; by default that is an
+    error. guards: poison around every array and threadgroup block, looked at after each dispatch, so that a kernel that writes outside
+    is a KernelError (NumPy arrays are copied there and back). debug: guards, threads and threadgroups in another order each time,
+    vector loads off their alignment are errors, and count_writes() works; slow. timeout: seconds after which a dispatch is ended with a
+    KernelError, by default never.
+    """
+
+    threads: int | None
+    threadgroup_memory_limit: int | None
+    lenient_barriers: bool | None
+    debug: bool | None
+    guards: bool | None
+    timeout: float | None
+
+
+class _Cpu:
+    name = "cpu"
+    options: Sequence[str] = tuple(Options.__annotations__)
+    libraries: Sequence[str] = ("blas",)
+    counts_barriers = True
+    note = "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time; 'vs orig' compares with an Apple GPU in production."
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+        options: dict[str, Any] = {
+            "threads": None,
+            "threadgroup_memory_limit": 32768,
+            "lenient_barriers": False,
+            "debug": False,
+            "guards": False,
+            "timeout": 0.0,
+            **given,
+        }
+        if options["threads"] is None:
+            text = os.environ.get("METALMM_CPU_THREADS", "0")
+            try:
+                options["threads"] = int(text)
+            except ValueError:
+                raise DeviceError(f"METALMM_CPU_THREADS is {text!r}; it takes a number of threads") from None
+        for key in ("lenient_barriers", "debug", "guards"):
+            if not isinstance(options[key], bool):
+                raise DeviceError(f"{key} is {options[key]!r}; it takes True or False")
+        for key in ("threads", "threadgroup_memory_limit", "timeout"):
+            if not isinstance(options[key], (int, float)) or isinstance(options[key], bool):
+                raise DeviceError(f"{key} is {options[key]!r}; it takes a number")
+        threads, limit, timeout = options["threads"], options["threadgroup_memory_limit"], options["timeout"]
+        if threads != int(threads) or not 0 <= threads <= 1024:
+            raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
+        if limit != int(limit) or not 0 <= limit < 2**32:
+            raise DeviceError(f"threadgroup_memory_limit is {limit}; it takes bytes, up to 2^32 - 1")
+        if not 0 <= timeout <= 1e6:
+            raise DeviceError(f"timeout is {timeout}; it takes seconds, up to a million, or None for none")
+        return {**options, "threads": int(threads), "threadgroup_memory_limit": int(limit), "timeout": float(timeout)}
+
+    def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
+        expanded = compiler.preprocess(text, name, folders, defines)
+        return LibraryText(KernelText(expanded, name, is_preprocessed=True), Program(expanded, name).kernel_names())
+
+    def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
+        module = compiler.build(
+            source.text, kernel, constants, source.name, is_preprocessed=source.is_preprocessed, debug=bool(device._options["debug"])
+        )
+        return Code(kernel, file=str(module))  # whose tables say its arguments, from the same source
+
+    def watching(self, timeout: float) -> dict[str, Any]:
+        return {"guards": True, "timeout": timeout}
+
+    def facts(self, device: Device) -> dict[str, str | None]:
+        version = compiler.find_compiler().version
+        return {"compiler": version, "summary": f"threads={device.threads} cpu={{cpu}} compiler={version}"}
+
+
+BACKEND = _Cpu()

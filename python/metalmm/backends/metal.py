@@ -1,0 +1,87 @@
+"""Device metal: Apple's GPUs, whose own compiler takes MSL as text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from .. import _core, cache
+from ..errors import CompileError, DeviceError, LoweringError
+from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
+from ..msl.program import Argument, Program
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+
+class Options(TypedDict, total=False):
+    """index: of the GPU in metalmm.metal_devices(), by default the system's own choice. spin: seconds that wait() watches for completion
+    before it blocks, 50e-6. max_operations (512), max_bytes (4 GB): what one command buffer takes before a batch begins another.
+    """
+
+    index: int | None
+    spin: float | None
+    max_operations: int | None
+    max_bytes: int | None
+
+
+class _Metal:
+    name = "metal"
+    options: Sequence[str] = tuple(Options.__annotations__)
+    libraries: Sequence[str] = ("mps_matmul", "mps_matvec")
+    counts_barriers = False
+    note = ""
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+        found = _core._device_names(self.name)
+        if not found:
+            raise DeviceError("no Metal device; metalmm needs macOS 14 on a machine with a GPU for device 'metal'; 'cpu' runs anywhere")
+        options: dict[str, Any] = {"index": None, "spin": 50e-6, "max_operations": 512, "max_bytes": 4 << 30, **given}
+        for key in self.options:
+            whole = key != "spin"
+            value = options[key]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int if whole else (int, float))):
+                raise DeviceError(f"{key} is {value!r}; it takes a {'whole ' if whole else ''}number")
+        index, spin, operations, size = (options[key] for key in self.options)
+        if index is not None and not 0 <= index < len(found):
+            raise DeviceError(f"index is {index}; there are {len(found)} Metal devices: {', '.join(found)}")
+        if not 0 <= spin <= 1 or not 1 <= operations < 2**32 or not 1 <= size < 2**63:
+            raise DeviceError(
+                f"spin is {spin}, max_operations {operations}, max_bytes {size}; spin is 0 to 1 second, the others at least 1"
+            )
+        return {**options, "index": -1 if index is None else index, "spin": float(spin)}
+
+    def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
+        # Metal's run-time compiler opens no files.
+        macros = "".join(f"#define {key} {define_text(value)}\n" for key, value in defines.items())
+        whole = macros + inline_text(text, name, folders, set())
+        return LibraryText(KernelText(whole, name), device._kernel_names(whole))
+
+    def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
+        chosen = sorted((str(k), repr(v)) for k, v in constants.items())
+        info = device.info
+        parts = [str(info["name"]), str(info["os"]), source.text, kernel, repr(chosen)]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"), _arguments(source, kernel, constants))
+
+    def watching(self, timeout: float) -> dict[str, Any]:
+        return {}
+
+    def facts(self, device: Device) -> dict[str, str | None]:
+        return {"compiler": None, "summary": f"gpu={device.info['name']} cpu={{cpu}} os={{os}}"}
+
+
+def _arguments(source: KernelText, kernel: str, constants: Constants) -> Sequence[Argument]:
+    """As the text says them. Nothing, so that Metal's compiler is asked, for a text that nobody preprocessed and that has macros of its
+    own: what `#define IN const device` makes of a parameter decides which dispatches must wait for one another."""
+    if "#define" in source.text:
+        return ()
+    try:
+        return Program(source.text, source.name).arguments(kernel, constants)
+    except (CompileError, LoweringError):
+        return ()  # which Metal's compiler will say better
+
+
+BACKEND = _Metal()

@@ -1,0 +1,161 @@
+"""MSL on its way to a device: files with their includes in place, the one instantiation of a variant, numbers as arguments."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import CompileError, DTypeError
+from .msl.program import Argument
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def resource(name: str) -> Path:
+    """Kernels and MSL headers: inside the installed package, or beside it in a source tree."""
+    installed = _PACKAGE / "resources" / name
+    return installed if installed.is_dir() else _PACKAGE.parents[1] / name
+
+
+KERNELS = resource("kernels")
+Constants = Mapping["int | str", "bool | int | float"]
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """MSL that a kernel is taken from.
+
+    text: with quoted includes in place, so that its only ones are MSL's own; or, as `is_preprocessed` says, without any. name: the
+    file that messages will point to.
+    """
+
+    text: str
+    name: str
+    is_preprocessed: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel as the extension takes it: see PipelineSource in csrc/core/device.h.
+
+    text: for the device's own compiler; file: where its machine code lies, or is to be kept; arguments: as its source says them;
+    empty for a device whose compiler tells them.
+    """
+
+    kernel: str
+    text: str = ""
+    file: str = ""
+    arguments: Sequence[Argument] = ()
+
+    def as_tuple(self) -> tuple[str, str, str, list[tuple[bool, int, bool, int]]]:
+        return self.text, self.file, self.kernel, [(a.is_buffer, a.index, a.is_const, a.bytes) for a in self.arguments]
+
+
+@dataclass(frozen=True)
+class LibraryText:
+    """MSL given to Device.compile(): names of its kernels, and a KernelText of all of them."""
+
+    text: KernelText
+    kernel_names: Sequence[str] = field(default_factory=tuple)
+
+
+def line_marker(line: int, file: object) -> str:
+    """The directive after which a compiler counts lines of `file`."""
+    return f"#line {line} " + '"' + str(file).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def define_text(value: object) -> str:
+    """What a macro of that value stands for."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILINE)
+
+
+def read_text(path: Path) -> str:
+    """Raises CompileError for a file that cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CompileError(f"{path}: {error}") from error
+
+
+def inline_includes(path: Path) -> str:
+    """A source file with its quoted includes in place, each once, so that one text is all a compiler needs."""
+    return inline_text(path.read_text(), str(path), [path.parent], {path})
+
+
+def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) -> str:
+    """The same for text; includes are looked for beside the file that has them, in `folders`, then among our own headers."""
+
+    def replace(match: re.Match[str]) -> str:
+        candidates = [folder / match[1] for folder in (*folders, KERNELS / "include")]
+        target = next((c.resolve() for c in candidates if c.is_file()), None)
+        if target is None:
+            return match[0]
+        if target in seen:
+            return ""
+        seen.add(target)
+        line = text[: match.start()].count("\n") + 2
+        inner = inline_text(target.read_text(), str(target), [target.parent, *folders], seen)
+        return f"{inner}\n{line_marker(line, name)}"
+
+    return f"{line_marker(1, name)}\n" + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
+
+
+def host_name(variant: str) -> str:
+    """The name of a variant's kernel: nobody says that Metal takes a '/'."""
+    return re.sub(r"\W", "_", variant)
+
+
+def assemble(source: Path, instance: str, variant: str) -> str:
+    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named after the variant's id."""
+    return f'{inline_includes(source)}\ntemplate [[host_name("{host_name(variant)}")]] [[kernel]] decltype({instance}) {instance};\n'
+
+
+_FORMATS = {
+    "bool": "?",
+    **dict.fromkeys(("char", "int8_t"), "b"),
+    **dict.fromkeys(("uchar", "uint8_t"), "B"),
+    **dict.fromkeys(("short", "int16_t"), "h"),
+    **dict.fromkeys(("ushort", "uint16_t"), "H"),
+    **dict.fromkeys(("int", "int32_t"), "i"),
+    **dict.fromkeys(("uint", "uint32_t"), "I"),
+    **dict.fromkeys(("long", "int64_t", "ptrdiff_t"), "q"),
+    **dict.fromkeys(("ulong", "uint64_t", "size_t"), "Q"),
+    "half": "e",
+    "float": "f",
+    "bfloat": "f",
+}
+
+
+def number_types(arguments: Sequence[Argument]) -> dict[int, str]:
+    """By buffer index, the types of those arguments that one number can be bound to."""
+    return {a.index: a.type for a in arguments if a.is_buffer and a.is_const and a.type in _FORMATS}
+
+
+def pack_number(value: Any, kind: str, what: str) -> bytes:
+    """A Python number as a kernel's parameter of that MSL type. Raises DTypeError where the type does not hold it."""
+    form = _FORMATS[kind]
+    whole = isinstance(value, int)
+    if not whole and form not in "ef":
+        raise DTypeError(f"{what}: {value!r} is no whole number; the kernel's parameter is of type {kind}")
+    try:
+        if form == "?" and value not in (0, 1):
+            raise OverflowError
+        packed = struct.pack(f"<{form}", bool(value) if form == "?" else value)
+    except (struct.error, OverflowError):
+        raise DTypeError(f"{what}: {value!r} is outside the range of the kernel's parameter, of type {kind}") from None
+    if kind == "bfloat":  # round to nearest even
+        bits = int.from_bytes(packed, "little")
+        upper = (bits >> 16 | 64) if value != value else bits + 0x7FFF + (bits >> 16 & 1) >> 16
+        if upper & 0x7FFF == 0x7F80 and value not in (float("inf"), float("-inf")):
+            raise DTypeError(f"{what}: {value!r} is outside the range of the kernel's parameter, of type {kind}")
+        return upper.to_bytes(2, "little")
+    return packed

@@ -1,0 +1,417 @@
+"""Edits of a program's tokens on its way to C++: what MSL writes otherwise than C++, whatever the target."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import CompileError, LoweringError
+from .program import SPECIFIERS, Declaration, Program
+from .tokens import PRAGMA, Token
+
+_SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
+_MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
+
+
+class Passes:
+    """The edits of one program. Tokens are edited in place, so a program serves for one kernel."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.source = program.source
+
+    def erased_text(self, span: tuple[int, int] | None) -> str:
+        """Tokens as they will stand in C++: without attributes and address spaces."""
+        words, i = list[tuple[Token, str]](), span[0] if span else 0
+        while span and i < span[1]:
+            if self.source.tokens[i].text == "[" and self.source.tokens[i + 1].text == "[":
+                i = self.source.matching(i) + 1
+                continue
+            words.append((self.source.tokens[i], self._erased(i)))
+            i += 1
+        return self.source.join(words)
+
+    def function_constants(self, values: Mapping[int | str, bool | int | float], reachable: list[Declaration]) -> None:
+        tokens, known = self.source.tokens, set()
+        asked = {
+            tokens[i + 2].text
+            for i in range(len(tokens) - 2)
+            if tokens[i].text == "is_function_constant_defined" and tokens[i + 1].text == "("
+        }
+        reached = {d.start for d in reachable}
+        missing: list[tuple[int, str, int]] = []
+        defined: dict[str, bool] = {}
+        for d in self.program.declarations:
+            span = next((a.names["function_constant"] for a in d.attributes if "function_constant" in a.names), None)
+            if span is None or d.is_function:
+                continue
+            index = self.program.integer(span, d.namespace)
+            known |= {index, d.name}
+            if index in values and d.name in values:
+                raise CompileError(f"constants: {index} and {d.name!r} are one function constant; give it once")
+            value = values.get(index, values.get(d.name))
+            defined[d.name] = value is not None
+            if value is None and d.start in reached and d.name not in asked:
+                missing.append((d.start, d.name, index))
+            where = next(i for i in range(d.start, d.end) if tokens[i].text == d.name)
+            kind = " ".join(t.text for t in tokens[d.start : where] if t.text not in ("constant", "const", "constexpr", "static"))
+            text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value, kind, d.name)})"
+            self.source.blank(d.start, d.end)
+            tokens[d.start].text = f"static constexpr {kind} {d.name} {text};"
+        if missing:
+            names = ", ".join(f"'{name}' (index {index})" for _, name, index in missing)
+            example = ", ".join(f"{index}: …" for _, _, index in missing)
+            what = f"function constant {names} is" if len(missing) == 1 else f"function constants {names} are"
+            raise self.source.fail(missing[0][0], f"{what} used and not given; pass constants={{{example}}}")
+        # As in Metal, values may come for indices that this file does not have; a name that it does not have is a mistake.
+        if unknown := [k for k in values if isinstance(k, str) and k not in known]:
+            raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
+        for i in range(len(tokens) - 3):
+            if tokens[i].text == "is_function_constant_defined" and tokens[i + 2].text in defined:
+                value_text = "true" if defined[tokens[i + 2].text] else "false"
+                self.source.blank(i, i + 4)
+                tokens[i].text = value_text
+
+    def drop_other_kernels(self, chosen: Declaration, unsupported: re.Pattern[str]) -> None:
+        tokens = self.source.tokens
+        definitions = {d.start for overloads in self.program.definitions.values() for d in overloads}
+        for d in self.program.declarations:
+            if d.body < 0 and tokens[d.start].text == "kernel":  # a forward declaration
+                self.source.blank(d.start, d.end)
+        for instance in (i for instances in self.program.instances.values() for i in instances):
+            if not instance.declaration.is_function:
+                self.source.blank(instance.declaration.start, instance.declaration.end)
+        for d in self.program.declarations:
+            if d.start in definitions or d.start == chosen.start:
+                head = d.body
+                for i in range(d.start, head):
+                    if tokens[i].text == "kernel" and tokens[i].kind == "name":
+                        tokens[i].text = ""
+                if d.start == chosen.start:
+                    self._make_static(d)
+                    continue
+                is_unsupported = any(unsupported.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name")
+                if is_unsupported or (d.name == chosen.name and d.namespace == chosen.namespace):
+                    self.source.blank(d.start, d.end)
+                else:  # its type may be asked for: decltype(kernel<…>)
+                    self.source.blank(d.body, d.end)
+                    tokens[d.body].text = ";"
+
+    def _make_static(self, d: Declaration) -> None:
+        """Called from one place alone, the kernel is then inlined there: half of a short kernel's time is its call."""
+        tokens, i = self.source.tokens, d.start
+        if tokens[i].text == "template":
+            i = self.source.angle_end(i + 1) + 1
+        while any(a.start <= i < a.end for a in d.attributes) or tokens[i].text == "":
+            i += 1
+        if tokens[i].text not in ("static", "inline"):
+            tokens[i].text = "static " + tokens[i].text
+
+    def attributes(self) -> None:
+        tokens, i = self.source.tokens, 0
+        while i + 1 < len(tokens):
+            if tokens[i].text == "[" and tokens[i + 1].text == "[":
+                end = self.source.matching(i) + 1
+                self.source.blank(i, end)
+                i = end
+            else:
+                i += 1
+
+    def member_specializations(self) -> None:
+        """`template <> float f(float x)` inside a class, which g++ refuses: as an overload it is chosen for the same arguments. With
+        template arguments of its own, or where some call gives them, it would not be, and stays."""
+        tokens = self.source.tokens
+        for d in self.program.declarations:
+            if d.is_function or d.body < 0 or tokens[d.body].text != "{":
+                continue
+            for i in range(d.body, self.source.matching(d.body) - 3):
+                if [t.text for t in tokens[i : i + 3]] != ["template", "<", ">"] or tokens[i - 1].text not in ("{", "}", ";", ":"):
+                    continue
+                member = self.program.declaration(i, d.end, ())
+                called = any(t.text == member.name and n.text == "<" for t, n in itertools.pairwise(tokens))
+                if member.is_function and not called:
+                    self.source.blank(i, i + 3)
+
+    def members_and_duplicates(self) -> None:
+        seen: dict[tuple[str, ...], tuple[int, str]] = {}
+        for d in self.program.declarations:
+            if d.body < 0 or self.source.tokens[d.body].text != "{":
+                continue
+            if d.is_function:
+                self._drop_if_seen(seen, d, (*d.namespace, "::"))
+            else:
+                self._class_body(d)
+                if self.source.tokens[d.start].text == "template":
+                    self._drop_if_seen(seen, d, (*d.namespace, "::"))
+
+    def _class_body(self, owner: Declaration) -> None:
+        tokens, end = self.source.tokens, self.source.matching(owner.body)
+        i, seen = owner.body + 1, dict[tuple[str, ...], tuple[int, str]]()
+        while i < end:
+            if tokens[i].text in ("public", "private", "protected") and tokens[i + 1].text == ":":
+                i += 2
+                continue
+            if tokens[i].text in (";", ""):
+                i += 1
+                continue
+            member = self.program.declaration(i, end, ())
+            if member.is_function:
+                self._trailing_qualifier(member, owner.name)
+                self._drop_if_seen(seen, member, ())
+            elif member.body >= 0 and member.name:
+                self._class_body(member)
+            elif [t.text for t in tokens[member.end - 3 : member.end]] == ["=", "default", ";"]:
+                self._defaulted(seen, member)
+            i = member.end
+
+    def _defaulted(self, seen: dict[tuple[str, ...], tuple[int, str]], member: Declaration) -> None:
+        """`S() thread = default;` once for each address space is one declaration."""
+        tokens, close = self.source.tokens, member.end - 4
+        while close > member.start and tokens[close].text != ")":
+            if tokens[close].text in ("thread", "device", "threadgroup", "constant"):
+                tokens[close].text = ""
+            close -= 1
+        key = ("= default", *(self._erased(i) for i in range(member.start, member.end) if self._erased(i)))
+        if key in seen:
+            self.source.blank(member.start, member.end)
+        seen[key] = (member.start, "")
+
+    def _trailing_qualifier(self, member: Declaration, owner: str) -> None:
+        """`) constant {` is const of a member function, and nothing on a constructor."""
+        tokens = self.source.tokens
+        for i in range(member.start + 1, member.body):
+            if tokens[i].text == "constant" and tokens[i - 1].text in (")", "const", "noexcept"):
+                is_const = tokens[i - 1].text == "const" or tokens[i + 1].text == "const" or member.name == owner
+                tokens[i].text = "" if is_const else "const"
+
+    def _drop_if_seen(self, seen: dict[tuple[str, ...], tuple[int, str]], d: Declaration, scope: tuple[str, ...]) -> None:
+        tokens = self.source.tokens
+        words = [self._erased(i) for i in range(d.start, d.end)]
+        header = d.body - d.start
+        if d.is_function:  # a constructor's initializers are part of its body
+            depth = 0
+            for i, word in enumerate(words[:header]):
+                depth += (word in "([") - (word in ")]") if word else 0
+                if word == ":" and depth == 0 and i > 0:
+                    header = i
+                    break
+        names = self._parameter_names(d, words[:header]) if d.is_function else {}
+        words = [names.get(w, w) for w in words]
+        key = scope + _const_first([w for w in words[:header] if w and w not in ("inline", "static")])
+        body = " ".join(w for w in words[header:] if w)
+        if key not in seen:
+            seen[key] = (d.start, body)
+            return
+        first, other = seen[key]
+        if other != body:
+            if not d.is_function and d.name + "<" not in "".join(words[:header]):
+                return
+            raise self.source.fail(
+                d.start,
+                f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ",
+            )
+        self.source.blank(d.start, d.end)
+        if tokens[d.end - 1].text == "":
+            tokens[d.end - 1].text = ";" if d.is_function or scope else ""
+
+    def _parameter_names(self, d: Declaration, words: list[str]) -> dict[str, str]:
+        """Parameter name -> its number, for functions that differ in these names too."""
+        opening = next((i for i, w in enumerate(words) if w == "(" and i and words[i - 1] == d.name), None)
+        if opening is None:
+            return {}
+        first, names = d.start + opening + 1, dict[str, str]()
+        for number, (start, end) in enumerate(self.source.split(first, self.source.matching(first - 1))):
+            named = [i for i in range(start, end) if self.source.tokens[i].kind == "name"]
+            if len(named) > 1 and self.source.tokens[named[-1] - 1].text != "::":
+                names[self.source.tokens[named[-1]].text] = f"${number}"
+        return names
+
+    def _erased(self, i: int) -> str:
+        text = self.source.tokens[i].text
+        if text == "constant":
+            return self._constant_text(i)
+        return "" if text in ("device", "thread", "threadgroup") else text
+
+    def address_spaces(self) -> None:
+        for i in range(len(self.source.tokens)):
+            self._erase_space(i)
+
+    def _erase_space(self, i: int) -> None:
+        token = self.source.tokens[i]
+        if token.kind != "name":
+            return
+        if token.text in ("device", "thread", "threadgroup"):
+            token.text = ""
+        elif token.text == "coherent" and self.source.tokens[i + 1].text == "(":
+            self.source.blank(i, self.source.matching(i + 1) + 1)
+        elif token.text == "coherent" and self.source.tokens[i + 1].text in ("device", "volatile", "const"):
+            token.text = ""
+        elif token.text == "constant":
+            token.text = self._constant_text(i)
+
+    def _constant_text(self, i: int) -> str:
+        """`const`, or nothing where the declaration says const or constexpr already."""
+        tokens, j = self.source.tokens, i - 1
+        while j >= 0 and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
+            if tokens[j].text in ("const", "constexpr"):
+                return ""
+            j -= 1
+        if j >= 1 and tokens[j].text == ">":
+            try:
+                j = self.source.opening(j) - 1
+            except LoweringError:
+                return "const"
+        while j >= 2 and tokens[j - 1].text == "::":
+            j -= 2
+        if j >= 1 and tokens[j].kind == "name" and tokens[j].text not in ("return", "typename", "using", "typedef", "else"):
+            # const T constant&: the qualifier may stand before the type
+            j -= 1
+            while j >= 0 and tokens[j].text == "":
+                j -= 1
+            if j >= 0 and tokens[j].text == "const":
+                return ""
+        j = i + 1
+        while j < len(tokens) and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
+            if tokens[j].text in ("const", "constexpr"):
+                return ""
+            j += 1
+        while j + 1 < len(tokens) and tokens[j].kind == "name" and tokens[j + 1].text == "::":
+            j += 2
+        if j + 1 < len(tokens) and tokens[j].kind == "name":
+            j += 1
+            if tokens[j].text == "<":
+                try:
+                    j = self.source.angle_end(j) + 1
+                except LoweringError:
+                    return "const"
+            if j < len(tokens) and tokens[j].text == "const":
+                return ""
+        return "const"
+
+    def range_designators(self) -> None:
+        """`T a[n] = {[0 ... n - 1] = x};`, which g++ does not know, becomes a loop after the declaration."""
+        tokens = self.source.tokens
+        for i in range(len(tokens) - 4):
+            if not (tokens[i].text == "=" and tokens[i + 1].text == "{" and tokens[i + 2].text == "["):
+                continue
+            end, close = self.source.matching(i + 1), self.source.matching(i + 2)
+            if not any(t.text == "..." for t in tokens[i + 3 : close]):
+                continue
+            array = i - 1
+            while array > 0 and tokens[array].text in ("]", ""):
+                array = (self.source.opening(array) if tokens[array].text else array) - 1
+            whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
+            if (
+                not whole
+                or tokens[array].kind != "name"
+                or any(t.text == "," for t in tokens[close + 2 : end])
+                or tokens[end + 1].text != ";"
+            ):
+                raise self.source.fail(i, "an initializer with designators other than one range over a whole array")
+            value = self.program.join((close + 2, end))
+            self.source.blank(i, end + 1)
+            tokens[end + 1].text = f"; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = {value};"
+
+    def swizzles(self) -> None:
+        """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""
+        tokens = self.source.tokens
+        for i in range(1, len(tokens) - 2):
+            if tokens[i - 1].text not in (".", "->") or not _SWIZZLE.fullmatch(tokens[i].text):
+                continue
+            after, beyond = tokens[i + 1].text, tokens[i + 2].text
+            if after == "." and _MEMBERS.fullmatch(beyond):
+                tokens[i].text += ".metalmm_value()"  # v.rgba.xy
+            elif (
+                self._is_postfix(i + 1)
+                or after in ("(", "[", ".", "->", "::")
+                or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=")
+                or (after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space)
+            ):
+                continue
+            else:
+                tokens[i].text += "->*metalmm_read"
+
+    def _is_postfix(self, i: int) -> bool:
+        """Whether v.xy++ or v.xy-- stands here, and not v.xy + +x."""
+        first, second, beyond = self.source.tokens[i : i + 3] if i + 2 < len(self.source.tokens) else [None] * 3
+        return bool(first and second and beyond and first.text in "+-" and second.text == first.text and not second.space
+                    and beyond.kind == "punct" and beyond.text not in "(+-~!*&")  # fmt: skip
+
+    def literals(self) -> None:
+        """MSL has half literals and no double: 1.0h, and 0.1 is a float."""
+        for token in self.source.tokens:
+            if token.kind != "number":
+                continue
+            text = token.text.lower()
+            is_hex, is_half = text.startswith("0x"), text.endswith("h") and (not text.startswith("0x") or "p" in text)
+            is_float = "." in text or ("p" in text if is_hex else "e" in text)
+            if text.endswith("bf") and not is_hex:
+                token.text = f"bfloat({text[:-2]})"
+            elif is_half:
+                token.text = f"half({text[:-1]})"
+            elif is_float and text[-1] not in "fl":
+                token.text += "f"
+
+    def pragmas(self, compiler: str) -> None:
+        full = "#pragma GCC unroll 32" if compiler == "gcc" else "#pragma clang loop unroll(full)"
+
+        def replace(match: re.Match[str]) -> str:
+            body = match[1].strip()
+            if re.fullmatch(r"(?:clang\s+loop\s+unroll\s*\(\s*(?:full|enable)\s*\)|unroll)", body):
+                return full
+            if count := re.fullmatch(r"unroll\s*\(?\s*(\d+)\s*\)?|clang\s+loop\s+unroll_count\s*\(\s*(\d+)\s*\)", body):
+                return f"#pragma {'GCC unroll' if compiler == 'gcc' else 'unroll'} {count[1] or count[2]}"
+            return ""
+
+        for token in self.source.tokens:
+            if "#pragma" in token.space:
+                token.space = PRAGMA.sub(replace, token.space)
+
+
+def _const_first(words: list[str]) -> tuple[str, ...]:
+    """`T const*` as `const T*`, for comparing signatures."""
+    result: list[str] = []
+    for word in words:
+        if word == "const" and result and result[-1].isidentifier():
+            result.insert(len(result) - 1, word)
+        else:
+            result.append(word)
+    return tuple(result)
+
+
+_INT_RANGES = {
+    name: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    for names, bits, signed in (
+        ("char int8_t", 8, True), ("uchar uint8_t", 8, False), ("short int16_t", 16, True), ("ushort uint16_t", 16, False),
+        ("int int32_t", 32, True), ("uint uint32_t unsigned", 32, False), ("long int64_t", 64, True), ("ulong uint64_t size_t", 64, False),
+    )
+    for name in names.split()
+}  # fmt: skip
+
+
+def _literal(value: Any, kind: str, name: str) -> str:
+    """The value of a function constant in C++; nothing of it may be lost in its type."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise CompileError(f"function constant '{name}' is {value!r}; it takes a bool, an int or a float")
+    least, most = _INT_RANGES.get(kind, (0, 1))
+    if kind == "bool" or kind in _INT_RANGES:
+        if value != value or value in (float("inf"), float("-inf")) or value != int(value) or not least <= value <= most:
+            raise CompileError(f"function constant '{name}' is {value!r}; its type {kind} holds whole numbers of {least} to {most}")
+        value = bool(value) if kind == "bool" else int(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value}{'u' if value >= 2**63 else ''}" if value > -(2**63) else f"({value + 1} - 1)"
+    if value != value:
+        return '__builtin_nanf("")'
+    if value in (float("inf"), float("-inf")):
+        return ("-" if value < 0 else "") + "__builtin_inff()"
+    if abs(value) > {"half": 65504.0, "float": 3.4028235677973366e38}.get(kind, float("inf")):
+        raise CompileError(f"function constant '{name}' is {value!r}; its type {kind} does not reach that far")
+    return repr(float(value))

@@ -1,0 +1,1 @@
+"""One file for each kind of device that MSL is lowered for."""

@@ -1,0 +1,329 @@
+"""Turns one kernel of a preprocessed MSL file into C++ for the CPU device.
+
+MSL is C++ with address spaces, attributes and threadgroup variables; everything else is supplied by csrc/msl/runtime. Tokens are
+edited, every line stays where it was (so that a compiler's message points into the .metal file), and what is not understood is
+refused: a missed ``threadgroup`` would silently become a variable of each thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..passes import Passes
+from ..program import Declaration, Program
+from ..rules import MetalRules
+from ..tokens import OPEN
+
+_POSITIONS = {
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threadgroup_position_in_grid",
+    "threads_per_threadgroup",
+    "threads_per_grid",
+    "threadgroups_per_grid",
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+    "threads_per_simdgroup",
+    "simdgroups_per_threadgroup",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
+    "quadgroups_per_threadgroup",
+    "grid_origin",
+    "dispatch_threads_per_threadgroup",
+    "dispatch_simdgroups_per_threadgroup",
+    "dispatch_quadgroups_per_threadgroup",
+}
+_ALIASES = {
+    "thread_execution_width": "threads_per_simdgroup",
+    "grid_size": "threads_per_grid",
+}
+_UNSUPPORTED = re.compile(
+    r"(?:texture(?:1d|2d|3d|cube|_buffer)\w*|depth(?:2d|cube)\w*|sampler|imageblock\w*|visible_function_table|"
+    r"intersection_function_table|intersector|acceleration_structure|instance_acceleration_structure|command_buffer|"
+    r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
+    r"threadgroup_imageblock|ray_data|object_data|double)"
+)
+_UNSIGNED = {"ushort", "uint", "unsigned", "unsigned int", "unsigned short", "uint16_t", "uint32_t"}
+_POSITION_TYPES = _UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
+_NUMBER_TYPES = _POSITION_TYPES | {
+    f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
+} | {"unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}  # fmt: skip
+
+
+class CpuTarget:
+    """A program on its way to C++."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.source = program.source
+        self.passes = Passes(program)
+
+    def lower(self, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, compiler: str = "gcc") -> str:
+        """C++ for one kernel."""
+        instance = self.program.instance(kernel)
+        definition = self.program.definition_of(instance)
+        name = definition.name
+        reachable = self.program.reachable(definition, instance.declaration)
+        self._refuse_unsupported(reachable)
+        MetalRules(self.program).check(reachable)
+        specs = self._argument_specs(definition)
+        limit = self._thread_limit(definition, instance.declaration)
+        self.passes.function_constants(constants or {}, reachable)
+        template = self._template_header(definition)
+        arguments = self.passes.erased_text(instance.arguments)
+        signature = self.passes.erased_text(instance.signature)
+        is_cast = (
+            instance.declaration is not definition
+            and (instance.arguments is None or len(self.program.definitions[name]) > 1)
+            and bool(signature)
+        )
+        parameters = ", ".join(self.passes.erased_text(span) for span in self.program.parameters(definition)) if is_cast else ""
+        self.passes.drop_other_kernels(definition, _UNSUPPORTED)
+        self.passes.attributes()
+        if compiler == "gcc":
+            self.passes.member_specializations()
+        self.passes.members_and_duplicates()
+        self._threadgroup_variables()
+        self.passes.address_spaces()
+        self.passes.range_designators()
+        self.passes.swizzles()
+        self.passes.literals()
+        self.passes.pragmas(compiler)
+        # From the global namespace: a kernel may have the name of something in metal.
+        scope = "::".join(("", *definition.namespace))
+        function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
+        holder = ""
+        threads = f"static_cast<::metalmm::abi::u32>({limit})"
+        if is_cast:  # which overload, or which arguments, its parameters say; in the scope where they were written
+            inner = "::".join(instance.declaration.namespace)
+            holder = f"namespace {inner} {{ " if inner else ""
+            holder += f"static constexpr auto metalmm_function = static_cast<void (*)({signature})>(&{function});"
+            function, holder = f"::{inner}::metalmm_function" if inner else "::metalmm_function", holder + (" }\n" if inner else "\n")
+            if limit != "0":
+                holder += f"{template} constexpr ::metalmm::abi::u32 metalmm_thread_limit(void (*)({parameters})) {{ return ({limit}); }}\n"
+                threads = f"metalmm_thread_limit{f'<{arguments}>' if instance.arguments else ''}({function})"
+        else:
+            function = f"&{function}"
+            if instance.arguments and limit != "0":
+                holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
+                threads = f"metalmm_thread_limit<{arguments}>::value"
+        return self._entry(function, specs, threads, holder)
+
+    def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
+        for d in declarations:
+            for i in range(d.start, d.end):
+                token = self.source.tokens[i]
+                if token.kind == "name" and _UNSUPPORTED.fullmatch(token.text) and self.source.tokens[i - 1].text not in (".", "->"):
+                    raise self.source.fail(i, f"'{token.text}' is not supported on the CPU device")
+
+    def _argument_specs(self, kernel: Declaration) -> list[str]:
+        """An abi::ArgSpec for every parameter, in C++."""
+        found = [self._parameter(kernel, first, last) for first, last in self.program.parameters(kernel)]
+        taken: dict[tuple[str, int], str] = {}
+        for kind, index, enabled in found:
+            if index is None or kind not in ("buffer", "threadgroup"):
+                continue
+            # Two that function constants switch can take turns.
+            if (kind, index) in taken and "true" in (enabled, taken[kind, index]):
+                raise self.source.fail(kernel.start, f"two arguments of kernel '{kernel.name}' at {kind} index {index}")
+            taken[kind, index] = enabled
+        used = {kind: {index for k, index, _ in found if k == kind and index is not None} for kind in ("buffer", "threadgroup")}
+        specs = []
+        for kind, index, enabled in found:
+            if kind in used and index is None:
+                index = next(i for i in range(32) if i not in used[kind])
+                used[kind].add(index)
+            if kind in used and not 0 <= int(index or 0) < 31:
+                raise self.source.fail(kernel.start, f"{kind} index {index} is not in 0 to 30")
+            specs.append(f"{{::metalmm::abi::ArgKind::{kind}, {index or 0}, {enabled}}}")
+        return specs
+
+    def _parameter(self, kernel: Declaration, first: int, last: int) -> tuple[str, int | None, str]:
+        tokens, parameter = self.source.tokens, self.program.parameter(first, last)
+        attributes = parameter.attributes
+        enabled = "true"
+        if "function_constant" in attributes:
+            enabled = "static_cast<bool>(" + self.program.join(attributes.pop("function_constant")) + ")"
+        for name, argument in attributes.items():
+            if name in ("buffer", "threadgroup"):
+                return name, self.program.integer(argument, kernel.namespace), enabled
+            if (position := _ALIASES.get(name, name)) in _POSITIONS:
+                self._check_position(position, first, last)
+                return position, None, enabled
+            if name not in ("maybe_unused", "unused"):
+                raise self.source.fail(first, f"the attribute [[{name}]] of a kernel argument is not supported on the CPU device")
+        if not parameter.is_memory:
+            words = " ".join(t.text for t in tokens[first:last])
+            raise self.source.fail(first, f"the kernel argument '{words}' has no attribute and is neither pointer nor reference")
+        return ("threadgroup" if parameter.is_threadgroup else "buffer"), None, enabled
+
+    def _check_position(self, position: str, first: int, last: int) -> None:
+        """Positions are ushort or uint, of one to three dimensions; indices of one."""
+        tokens = self.source.tokens[first:last]
+        head = next((j for j in range(len(tokens) - 1) if tokens[j].text == "[" and tokens[j + 1].text == "["), len(tokens))
+        if any(t.text in ("*", "&") for t in tokens[:head]):
+            raise self.source.fail(first, f"[[{position}]] is a value; it takes no pointer or reference")
+        words = [t.text for t in tokens[:head] if t.text in _NUMBER_TYPES]
+        kind = " ".join(words)
+        if "unsigned" in words and set(words) <= {"unsigned", "int", "short"}:
+            kind = "uint"
+        if not kind:
+            return  # by another name, which a type checker would have to look up
+        allowed = (
+            _UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
+        )
+        if kind not in allowed:
+            takes = "ushort or uint" if allowed is _UNSIGNED else "ushort or uint, or a vector of two or three of them"
+            raise self.source.fail(first, f"[[{position}]] is of type {kind}; it takes {takes}")
+
+    def _thread_limit(self, *declarations: Declaration) -> str:
+        for d in reversed(declarations):
+            for a in d.attributes:
+                if span := a.names.get("max_total_threads_per_threadgroup"):
+                    return self.program.join(span)
+        return "0"
+
+    def _template_header(self, d: Declaration) -> str:
+        if self.source.tokens[d.start].text != "template":
+            return ""
+        end = self.source.angle_end(d.start + 1)
+        return " ".join(t.text for t in self.source.tokens[d.start : end + 1])
+
+    def _threadgroup_variables(self) -> None:
+        tokens, count = self.source.tokens, 0
+        for i, token in enumerate(tokens):
+            if token.text != "threadgroup" or token.kind != "name":
+                continue
+            before = self._before_specifiers(i)
+            # A declaration lowered just before ends in ';' too.
+            at_start = before is None or tokens[before].text[-1] in ";{}"
+            if not at_start:
+                self._check_threadgroup_use(i)
+                continue
+            if self._declare_threadgroup(i, count):
+                count += 1
+
+    def _before_specifiers(self, i: int) -> int | None:
+        """What stands before `const alignas(16) threadgroup`, its specifiers left out; but `f() const threadgroup {` is no declaration."""
+        tokens, at = self.source.tokens, self._previous(i)
+        while at is not None:
+            if tokens[at].text in ("const", "static", "volatile"):
+                at = self._previous(at)
+            elif tokens[at].text == ")" and (word := self._previous(self.source.opening(at))) is not None:
+                if tokens[word].text not in ("alignas", "__attribute__"):
+                    break
+                at = self._previous(word)
+            else:
+                break
+        return at
+
+    def _text_before(self, i: int, steps: int) -> str:
+        at: int | None = i
+        for _ in range(steps):
+            at = self._previous(at) if at is not None else None
+        return self.source.tokens[at].text if at is not None else ""
+
+    def _previous(self, i: int) -> int | None:
+        i -= 1
+        while i >= 0 and self.source.tokens[i].text == "":
+            i -= 1
+        return i if i >= 0 else None
+
+    def _check_threadgroup_use(self, i: int) -> None:
+        """Elsewhere `threadgroup` qualifies what a pointer or reference points to, or a member function."""
+        tokens, j = self.source.tokens, i + 1
+        before, last = tokens[self._previous(i) or 0], tokens[i]
+        if before.text in (")", "*", "&") or tokens[j].text in ("*", "&", "&&"):
+            return
+        if before.text == "const" and self._text_before(i, 2) == ")":
+            return  # f() const threadgroup
+        while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
+            last, j = tokens[j], j + 1
+            if tokens[j].text == "<":
+                j = self.source.angle_end(j) + 1
+        is_parameter = (before.text in ("(", ",") and tokens[j].text in ("[", "(")) or (before.text == "<" and tokens[j].text == "(")
+        if tokens[j].text in ("*", "&", "&&") or is_parameter or (before.text == "const" and last.text == "const"):
+            return
+        raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
+
+    def _declare_threadgroup(self, i: int, count: int) -> bool:
+        """Lowers `threadgroup T a[n], b;` at index i; False where it declares a pointer or reference to such memory."""
+        tokens = self.source.tokens
+        end = i
+        while tokens[end].text != ";":
+            if tokens[end].text == "{" and self.program.opens_function(i, end):
+                return False  # what a function returns
+            end = self.source.matching(end) + 1 if tokens[end].text in OPEN else end + 1
+        j = i + 1
+        while tokens[j].text in ("const", "volatile", "") or tokens[j].text in ("__attribute__", "alignas"):
+            j = self.source.matching(j + 1) + 1 if tokens[j].text in ("__attribute__", "alignas") else j + 1
+        type_start = j
+        while True:  # ns::name<…>::name, or several words such as `unsigned int`
+            if tokens[j].text == "<":
+                j = self.source.angle_end(j) + 1
+            elif tokens[j].text in ("::", "typename") or (tokens[j].kind == "name" and tokens[j + 1].text not in ("[", ";", ",", "=", "{")):
+                j += 1
+            else:
+                break
+        if tokens[j].text in ("*", "&", "&&", "(", ">"):
+            return False
+        if tokens[j].kind != "name" or j == type_start:
+            raise self.source.fail(i, "'threadgroup' in a declaration that the CPU device does not understand")
+        kind = self.program.join((type_start, j))
+        lines = []
+        for first, last in self.source.split(j, end):
+            name = tokens[first].text
+            equals = next((j for j in range(first, last) if tokens[j].text in ("=", "{")), last)
+            dimensions = self.program.join((first + 1, equals))
+            alias = f"metalmm_tg_{i}_{first}"
+            lines.append(
+                f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();"
+            )
+            if equals < last:  # every thread writes it where it comes by
+                value = self.passes.erased_text((equals, last))
+                lines.append(f"{{ {alias} metalmm_value {value}; __builtin_memcpy(&{name}, &metalmm_value, sizeof({name})); }}")
+        before = self._before_specifiers(i)
+        self.source.blank(0 if before is None else before + 1, i)  # every place has 16 bytes' alignment
+        self.source.blank(i, end + 1)
+        tokens[i].text = " ".join(lines)
+        return True
+
+    def _wanted_utilities(self) -> str:
+        """C++'s own helpers, which stand in metal:: only for a program that asks for them there: another may have a global `move`."""
+        tokens = self.source.tokens
+        asked = any(
+            a.text == "metal" and b.text == "::" and c.text in ("declval", "move", "forward", "swap", "decay")
+            for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        )
+        return "#define METALMM_UTILITIES 1\n" if asked else ""
+
+    def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
+        table = ", ".join(specs) or "{}"
+        return (
+            self._wanted_utilities()
+            + '#include "msl.h"\n'
+            + self.source.text()
+            + '\n# 1 "<metalmm entry>"\n'
+            + holder
+            + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
+            'extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;\n'
+            f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<{function}, metalmm_args>({threads});\n"
+        )
+
+
+def lower(
+    text: str,
+    kernel: str,
+    constants: Mapping[int | str, bool | int | float] | None = None,
+    *,
+    name: str = "<source>",
+    compiler: str = "gcc",
+) -> str:
+    """C++ for the kernel `kernel` of the preprocessed MSL `text`.
+
+    Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
+    CompileError for an unknown kernel or function constant.
+    """
+    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler)
