@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import stat
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cache, compiler
+from conftest import ROOT
+from metalmm import cache, compiler, kernel_source
+from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu as lowering
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -184,3 +188,82 @@ def test_lines_stay_where_they_were() -> None:
     line = next(i for i, row in enumerate(lowered.splitlines()) if "half(1.0)" in row)
     marker = max(i for i, row in enumerate(lowered.splitlines()[:line]) if row.startswith("#"))
     assert int(lowered.splitlines()[marker].split()[1]) + line - marker - 1 == 9
+
+
+def test_every_mutant_has_its_place() -> None:
+    """tests/mutants changes texts that must stand in their files exactly once."""
+    mutants = tomllib.loads((ROOT / "tests" / "mutants" / "mutants.toml").read_text())["mutant"]
+    assert len(mutants) > 100
+    for mutant in mutants:
+        count = (ROOT / mutant["file"]).read_text().count(mutant["old"])
+        assert count == 1, f"{mutant['file']}: {mutant['what']}: its text stands there {count} times"
+
+
+class _ArgInfo(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint8),
+        ("index", ctypes.c_uint8),
+        ("enabled", ctypes.c_bool),
+        ("is_const", ctypes.c_bool),
+        ("bytes", ctypes.c_uint32),
+    )
+
+
+class _KernelInfo(ctypes.Structure):  # the beginning of abi::KernelInfo
+    _fields_ = (
+        ("version", ctypes.c_uint32),
+        ("max_threads", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("args", ctypes.POINTER(_ArgInfo)),
+    )
+
+
+ARGUMENTS = (
+    HEAD
+    + """
+constant bool with_c [[function_constant(3)]];
+constant bool without = !with_c;
+constexpr constant int N = 3;
+struct Inner { half h; float4 f; };
+struct P { uint m, n; float alpha[N]; packed_float3 p; Inner inner; uchar flag; };
+struct Empty {};
+template <class T> struct Pair { T a, b; };
+kernel void a(device float* x, const device half* y, constant P& p, device const packed_half3* z, half const device* w,
+              device atomic_uint& count, threadgroup float* t [[threadgroup(1)]], constant uint4* v [[buffer(9)]], uint i [[thread_position_in_grid]]) {}
+kernel void b(device float3* x [[buffer(4)]], const device float2x3* m [[buffer(2)]], constant short& s [[buffer(7)]],
+              const device float* c [[buffer(1), function_constant(with_c)]], device void* raw [[buffer(3)]]) {}
+kernel void c(const device Pair<float>* x, device bool* y, const constant P* q, device metal::vec<ushort, 3>& r) {}
+template <class T, int N> kernel void d(const device T* x, device vec<T, 4>* y, constant int (&sizes)[2]) {}
+template [[host_name("d_half")]] kernel void d<half, 3>(const device half*, device vec<half, 4>*, constant int (&)[2]);
+template [[host_name("d_bfloat")]] kernel decltype(d<bfloat, 3>) d<bfloat, 3>;
+"""
+)
+
+
+@pytest.mark.parametrize("kernel", ["a", "b", "c", "d_half", "d_bfloat"])
+@pytest.mark.parametrize("with_c", [True, False])
+def test_a_text_says_of_arguments_what_the_compiler_says(kernel: str, with_c: bool) -> None:
+    """Index, kind and const of each; sizes where the text alone says them, else less than they are."""
+    text = compiler.preprocess(ARGUMENTS, "a.metal")
+    constants: dict[int | str, Any] = {3: with_c}
+    module = ctypes.CDLL(str(compiler.build(text, kernel, constants, is_preprocessed=True)))
+    info = _KernelInfo.in_dll(module, "metalmm_kernel")
+    expected = {(a.index, a.kind): a for a in info.args[: info.count] if a.kind <= 1 and a.enabled}
+    found = {(a.index, int(not a.is_buffer)): a for a in Program(text, "a.metal").arguments(kernel, constants)}
+    assert set(found) == set(expected)
+    for place, a in found.items():
+        assert a.is_const == expected[place].is_const or place[1] == 1
+        unknown = "Pair" in a.type or a.type == "int ("
+        assert a.bytes == expected[place].bytes or (unknown and a.bytes == 1), f"{a} {expected[place].bytes}"
+
+
+def test_types_of_arguments() -> None:
+    found = {a.index: a.type for a in Program(compiler.preprocess(ARGUMENTS, "a.metal"), "a.metal").arguments("d_half")}
+    assert (found[0], found[1]) == ("half", "vec < half , 4 >")
+    variants = [v for v in metalmm.variants() if v.kernel]
+    for v in {v.kernel: v for v in variants}.values():
+        found_all = Program(compiler.preprocess(v.assemble(0), "v"), "v").arguments(kernel_source.host_name(v))
+        assert [a.index for a in found_all] == ([0, 1, 2, 3, 4, 5] if not v.library else [0, 2, 3, 4, 5])
+        assert [a.is_const for a in found_all] == [a.index != 2 for a in found_all]
+        assert found_all[-1].bytes == 18 * 4, "MatmulParams"
+        assert {a.bytes for a in found_all[:-1]} == ({2} if not v.library else {2, 4})

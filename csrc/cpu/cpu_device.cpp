@@ -240,7 +240,7 @@ Info CpuDevice::info() const {
 
 // In its turn: a dispatch that runs still counts into what the caller is about to let go of.
 void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
-  if (!options_.debug) return Device::watch(begin, end, counts);
+  if (!options_.debug) throw Error(ErrorKind::device, "cpu: writes are counted on a device made by Device('cpu', debug=True)");
   TakenTurn turn(*turn_);
   watched_ = {begin, end, counts};
 }

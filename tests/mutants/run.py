@@ -21,8 +21,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
-FIRST_OF_KERNELS = ["test_edges.py", "test_debug_mode.py", "test_matmul.py"]
-FIRST_OF_CORE = ["test_order.py", "test_bad_input.py", "test_api.py", "test_cpu_device.py", "test_misbehaving.py", *FIRST_OF_KERNELS]
+FIRST_OF_KERNELS = ["test_edges.py", "test_debug_mode.py", "test_matmul.py", "test_types.py"]
+FIRST_OF_CORE = [
+    "test_order.py",
+    "test_bad_input.py",
+    "test_api.py",
+    "test_arrays.py",
+    "test_cpu_device.py",
+    "test_misbehaving.py",
+    *FIRST_OF_KERNELS,
+]
 # What all kernels share is tried on these; else an id of each way through each template that the mutant touches.
 CORE_VARIANTS = "gemv/baseline gemm_tiled/baseline mlx/baseline mlx/m1_fast_nt m1_optimized_v6/nt_simd_c4_s1_tg128 small_m/nt_c4_s4_tg128"
 
@@ -89,15 +97,16 @@ def variants_of(copy: Path, file: str) -> str:
     """Some ids of every template that the file is part of."""
     manifest = tomllib.loads((copy / "kernels" / "variants.toml").read_text())
     chosen: dict[tuple[Any, ...], str] = {}
-    for family in manifest["family"]:
-        for entry in family.get("variant", []):
+    for name, family in manifest["families"].items():
+        for row, entry in family["variants"].items():
             merged = {**family, **entry}
             if merged.get("library"):
                 continue
+            merged = {"source": f"{merged['kernel']}.metal", **manifest["kernels"][merged["kernel"]], **merged}
             source = copy / "kernels" / merged["source"]
             if Path(file).name in (merged["source"], *re.findall(r'"include/(\w+\.h)"', source.read_text())):
                 way = [merged.get(key) for key in ("vec4", "read", "pipelined", "width", "stage", "split", "rows")]
-                chosen.setdefault((merged["source"], merged["kernel"], *way), f"{family['name']}/{entry['name']}")
+                chosen.setdefault((merged["source"], merged["kernel"], *way), f"{name}/{row}")
     return " ".join(chosen.values())
 
 
