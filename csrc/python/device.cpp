@@ -110,7 +110,7 @@ PyObject* batch(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObjec
 
 PyObject* prepare(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded(
-      [&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take("prepare", args, count, kwnames, false))); });
+      [&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take(args, count, kwnames, false))); });
 }
 
 PyMethodDef methods[] = {

@@ -6,13 +6,12 @@
 
 namespace metalmm {
 
-MatmulCall MatmulCall::take(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
+MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
   enum { kVariant, kA, kB, kBias, kC, kAlpha, kBeta, kTa, kTb, kOut, kDevice, kCount };
   static const std::vector<const char*> names = {"variant", "a",           "b",           "bias", "c",     "alpha",
                                                  "beta",    "transpose_a", "transpose_b", "out",  "device"};
   static const auto* with = new Parameters("matmul", names, 3, 3);
   static const auto* without = new Parameters("matmul", {names.begin(), names.end() - 1}, 3, 3);
-  (void)function;
   PyObject* v[kCount] = {};
   (takes_device ? with : without)->take(args, count, kwnames, v);
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
@@ -126,7 +125,7 @@ namespace {
 
 PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded([&] {
-    MatmulCall call = MatmulCall::take("matmul", args, count, kwnames, true);
+    MatmulCall call = MatmulCall::take(args, count, kwnames, true);
     nb::object owner = device_of(call.device, {call.a, call.b, call.out, call.c, call.bias});
     DeviceState& state = state_of(owner);
     Matmul resolved(call, state, owner);

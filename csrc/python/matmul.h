@@ -11,7 +11,7 @@ struct MatmulCall {
   double alpha, beta;
   bool transpose_a, transpose_b;
   // Throws ArgumentError. `takes_device`: whether the function has that argument.
-  static MatmulCall take(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device);
+  static MatmulCall take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device);
 };
 
 // Everything that a matmul call resolves to, with the objects that keep its memory alive.

@@ -10,33 +10,23 @@ import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from .errors import DeviceError
+from .fork import Lock
 
 LIMIT_BYTES = 2 << 30  # what the folder may hold; a third goes when there is more
 _DAY = 86400.0
 
-_lock = threading.RLock()  # all of them: a signal's handler may come here while its thread is here
-_locks: dict[Path, Any] = {}
+_lock = Lock()
+_locks: dict[Path, Lock] = {}
 _named: dict[str, Path] = {}  # by what METALMM_CACHE said: a relative folder stays where it was first meant
 _folder: Path | None = None
 _wanted: Path | None = None
 _temporary: Path | None = None
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # threads that are not here may hold these
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _default_folder() -> Path | None:
@@ -55,7 +45,7 @@ def folder() -> Path:
     """The cache folder: $METALMM_CACHE, else the user's cache folder. A temporary one, with a warning, if that cannot be written, or if
     others can: whoever writes there has code run by this process."""
     global _folder, _wanted
-    with _lock:
+    with _lock():
         wanted = _default_folder()
         if _folder is None or wanted != _wanted or not _folder.is_dir():
             why = _useless(wanted)
@@ -109,10 +99,10 @@ def fetch(name: str, build: Callable[[Path], None]) -> Path:
     global _folder
     for last in (False, False, True):
         path = folder() / name
-        with _lock:
-            lock = _locks.setdefault(path, threading.RLock())
+        with _lock():
+            lock = _locks.setdefault(path, Lock())
         try:
-            with lock:
+            with lock():
                 if _intact(path):
                     _touch(path)
                 else:
@@ -121,7 +111,7 @@ def fetch(name: str, build: Callable[[Path], None]) -> Path:
         except OSError as error:
             if last:
                 raise DeviceError(f"cannot keep {path}: {error}; set METALMM_CACHE to a folder with room") from error
-            with _lock:
+            with _lock():
                 if not path.parent.is_dir():
                     _folder = None  # somebody removed it: it is made again
                 elif path.parent != _temporary:

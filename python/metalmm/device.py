@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from . import _core, backends, kernel_source
 from .errors import ArgumentError, ClosedError, CompileError, DeviceError, LoweringError
+from .fork import Lock
 from .msl.program import Argument, Program
 
 open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
@@ -154,21 +154,13 @@ def capture(path: str | Path, device: Device | None = None) -> Iterator[None]:
 
 
 _default: Device | None = None
-_lock = threading.RLock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that is not here may hold it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = Lock()
 
 
 def default_device() -> Device:
     """The device of calls that name none, made on first use: ``Device()``."""
     global _default
-    with _lock:
+    with _lock():
         if _default is None:
             made = Device()
             _default = _default or made  # a signal's handler may have come before

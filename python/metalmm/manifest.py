@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
-import os
 import re
-import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from . import _core, backends, kernel_source
 from .device import Device, open_devices
 from .errors import ArgumentError, DeviceError, ManifestError, UnknownVariantError
+from .fork import Lock
 
 # What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. ta, tb: transposes;
 # align_*: a whole number of tiles (bm, bn, and the parameter bk); vec: A and B can be read as vectors of 4 wherever a row begins.
@@ -44,15 +43,7 @@ _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 
 _registry: dict[str, Variant] = {}
-_lock = threading.RLock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that is not here may hold it
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lock = Lock()
 
 
 class Variant(str):
@@ -171,7 +162,7 @@ def load_variants(path: str | Path) -> list[Variant]:
             raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
         loaded[v] = v
     rows = [_registration(v) for v in loaded.values()]  # before anything is registered
-    with _lock:
+    with _lock():
         for v in loaded.values():
             if v in _registry and _registry[v].source.parent != v.source.parent:
                 raise ManifestError(

@@ -148,23 +148,13 @@ class MetalRules:
                 words = self._statement(i, end)
                 if "constant" not in words:
                     raise self.source.fail(i, "a static variable inside a function; Metal has them in the constant address space alone")
-            elif text == "threadgroup" and not is_kernel and self._starts_declaration(i):
+            elif text == "threadgroup" and not is_kernel and self.source.starts_declaration(i):
                 words = self._statement(i, end)
                 if not {"*", "&", "("} & set(words):
                     raise self.source.fail(
                         i, f"the threadgroup variable '{words[-1]}' stands outside a kernel; Metal has them in kernels alone"
                     )
             i += 1
-
-    def _starts_declaration(self, i: int) -> bool:
-        tokens, at = self.source.tokens, i - 1
-        while tokens[at].text in ("const", "volatile", ")"):
-            if tokens[at].text == ")":
-                at = self.source.opening(at) - 1
-                if tokens[at].text not in ("alignas", "__attribute__"):
-                    return False
-            at -= 1
-        return tokens[at].text in (";", "{", "}")
 
     def _class_brace(self, i: int, end: int) -> int:
         while i < end and self.source.tokens[i].text not in ("{", ";", "(", "=", ")"):

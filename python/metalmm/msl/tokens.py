@@ -136,6 +136,31 @@ class Source:
             i += 1
         return None
 
+    def starts_declaration(self, i: int) -> bool:
+        """Whether a declaration begins with the specifier at `i` and those before it."""
+        before = self.before_specifiers(i)
+        return before is None or self.tokens[before].text[-1] in ";{}"  # of one lowered just before, too
+
+    def before_specifiers(self, i: int) -> int | None:
+        """What stands before `const alignas(16) threadgroup`, its specifiers left out; but `f() const threadgroup {` is no declaration."""
+        tokens, at = self.tokens, self.previous(i)
+        while at is not None:
+            if tokens[at].text in ("const", "static", "volatile"):
+                at = self.previous(at)
+            elif tokens[at].text == ")" and (word := self.previous(self.opening(at))) is not None:
+                if tokens[word].text not in ("alignas", "__attribute__"):
+                    break
+                at = self.previous(word)
+            else:
+                break
+        return at
+
+    def previous(self, i: int) -> int | None:
+        i -= 1
+        while i >= 0 and self.tokens[i].text == "":
+            i -= 1
+        return i if i >= 0 else None
+
     def join(self, words: Iterable[tuple[Token, str]]) -> str:
         """Words of tokens in one line; what was written together, such as `<<`, stays together."""
         text = ""

@@ -196,48 +196,20 @@ class CpuTarget:
         for i, token in enumerate(tokens):
             if token.text != "threadgroup" or token.kind != "name":
                 continue
-            before = self._before_specifiers(i)
-            # A declaration lowered just before ends in ';' too.
-            at_start = before is None or tokens[before].text[-1] in ";{}"
-            if not at_start:
+            if not self.source.starts_declaration(i):
                 self._check_threadgroup_use(i)
                 continue
             if self._declare_threadgroup(i, count):
                 count += 1
 
-    def _before_specifiers(self, i: int) -> int | None:
-        """What stands before `const alignas(16) threadgroup`, its specifiers left out; but `f() const threadgroup {` is no declaration."""
-        tokens, at = self.source.tokens, self._previous(i)
-        while at is not None:
-            if tokens[at].text in ("const", "static", "volatile"):
-                at = self._previous(at)
-            elif tokens[at].text == ")" and (word := self._previous(self.source.opening(at))) is not None:
-                if tokens[word].text not in ("alignas", "__attribute__"):
-                    break
-                at = self._previous(word)
-            else:
-                break
-        return at
-
-    def _text_before(self, i: int, steps: int) -> str:
-        at: int | None = i
-        for _ in range(steps):
-            at = self._previous(at) if at is not None else None
-        return self.source.tokens[at].text if at is not None else ""
-
-    def _previous(self, i: int) -> int | None:
-        i -= 1
-        while i >= 0 and self.source.tokens[i].text == "":
-            i -= 1
-        return i if i >= 0 else None
-
     def _check_threadgroup_use(self, i: int) -> None:
         """Elsewhere `threadgroup` qualifies what a pointer or reference points to, or a member function."""
         tokens, j = self.source.tokens, i + 1
-        before, last = tokens[self._previous(i) or 0], tokens[i]
+        before, last = tokens[self.source.previous(i) or 0], tokens[i]
         if before.text in (")", "*", "&") or tokens[j].text in ("*", "&", "&&"):
             return
-        if before.text == "const" and self._text_before(i, 2) == ")":
+        two_before = self.source.previous(self.source.previous(i) or 0)
+        if before.text == "const" and two_before is not None and tokens[two_before].text == ")":
             return  # f() const threadgroup
         while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
             last, j = tokens[j], j + 1
@@ -284,7 +256,7 @@ class CpuTarget:
             if equals < last:  # every thread writes it where it comes by
                 value = self.passes.erased_text((equals, last))
                 lines.append(f"{{ {alias} metalmm_value {value}; __builtin_memcpy(&{name}, &metalmm_value, sizeof({name})); }}")
-        before = self._before_specifiers(i)
+        before = self.source.before_specifiers(i)
         self.source.blank(0 if before is None else before + 1, i)  # every place has 16 bytes' alignment
         self.source.blank(i, end + 1)
         tokens[i].text = " ".join(lines)
