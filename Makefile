@@ -26,8 +26,17 @@ endif
 .PHONY: fake-metal test-on-fake-metal
 fake-metal: $(VENV)/.built
 	bash tests/fake_metal.sh $(BIN)/python
+# In two processes, which share the cache of compiled kernels: the fake lives in one process, so that pytest-xdist cannot divide its work.
+FAKE_FIRST := tests/test_matmul.py tests/test_edges.py
+test-on-fake-metal: export METALMM_DEVICE = metal
 test-on-fake-metal: fake-metal
-	METALMM_DEVICE=metal $(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
+ifneq ($(ARGS),)
+	$(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
+else
+	$(BIN)/python tests/on_fake_metal.py -m pytest $(FAKE_FIRST) >build/fake-metal/first.log 2>&1 & first=$$!; \
+	  $(BIN)/python tests/on_fake_metal.py -m pytest $(addprefix --ignore=,$(FAKE_FIRST)); rest=$$?; \
+	  wait $$first; status=$$?; cat build/fake-metal/first.log; exit $$((rest + status))
+endif
 
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
 sanitize: $(VENV)/.built

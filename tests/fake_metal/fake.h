@@ -150,7 +150,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
 @interface FakeIndirect : FakeObject <MTLIndirectCommandBuffer> {
  @public
   std::vector<fake::Indirect>* commands;
-  NSUInteger most_buffers, most_memory;
+  NSUInteger max_buffers, max_memory;
 }
 @end
 

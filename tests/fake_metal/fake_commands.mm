@@ -358,7 +358,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   [self command].pipeline = (FakePipeline*)state;
 }
 - (void)setKernelBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset atIndex:(NSUInteger)index {
-  if (index >= all->most_buffers)
+  if (index >= all->max_buffers)
     return fake::violation("indirect", "buffer index " + std::to_string(index) + " is not below maxKernelBufferBindCount");
   [self command].bindings[index] = {(FakeBuffer*)buffer, offset, {}, buffer != nil};
 }

@@ -660,8 +660,8 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   if (fake::fault("indirect")) return nil;
   FakeIndirect* indirect = [[FakeIndirect alloc] init];
   indirect->commands = new std::vector<fake::Indirect>(count);
-  indirect->most_buffers = [descriptor maxKernelBufferBindCount];
-  indirect->most_memory = [descriptor maxKernelThreadgroupMemoryBindCount];
+  indirect->max_buffers = [descriptor maxKernelBufferBindCount];
+  indirect->max_memory = [descriptor maxKernelThreadgroupMemoryBindCount];
   return indirect;
 }
 - (id<MTLCounterSampleBuffer>)newCounterSampleBufferWithDescriptor:(MTLCounterSampleBufferDescriptor*)descriptor error:(NSError**)error {

@@ -56,10 +56,10 @@ struct Bench {
     [commands status];
   }
   // An indirect command buffer with one dispatch.
-  id<MTLIndirectCommandBuffer> indirect(id<MTLComputePipelineState> with, NSUInteger most_buffers = 3) {
+  id<MTLIndirectCommandBuffer> indirect(id<MTLComputePipelineState> with, NSUInteger max_buffers = 3) {
     MTLIndirectCommandBufferDescriptor* d = [[[MTLIndirectCommandBufferDescriptor alloc] init] autorelease];
     [d setCommandTypes:MTLIndirectCommandTypeConcurrentDispatch];
-    [d setMaxKernelBufferBindCount:most_buffers];
+    [d setMaxKernelBufferBindCount:max_buffers];
     id<MTLIndirectCommandBuffer> all = [[device newIndirectCommandBufferWithDescriptor:d maxCommandCount:1 options:0] autorelease];
     id<MTLIndirectComputeCommand> command = [all indirectComputeCommandAtIndex:0];
     [command setComputePipelineState:with];
