@@ -217,7 +217,7 @@ def main() -> int:
     x = rng.standard_normal((1, args.k)).astype(np.float16)
     w = rng.standard_normal((args.k, args.n)).astype(np.float16)
     dev = metalmm.default_device()
-    if "spin" in metalmm.backends.get(dev.name).options:
+    if "spin" in dev.backend.options:
         dev = metalmm.Device(spin=args.spin * 1e-6)
     print(runner.describe(dev, runner.environment(dev)))
     with tempfile.TemporaryDirectory() as folder:

@@ -75,15 +75,16 @@ class FakeMetal:
 
 
 def _compile(source: str, kernel: str | None, constants: str) -> str:
-    """A module's path; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
+    """A module's path and lines "INDEX TYPE" of its buffers; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
     from metalmm import compiler
     from metalmm.msl.program import Program
 
+    program = Program(compiler.preprocess(source, "program_source"), "program_source")
     if kernel is not None:
         given = (part.split("=", 1) for part in constants.split(";") if part)
         numbers = {int(index): ast.literal_eval(value) for index, value in given}
-        return str(compiler.build(source, kernel, numbers))
-    program = Program(compiler.preprocess(source, "program_source"), "program_source")
+        types = [f"{a.index} {a.type}" for a in program.arguments(kernel, numbers) if a.is_buffer]
+        return "\n".join([str(compiler.build(source, kernel, numbers)), *types])
     lines = [f"kernel {name}" for name in program.kernel_names()]
     tokens = program.source.tokens
     for d in program.declarations:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
+import itertools
 import pickle
+import weakref
 from typing import Any
 
 import metalmm
@@ -324,3 +327,186 @@ def test_signatures() -> None:
             )
             if callable(value) and not isinstance(value, type):
                 inspect.signature(value)
+
+
+# -- what was found by attack -----------------------------------------------------------------------------------------
+
+
+def test_a_number_of_numpy_is_not_read_as_another_type(device: metalmm.Device) -> None:
+    add, y = device.compile(SOURCE).kernel("add"), np.zeros(4, np.float32)
+    good = [y, np.uint32(3), np.float32(0.5), np.int16(-7), np.float16(0.25), np.bool_(True), ml_dtypes.bfloat16(1.5), np.int64(5)]
+    good[6] = 1.5
+    add(*good, threads=4, threadgroup=4)
+    assert y[0] == 3 + 0.5 - 7 + 0.25 + 1000 + 1.5 + 5
+    for place, value, message in [(2, np.int32(2), "number of type int32; the parameter is of type float"), (1, np.float32(2), "type uint"),
+                                  (4, np.float32(1.5), "of type half"), (2, np.float16(2), "number of type float16")]:  # fmt: skip
+        with pytest.raises(metalmm.DTypeError, match=message):
+            add(*good[:place], value, *good[place + 1 :], threads=4, threadgroup=4)
+    add(*good[:2], np.float64(0.5), *good[3:], threads=4, threadgroup=4)  # a Python float, too
+
+
+def test_arrays_of_ctypes(device: metalmm.Device) -> None:
+    numbers = (ctypes.c_float * 4)(1, 2, 3, 4)
+    np.testing.assert_array_equal(device.array(numbers).numpy(), [1, 2, 3, 4])
+    rows = ((ctypes.c_float * 4) * 4)(*[(i, i, i, i) for i in range(4)])
+    out = metalmm.matmul(V, np.ones((1, 4), np.float32), rows, device=device)
+    np.testing.assert_array_equal(out, np.full((1, 4), 6))
+
+    class Pair(ctypes.Structure):
+        _fields_ = (("x", ctypes.c_int32), ("y", ctypes.c_float))
+
+    pairs = (Pair * 2)(Pair(1, 2.0), Pair(3, 4.0))
+    assert list(device.array(pairs).numpy()["x"]) == [1, 3]
+    assert list(device.array(memoryview(np.array(pairs))).numpy()["x"]) == [1, 3]
+
+
+def test_structures_by_their_dtype(device: metalmm.Device) -> None:
+    for dtype in ([("Offset", "i4"), ("O", "f4")], "V8", [("a", "u2", (3,))]):
+        source = np.zeros(3, dtype)
+        assert device.array(source).dtype == source.dtype == device.empty(3, dtype).dtype
+    assert device.array(device.empty(3, "V8")).nbytes == 24
+    for dtype in ([("a", ">f4")], [("a", "O")], ">f2", "g", "G", None, np.dtype(ml_dtypes.bfloat16).newbyteorder(">")):
+        with pytest.raises(metalmm.DTypeError):
+            device.empty(3, dtype)
+    for array in (np.zeros(3, [("a", ">f4")]), np.zeros((1, 4), ml_dtypes.bfloat16).astype(np.dtype(ml_dtypes.bfloat16).newbyteorder(">"))):
+        with pytest.raises(metalmm.DTypeError):
+            device.array(array)
+
+
+def test_what_dlpack_asks_is_heard(device: metalmm.Device) -> None:
+    for dtype in ("float32", "bfloat16"):
+        array = device.array(np.ones(4, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+        array.__dlpack__(max_version=(1, 0), dl_device=(1, 0), copy=None)
+        with pytest.raises(Exception, match=r"(?i)device|memory|argument"):
+            array.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(BufferError, match="without a copy"):
+        array.__dlpack__(copy=True)
+    with pytest.raises(metalmm.ArgumentError, match="no argument 'bogus'"):
+        array.__dlpack__(bogus=3)
+
+
+def test_foreign_arrays_that_answer_nonsense(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 4), np.float32), np.ones((4, 4), np.float32)
+    for where in ((), None, 5, [1, 0], ("1", 0), (None, 0), (2**70, 0), (1, 0, 0)):
+        with pytest.raises((metalmm.DTypeError, metalmm.DeviceError)):
+            metalmm.matmul(V, Foreign(a, device=where), b, device=device)  # type: ignore[arg-type]
+
+    class Raising(Foreign):
+        error: type[BaseException] = ValueError
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise self.error("no")
+
+    with pytest.raises(metalmm.DTypeError, match="memory over: no"):
+        metalmm.matmul(V, Raising(a), b, device=device)
+    Raising.error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        metalmm.matmul(V, Raising(a), b, device=device)
+
+
+def test_objects_that_were_never_made(device: metalmm.Device) -> None:
+    class Bare(metalmm.Device):
+        def __init__(self) -> None:
+            pass
+
+    a, b = np.ones((1, 4), np.float16), np.ones((4, 4), np.float16)
+    bare, array = Bare(), metalmm.Array.__new__(metalmm.Array)
+    batch, call = metalmm.Batch.__new__(metalmm.Batch), metalmm.PreparedCall.__new__(metalmm.PreparedCall)
+    kernel = device.compile(SOURCE).kernel("through")
+    calls = [lambda: bare.empty(3), lambda: bare.array(a), lambda: bare.batch(), lambda: bare.prepare(V, a, b),
+             lambda: metalmm.matmul(V, a, b, device=bare), lambda: metalmm.matmul(V, array, b), lambda: device.array(array),
+             lambda: batch.matmul(V, a, b), lambda: batch.wait(), lambda: call(), lambda: device.batch().add(call),
+             lambda: kernel(array, a, threads=1, threadgroup=1), lambda: kernel(b"", a, threads=1, threadgroup=1, batch=batch)]  # fmt: skip
+    for wrong in calls:
+        with pytest.raises(metalmm.Error):
+            wrong()
+    assert metalmm.matmul(V, a, b, device=device)[0, 0] == 4
+
+
+def test_a_dictionary_that_changes_while_it_is_read(device: metalmm.Device) -> None:
+    kernel, y = device.compile(SOURCE).kernel("through"), np.zeros(4, np.float32)
+
+    class Key:
+        def __init__(self, owner: dict[Any, Any]) -> None:
+            self.owner = owner
+
+        def __index__(self) -> int:
+            self.owner.clear()
+            gc.collect()
+            return 0
+
+    for _ in range(5):
+        given: dict[Any, Any] = {}
+        given.update({Key(given): b"\0" * 16, 1: y.copy()})
+        kernel(given, threads=4, threadgroup=4)
+
+
+def test_text_that_is_no_utf8_and_reprs_that_fail(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 4), np.float16), np.ones((4, 4), np.float16)
+
+    class Odd:
+        error: type[BaseException] = ValueError
+
+        def __repr__(self) -> str:
+            raise self.error
+
+    for call in (lambda: metalmm.matmul("\ud800", a, b), lambda: metalmm.matmul(V, a, b, alpha="\ud800"), lambda: device.empty(3, "\ud800"),
+                 lambda: metalmm.matmul(V, a, b, **{"\ud800": 1}), lambda: metalmm.matmul(V, a, b, alpha="x" + "é" * 60),
+                 lambda: metalmm.matmul(V, a, b, device="\ud800"), lambda: device.empty("\ud800"), lambda: metalmm.matmul(V, a, b, alpha=Odd()),
+                 lambda: device.empty(b"ab"), lambda: device.empty(itertools.repeat(1)), lambda: device.empty(10**5000)):  # fmt: skip
+        with pytest.raises(metalmm.Error):
+            call()
+    Odd.error = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        metalmm.matmul(V, a, b, alpha=Odd())
+    with pytest.raises(metalmm.ArgumentError, match="alpha is 1e\\+300; it is a float32"):
+        metalmm.matmul(V, a, b, alpha=1e300)
+    assert np.isinf(metalmm.matmul(V, a, b, alpha=np.inf, device=device)).all()
+
+
+def test_a_spec_of_nan_is_equal_to_itself() -> None:
+    spec = metalmm.MatmulSpec(1, 2, 3, alpha=np.nan)
+    assert spec == pickle.loads(pickle.dumps(spec))
+    assert hash(spec) == hash(metalmm.MatmulSpec(1, 2, 3, alpha=np.nan))
+    assert repr(metalmm.MatmulSpec(1, 2, 3, alpha=2.0, beta=-0.5)) == "MatmulSpec(m=1 n=2 k=3 batch=1 nn alpha=2 beta=-0.5)"
+
+
+def test_cycles_through_every_kind_of_array_are_collected(device: metalmm.Device) -> None:
+    class Tagged(np.ndarray):
+        me: Any
+
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):
+        x = np.ones((1, 64), dtype).view(Tagged)
+        x.me = device.prepare("m1_optimized_v6/nt_simd_c4_s1_tg64", x, x, transpose_b=True, out=np.zeros((1, 1), dtype))
+        seen = weakref.ref(x)
+        del x
+        gc.collect()
+        assert seen() is None, dtype
+
+
+def test_an_array_is_iterable_and_has_no_truth(device: metalmm.Device) -> None:
+    array = device.array(np.zeros((2, 3), np.float16))
+    with pytest.raises(TypeError, match=r"the truth of an Array of shape \(2, 3\)"):
+        bool(array)
+    assert [row.shape for row in list(array)] == [(3,), (3,)]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="blas")
+def test_blas_sees_what_a_pointer_may_have_written(device: metalmm.Device) -> None:
+    class Pointers(ctypes.Structure):
+        _fields_ = (("to", ctypes.c_uint64), ("count", ctypes.c_uint32))
+
+    weights, x = device.array(np.ones((8, 8), np.float16)), np.ones((1, 8), np.float16)
+    assert np.asarray(metalmm.matmul("blas/baseline", x, weights))[0, 0] == 8
+    source = "#include <metal_stdlib>\nstruct P { device half* to; uint count; };\nkernel void k(constant P& p) { p.to[0] = 100.0h; }"
+    device.compile(source).kernel("k")(bytes(Pointers(weights.device_address, 1)), threads=1, threadgroup=1)
+    assert np.asarray(metalmm.matmul("blas/baseline", x, weights))[0, 0] == 107
+
+
+def test_a_closed_default_device_is_made_anew() -> None:
+    a, b = np.ones((1, 4), np.float16), np.ones((4, 4), np.float16)
+    with metalmm.default_device() as device:
+        pass
+    assert metalmm.matmul(V, a, b)[0, 0] == 4
+    with pytest.raises(metalmm.ClosedError), device:
+        pass

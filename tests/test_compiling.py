@@ -267,3 +267,48 @@ def test_types_of_arguments() -> None:
         assert [a.is_const for a in found_all] == [a.index != 2 for a in found_all]
         assert found_all[-1].bytes == 18 * 4, "MatmulParams"
         assert {a.bytes for a in found_all[:-1]} == ({2} if not v.library else {2, 4})
+
+
+def test_constants_of_odd_values() -> None:
+    """An enumerator that 2,000 others come before; constants made of themselves; shifts and numbers beyond any type."""
+    many = ", ".join(f"e{i}" for i in range(2000))
+    text = HEAD + f"enum {{ {many}, at = e1500 - 1497 }};\nkernel void k(device float* y [[buffer(at)]]) {{ y[0] = 1.0f; }}\n"
+    assert [a.index for a in Program(text).arguments("k")] == [3]
+    assert metalmm.Device("cpu").compile(text).kernel("k").buffer_indices == [3]
+    for index in ("A", "B", "1 << 99999999999", "1.5", "1 / 0"):
+        source = (
+            HEAD
+            + f"constant int A = A;\nconstant int B = C;\nconstant int C = B;\nkernel void k(device float* y [[buffer({index})]]) {{}}\n"
+        )
+        with pytest.raises(metalmm.CompileError, match=r"<source>:\d+: .*(integer constant|made of itself)"):
+            metalmm.Device("cpu").compile(source).kernel("k")
+    nested = "struct S0 { float x; };\n" + "".join(f"struct S{i + 1} {{ S{i} {', '.join('abcdefghijkl')}; }};\n" for i in range(12))
+    (argument,) = Program(nested + "kernel void k(constant S7& s) {}").arguments("k")
+    assert argument.bytes == 4 * 12**7
+
+
+def test_a_text_with_comments_aliases_and_derived_constants() -> None:
+    source = """
+    using Out = device float*;  // const, so they say
+    typedef const float In;
+    constant int N [[function_constant(0)]];
+    constant bool has_c = N > 4 && N != 7;  /* , device float* z */
+    kernel void k(Out y [[buffer(0)]],  // const device float* x [[buffer(7)]],
+                  device In* x [[buffer(1)]], constant unsigned short& s [[buffer(2)]],
+                  const device float* c [[buffer(3), function_constant(has_c)]]) {}
+    """
+    for n, indices in ((3, [0, 1, 2]), (5, [0, 1, 2, 3]), (7, [0, 1, 2])):
+        found = Program(source).arguments("k", {0: n})
+        assert [(a.index, a.is_const) for a in found] == [(i, i > 0) for i in indices]
+        assert found[2].type == "ushort"
+
+
+def test_a_constant_that_is_not_there_is_named(device: metalmm.Device) -> None:
+    source = HEAD + "constant bool doubled [[function_constant(2)]];\nkernel void k(device float* y) { y[0] = doubled ? 2.0f : 1.0f; }\n"
+    library = device.compile(source)
+    with pytest.raises(metalmm.CompileError, match="no function constant 'doubld'; there are: 2, doubled"):
+        library.kernel("k", {"doubld": True})
+    with pytest.raises(metalmm.ArgumentError, match=r"constants is \[1\]"):
+        library.kernel("k", [1])  # type: ignore[arg-type]
+    with pytest.raises(metalmm.CompileError, match="more than 64 bits"):
+        library.kernel("k", {2: 10**5000})

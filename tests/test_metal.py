@@ -63,6 +63,7 @@ def like() -> Iterator[Callable[..., metalmm.Device]]:
 # -- the fake is strict ------------------------------------------------------------------------------------------------
 
 MISUSES = {
+    "indirect-type": "a dispatch of a type that its descriptor's commandTypes does not have",
     "unbound": "nothing is bound to buffer index 1",
     "too-small": "holds 256 bytes, less than offset 256 and 4",
     "misaligned": "offset 2 of buffer index 0",
@@ -667,6 +668,62 @@ def test_mps_adds_c_in_place_and_from_elsewhere(device: metalmm.Device) -> None:
     right(out, a, b, c=c, **options)
 
 
+def test_arguments_are_what_metals_compiler_makes_of_the_text(device: metalmm.Device) -> None:
+    """Comments, macros, conditions and aliases of a user's text decide nothing by themselves."""
+    source = """
+    #include <metal_stdlib>
+    using namespace metal;
+    using Out = device float*;
+    #define TO device float*
+    kernel void k(const device float* x [[buffer(0)]],  // const device float* y,
+                  TO y [[buffer(1)]], Out z [[buffer(2)]],
+    #ifdef SCALED
+                  constant float& f [[buffer(3)]],  // the factor, const
+    #endif
+                  uint i [[thread_position_in_grid]]) {
+    #ifdef SCALED
+      y[i] = f * x[i];
+    #else
+      y[i] = x[i];
+    #endif
+      z[i] = y[i] + 1.0f;
+    }
+    """
+    for defines, numbers in ({}, ()), ({"SCALED": 1}, (2.0,)):
+        kernel = device.compile(source, defines=defines).kernel("k")
+        assert kernel.buffer_indices == [0, 1, 2, *([3] if numbers else [])]
+        x, y, z = (np.full(8, v, np.float32) for v in (3, 0, 0))
+        with device.batch() as batch:  # each dispatch reads what the one before wrote
+            kernel(x, y, z, *numbers, threads=8, threadgroup=8, batch=batch)
+            kernel(z, y, x, *numbers, threads=8, threadgroup=8, batch=batch)
+        factor = numbers[0] if numbers else 1.0
+        np.testing.assert_array_equal(z, np.full(8, 3 * factor + 1))
+        np.testing.assert_array_equal(x, np.full(8, (3 * factor + 1) * factor + 1))
+
+
+def test_a_recording_of_both_kinds_of_grid(device: metalmm.Device) -> None:
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* y, uint i [[thread_position_in_grid]]) { y[i] += 1.0f; }"
+    kernel, y = device.compile(source).kernel("k"), device.array(np.zeros(12, np.float32))
+    batch = device.batch()
+    kernel(y, threads=10, threadgroup=4, batch=batch)
+    kernel(y, grid=3, threadgroup=4, batch=batch)
+    recording = batch.record()
+    for _ in range(2):
+        recording.replay()
+    recording.wait()
+    np.testing.assert_array_equal(y.numpy(), [4] * 10 + [2] * 2)
+
+
+def test_mps_refuses_a_slice_without_room_for_its_last_row(device: metalmm.Device) -> None:
+    big, x = device.array(half(10, 100)), device.array(half(1, 5))
+    right(metalmm.matmul("mps/baseline", x, big[2:7, 50:]), np.asarray(x), np.asarray(big)[2:7, 50:])
+    for variant in ("mps/baseline", "mps/matvec"):
+        with pytest.raises(metalmm.LayoutError, match="b is a slice whose last row ends before its distance to a next one"):
+            metalmm.matmul(variant, x, big[5:, 50:])
+    right(metalmm.matmul("mps/baseline", x, device.array(big[5:, 50:])), np.asarray(x), np.asarray(big)[5:, 50:])
+    right(metalmm.matmul(GEMM, x, big[5:, 50:]), np.asarray(x), np.asarray(big)[5:, 50:])
+
+
 def test_mps_takes_shared_and_strided_matrices(device: metalmm.Device) -> None:
     store = half(4, 6, 40)
     a = store[:, :3, :20]  # rows 40 apart, matrices 240
@@ -804,7 +861,10 @@ def test_capture_needs_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, de
     if FAKE:
         with pytest.raises(metalmm.DeviceError, match="METAL_CAPTURE_ENABLED=1"), metalmm.capture(tmp_path / "a.gputrace", device):
             pass
-    with pytest.raises(metalmm.DeviceError, match="device cpu has no GPU capture"), metalmm.capture(tmp_path / "a.gputrace", metalmm.Device("cpu")):
+    with (
+        pytest.raises(metalmm.DeviceError, match="device cpu has no GPU capture"),
+        metalmm.capture(tmp_path / "a.gputrace", metalmm.Device("cpu")),
+    ):
         pass
 
 

@@ -188,7 +188,7 @@ def test_arrays_that_touch_have_copies_of_their_own(watchful: metalmm.Device) ->
     store = np.zeros(64 + 64 * 64 + 64, np.float16)
     y, a, w = store[:64].reshape(1, 64), store[64:128].reshape(1, 64), store[128:].reshape(64, 64)
     a[...], w[...] = 3, 2 * np.eye(64)
-    counts = watchful.count_writes(y) if watchful._options["debug"] else np.ones(64)
+    counts = watchful.count_writes(y) if watchful.options["debug"] else np.ones(64)
     metalmm.matmul("gemv/baseline", a, w, out=y, device=watchful)
     assert (counts == 1).all()
     np.testing.assert_array_equal(y, np.full((1, 64), 6))

@@ -13,7 +13,8 @@ import pytest
 from metalmm import backends, compiler, numerics
 from metalmm.kernel_source import Code, Constants, KernelText, LibraryText
 from metalmm.msl.program import Program
-from test_matmul import TEMPLATES, draw
+from test_matmul import TEMPLATES
+from test_types import draw
 
 
 class Toy:
@@ -58,12 +59,15 @@ def test_the_list_of_what_a_device_is_has_under_200_lines() -> None:
 
 @pytest.mark.parametrize("v", TEMPLATES.values())
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_every_kernel_runs_on_it(v: metalmm.Variant, where: str, toy: metalmm.Device) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_kernel_runs_on_it(v: metalmm.Variant, where: str, dtype: str, toy: metalmm.Device) -> None:
     assert v.runs_on("toy")
     layout, m = v.supports["layouts"][0], 2 if v.family == "small_m" else 1
     n = 16 if v == "gemv/smalln" else 133
-    spec = metalmm.MatmulSpec(m=m, n=n, k=300, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True, beta=0.5)
-    a, b, options = draw(np.random.default_rng(1), spec, c=True)
+    spec = metalmm.MatmulSpec(m=m, n=n, k=300, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", bias=True, beta=0.5, dtype=dtype)
+    a, b, options = draw(np.random.default_rng(1), spec)
+    if where == "host":  # off every alignment but the elements'
+        a, b = (np.concatenate([x.ravel()[:3], x.ravel()])[3:].reshape(x.shape) for x in (a, b))
     if where == "device":
         options.update(bias=toy.array(options["bias"]), c=toy.array(options["c"]))
     out = metalmm.matmul(v, *((toy.array(a), toy.array(b)) if where == "device" else (a, b)), device=toy, **options)

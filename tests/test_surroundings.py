@@ -488,3 +488,115 @@ def test_counts_of_writes_end_at_255(each_compiler: str) -> None:
     source = HEAD + "kernel void k(device float* y) { for (int i = 0; i < 300; i++) *(volatile device float*)y = i; y[1] = 1; }"
     device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
     assert counts.tolist() == [255, 255, 1, 1]
+
+
+# -- manifests that are loaded again, and odd ones --------------------------------------------------------------------
+
+ANEW = """format = 2
+[kernels.fill]
+template = ["threads"]
+tile = [1, "threads"]
+supports = { layouts = ["nn"] }
+[families.anew]
+kernel = "fill"
+[families.anew.variants]
+one = { threads = 32 }
+two = { threads = 64 }
+"""
+FILL = """#include <metal_stdlib>
+#include "epilogue.h"
+using namespace metal;
+template <int TG> [[kernel]] void fill(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+  const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+  uint3 at [[thread_position_in_grid]]) { if (at.x < p.n && at.y < p.m) D[at.y * p.ldd + at.x] = VALUE; }
+"""
+
+
+def _write(folder: Path, value: str = "1.0h", manifest: str = ANEW) -> Path:
+    (folder / "fill.metal").write_text(FILL.replace("VALUE", value))
+    (folder / "anew.toml").write_text(manifest)
+    return folder / "anew.toml"
+
+
+def test_a_row_that_is_gone_is_gone(tmp_path: Path) -> None:
+    x = np.ones((2, 4), np.float16)
+    metalmm.load_variants(path := _write(tmp_path))
+    name = "anew/two"
+    assert metalmm.matmul(name, x, x.T.copy())[0, 0] == 1
+    call = metalmm.default_device().prepare(name, x, x.T.copy())
+    _write(tmp_path, manifest=ANEW.replace("two = { threads = 64 }\n", ""))
+    assert metalmm.load_variants(path) == ["anew/one"] == metalmm.variants(family="anew")
+    with pytest.raises(metalmm.UnknownVariantError):
+        metalmm.matmul(name, x, x.T.copy())
+    assert call()[0, 0] == 1, "what was prepared stays as it was"
+    _write(tmp_path)
+    metalmm.load_variants(path)
+    assert metalmm.matmul(name, x, x.T.copy())[0, 0] == 1
+
+
+def test_a_manifest_loaded_while_a_kernel_compiles_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, device = np.ones((2, 4), np.float16), metalmm.Device("cpu")
+    metalmm.load_variants(path := _write(tmp_path, "11.0h"))
+    code, loads = device.backend.code, []
+
+    def slow(*arguments: Any) -> Any:
+        made = code(*arguments)
+        if not loads:
+            loads.append(metalmm.load_variants(_write(tmp_path, "22.0h")))
+        return made
+
+    monkeypatch.setattr(type(device.backend), "code", lambda self, *arguments: slow(*arguments))
+    assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 11
+    assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 22
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('template = ["threads"]', 'template = ["threads", "align_k"]\nbk = false', "'bk' is False; it takes a number"),
+        ("one = { threads = 32 }", 'one = { threads = 32, without = { float32 = "" } }', "'without.float32' is empty; it says why"),
+        ("one = { threads = 32 }", 'one = { threads = 32, builtin = "blas" }', "in format = 2 it is 'library'"),
+        ("one = { threads = 32 }", "one = { threads = 32, type = 1 }", "unknown key 'type'|what the call decides"),
+        ('tile = [1, "threads"]', 'tyle = [1, "threads"]', r"unknown key 'tyle'; did you mean 'tile'\?"),
+        ('tile = [1, "threads"]', f'tile = [1, "{"-" * 100000}1"]', "tile is"),
+        ("supports = { layouts", "supports = { layout", r"supports knows nothing of 'layout'; did you mean 'layouts'\?"),
+        ("[families.anew]\n", '[families.empty]\nkernel = "fill"\n[families.anew]\n', "family empty has no variants"),
+        ("format = 2", "format = 1", r"\[families\] is of format = 2; this file says format = 1"),
+        ('kernel = "fill"\n', "", "anew/one: 'kernel' is missing"),
+        ('kernel = "fill"\n', "kernel = 3\n", "'kernel' is 3; it takes the name of a table"),
+    ],
+)
+def test_manifests_of_format_2(old: str, new: str, message: str, tmp_path: Path) -> None:
+    before = metalmm.variants()
+    with pytest.raises(metalmm.ManifestError, match=message):
+        metalmm.load_variants(_write(tmp_path, manifest=ANEW.replace(old, new)))
+    assert metalmm.variants() == before
+
+
+def test_manifests_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text('format = 1\n[[family]]\nfoo = "x"\n')
+    for path in (tmp_path / "m.toml", "\0", "\ud800", tmp_path / "not there.toml"):
+        with pytest.raises(metalmm.ManifestError):
+            metalmm.load_variants(path)
+    for wrong in (3, None, b"x"):
+        with pytest.raises(metalmm.ArgumentError, match="load_variants: path is"):
+            metalmm.load_variants(wrong)  # type: ignore[arg-type]
+    (tmp_path / "m.toml").write_text("format = 2\n")
+    with pytest.raises(metalmm.ManifestError, match="there are no variants in it"):
+        metalmm.load_variants(tmp_path / "m.toml")
+    kernels = Path(metalmm.variants()[0].source).parent
+    stolen = f'format = 2\n[kernels.gemv]\nsource = "{kernels / "gemv.metal"}"\ntemplate = ["type", "threads"]\ntile = [1, 32]\n'
+    (tmp_path / "m.toml").write_text(
+        stolen + 'supports = { layouts = ["nn"] }\n[families.gemv.variants]\nbaseline = { kernel = "gemv", threads = 32 }\n'
+    )
+    with pytest.raises(metalmm.ManifestError, match=r"gemv/baseline: there is a variant of this id in .*variants\.toml"):
+        metalmm.load_variants(tmp_path / "m.toml")
+
+
+def test_options_of_odd_values() -> None:
+    for value in (float("nan"), float("inf"), 1.5, True, "2"):
+        with pytest.raises(metalmm.DeviceError, match="threads is"):
+            metalmm.Device("cpu", threads=value)  # type: ignore[arg-type]
+    with pytest.raises(metalmm.DeviceError, match="spin: device cpu has no such option"):
+        metalmm.Device("cpu", spin=None)

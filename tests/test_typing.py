@@ -28,9 +28,15 @@ def members(body: list[ast.stmt]) -> dict[str, list[ast.FunctionDef]]:
     return found
 
 
-def names_of(function: ast.FunctionDef) -> list[str]:
+OPTIONS = next(node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == "_Options")
+
+
+def names_of(function: ast.FunctionDef) -> set[str]:
     arguments = function.args
-    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    if arguments.kwarg and "_Options" in ast.unparse(arguments.kwarg):
+        names |= {ast.unparse(node.target) for node in OPTIONS.body if isinstance(node, ast.AnnAssign)}
+    return names
 
 
 def test_the_stub_has_what_the_extension_has() -> None:
@@ -43,13 +49,14 @@ def test_the_stub_has_what_the_extension_has() -> None:
         assert {m for m in stubbed if not m.startswith("__")} <= public, f"{name}: the extension lacks {set(stubbed) - public}"
         for member in public - {"__call__"}:
             try:
-                expected = list(inspect.signature(real[member]).parameters)
+                expected = set(inspect.signature(real[member]).parameters)
             except (ValueError, TypeError):
+                assert member.startswith("_") or not callable(real[member]), f"{name}.{member} has no signature"
                 continue  # a property, or one of nanobind's own
             assert all(names_of(overload) == expected for overload in stubbed[member]), f"{name}.{member}{expected}"
     functions = members(STUB.body)
     assert set(functions) == {n for n, v in vars(_core).items() if callable(v) and not inspect.isclass(v)}
-    expected = list(inspect.signature(metalmm.matmul).parameters)
+    expected = set(inspect.signature(metalmm.matmul).parameters)
     assert all(names_of(overload) == expected for overload in functions["matmul"])
 
 
@@ -76,6 +83,11 @@ with metalmm.Device("cpu") as d:
 assert_type(w[0, 1:], metalmm.Array)
 assert_type(w.dtype, np.dtype[Any])
 assert_type(w.numpy(), npt.NDArray[Any])
+assert_type(dev.prepare("a/b", w, w)(), metalmm.Array)
+assert_type(dev.prepare("a/b", x, x).out, npt.NDArray[Any])
+call: metalmm.PreparedCall = dev.prepare("a/b", x, w)
+for row in w:
+    assert_type(row, metalmm.Array)
 """
 WRONG = {
     'metalmm.Device("cpu", thread=2)': "thread",
@@ -83,12 +95,14 @@ WRONG = {
     'metalmm.matmul("a/b", x, [1.0])': "overload",
     'metalmm.MatmulSpec("1", 2, 3)': "arg-type",
     "w.shape = (1, 2)": "read-only",
+    'metalmm.Device().compile("x").kernel("k")(x, grid=1, threads=1, threadgroup=1)': "overload",
 }
 
 
 def mypy(path: Path) -> list[str]:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--cache-dir", str(ROOT / "build" / "mypy"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, env={"MYPYPATH": str(ROOT / "python"), "PATH": ""})
+    assert re.search(r"^(Success|Found \d+ error)", done.stdout, re.MULTILINE), done.stdout + done.stderr
     return [row for row in done.stdout.splitlines() if path.name in row]
 
 

@@ -65,7 +65,8 @@ struct KernelArgument {
   enum class Kind { buffer, threadgroup } kind;
   uint32_t index;
   bool is_const;
-  size_t bytes;  // least size
+  size_t bytes;      // least size
+  std::string type;  // MSL's name of what it points to, such as uint; empty where nobody said it
 };
 
 class Pipeline {

@@ -23,12 +23,15 @@ class PipelineCache {
     return &((*rows_[v.index])[specialization] = std::move(pipeline));
   }
   void forget(const Variant& v) {
+    changes_++;
     if (v.index < rows_.size()) rows_[v.index].reset();
   }
+  uint64_t changes() const { return changes_; }  // how often something was forgotten
   void clear() { rows_.clear(); }
 
  private:
   using Row = std::array<Slot, kSpecializations>;
+  uint64_t changes_ = 0;
   std::vector<std::unique_ptr<Row>> rows_;  // by the variant's index
 };
 

@@ -16,6 +16,11 @@ bool Tensor::contiguous() const {
   return true;
 }
 
+void Tensor::make_contiguous() {
+  int64_t stride = 1;
+  for (int i = ndim - 1; i >= 0; i--) strides[i] = stride, stride *= shape[i];
+}
+
 std::string Tensor::shape_text() const {
   std::string s = "(";
   for (int i = 0; i < ndim; i++) s += (i ? ", " : "") + std::to_string(shape[i]);

@@ -24,6 +24,7 @@ struct Tensor {
     return n;
   }
   bool contiguous() const;  // C order
+  void make_contiguous();   // gives it the strides of that
   std::string shape_text() const;
 };
 

@@ -1,10 +1,21 @@
 #include "variant.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace metalmm {
 
 const char* const kLayoutNames[kLayouts] = {"nn", "tn", "nt", "tt"};
+
+namespace {
+
+std::string number_text(float x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", static_cast<double>(x));
+  return text;
+}
+
+}  // namespace
 
 std::string MatmulSpec::text() const {
   std::string s =
@@ -12,7 +23,8 @@ std::string MatmulSpec::text() const {
   if (a_type != kFloat16 || b_type != a_type) s += " " + a_type.name();
   if (b_type != a_type) s += "*" + b_type.name();
   if (bias) s += " bias";
-  if (c) s += " beta*c";
+  if (alpha != 1.0f) s += " alpha=" + number_text(alpha);
+  if (c) s += " beta=" + number_text(beta);
   return s;
 }
 
@@ -84,6 +96,13 @@ void Registry::add(Variant v) {
   v.index = static_cast<uint32_t>(variants_.size());
   variants_.push_back(std::move(v));
   by_id_[variants_.back().id] = &variants_.back();
+}
+
+void Registry::remove(const std::string& id) {
+  auto it = by_id_.find(id);
+  if (it == by_id_.end()) return;
+  it->second->enabled = false;  // its place stays, for prepared calls
+  by_id_.erase(it);
 }
 
 const Variant* Registry::find(const std::string& id) const {

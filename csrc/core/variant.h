@@ -10,6 +10,7 @@ namespace metalmm {
 
 // How B lies in memory. Formats of quantized weights come here, and with them what a kernel is compiled for.
 enum class Storage : uint8_t { dense };
+inline const char* storage_name(Storage) { return "dense"; }
 
 // What an operation asks for, without its data. C, bias and the result are of A's type; `c`: beta * C is added.
 struct MatmulSpec {
@@ -78,6 +79,7 @@ struct Variant {
 class Registry {
  public:
   void add(Variant v);
+  void remove(const std::string& id);
   const Variant* find(const std::string& id) const;
   // "; supported by ..." for an error: others that take the operation on that device.
   std::string alternatives(const MatmulSpec& spec, const Device& device) const;

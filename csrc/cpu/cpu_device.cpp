@@ -31,8 +31,8 @@ std::string seconds_text(double s) {
 
 }  // namespace
 
-std::map<std::string, HostMatmul>& host_libraries() {
-  static auto* all = new std::map<std::string, HostMatmul>;
+std::map<std::string, HostLibrary>& host_libraries() {
+  static auto* all = new std::map<std::string, HostLibrary>;
   return *all;
 }
 
@@ -42,7 +42,8 @@ class CpuPipeline : public Pipeline {
     name = source.name;
     auto it = host_libraries().find(what.name);
     if (it == host_libraries().end()) throw Error(ErrorKind::unsupported, name + ": device cpu has no library " + what.name);
-    library = it->second;
+    if (!it->second.takes(what.type)) throw Error(ErrorKind::unsupported, name + ": " + what.name + " multiplies no " + what.type.name());
+    library = it->second.run;
   }
   CpuPipeline(const std::string& path, const std::string& kernel) {
     name = kernel;
@@ -88,7 +89,7 @@ class CpuPipeline : public Pipeline {
       return;
     }
     auto kind = is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup;
-    arguments.push_back({kind, arg.index, arg.is_const, arg.bytes});
+    arguments.push_back({kind, arg.index, arg.is_const, arg.bytes, {}});
   }
   void* module_ = nullptr;
 };
@@ -222,7 +223,11 @@ std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) { return options_.gua
 
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
   if (source.library) return std::make_shared<CpuPipeline>(source);
-  return std::make_shared<CpuPipeline>(source.file, source.name);
+  auto pipeline = std::make_shared<CpuPipeline>(source.file, source.name);
+  for (KernelArgument& own : pipeline->arguments)  // the module has what its compiler knew: all but the names of types
+    for (const KernelArgument& said : source.arguments)
+      if (own.kind == said.kind && own.index == said.index) own.type = said.type;
+  return pipeline;
 }
 
 Limits CpuDevice::limits() const {

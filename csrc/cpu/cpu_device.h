@@ -22,8 +22,12 @@ class CpuPipeline;
 
 // A matmul that the host computes in place of a kernel, on arguments bound as a kernel's.
 using HostMatmul = std::function<void(const Dispatch& dispatch, const LibraryMatmul& what)>;
-// By the library's name, for all CPU devices.
-std::map<std::string, HostMatmul>& host_libraries();
+struct HostLibrary {
+  HostMatmul run;
+  bool (*takes)(DType type);
+};
+// By name, for all CPU devices.
+std::map<std::string, HostLibrary>& host_libraries();
 
 // One thread at a time runs dispatches. Waiting for it, the host polls.
 class Turn {

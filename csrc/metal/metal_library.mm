@@ -103,18 +103,51 @@ MTLFunctionConstant* find_constant(NSDictionary* known, const FunctionConstant& 
   return nil;
 }
 
-// As Metal's compiler says them: the text of a user's kernels is not preprocessed here, so that nobody of ours has parsed it.
+// The name of a scalar's type, for numbers as arguments.
+std::string type_name(MTLDataType type) {
+  switch (type) {
+    case MTLDataTypeBool:
+      return "bool";
+    case MTLDataTypeChar:
+      return "char";
+    case MTLDataTypeUChar:
+      return "uchar";
+    case MTLDataTypeShort:
+      return "short";
+    case MTLDataTypeUShort:
+      return "ushort";
+    case MTLDataTypeInt:
+      return "int";
+    case MTLDataTypeUInt:
+      return "uint";
+    case MTLDataTypeLong:
+      return "long";
+    case MTLDataTypeULong:
+      return "ulong";
+    case MTLDataTypeHalf:
+      return "half";
+    case MTLDataTypeBFloat:
+      return "bfloat";
+    case MTLDataTypeFloat:
+      return "float";
+    default:
+      return {};
+  }
+}
+
+// As Metal's compiler says them, and not as PipelineSource does: a text comes here with its macros, conditions and comments, and what
+// those make of a parameter decides which dispatches must wait for one another.
 std::vector<KernelArgument> described(MTLComputePipelineReflection* reflection) {
   std::vector<KernelArgument> arguments;
   for (id<MTLBinding> binding in [reflection bindings]) {
     auto index = static_cast<uint32_t>([binding index]);
     bool is_const = [binding access] == MTLBindingAccessReadOnly;
     if ([binding type] == MTLBindingTypeBuffer) {
-      size_t bytes = [static_cast<id<MTLBufferBinding>>(binding) bufferDataSize];
-      arguments.push_back({KernelArgument::Kind::buffer, index, is_const, bytes});
+      auto buffer = static_cast<id<MTLBufferBinding>>(binding);
+      arguments.push_back({KernelArgument::Kind::buffer, index, is_const, [buffer bufferDataSize], type_name([buffer bufferDataType])});
     } else if ([binding type] == MTLBindingTypeThreadgroupMemory) {
       size_t bytes = [static_cast<id<MTLThreadgroupBinding>>(binding) threadgroupMemoryDataSize];
-      arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes});
+      arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes, {}});
     }
   }
   std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
@@ -206,10 +239,11 @@ std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& sourc
   auto compiled = library(source.text, "kernel '" + source.name + "': ");
   MTLComputePipelineReflection* reflection = nil;
   build_state(*pipeline, function(compiled.get(), source).get(), source.file, &reflection);
-  pipeline->arguments = source.arguments.empty() ? described(reflection) : source.arguments;
+  pipeline->arguments = described(reflection);
   if (source.library) {  // what it takes is what MPS takes; the kernel finds the product in place of A
     pipeline->arguments[0].bytes = source.library->type.size;
-    pipeline->arguments.insert(pipeline->arguments.begin() + 1, {KernelArgument::Kind::buffer, kIndexB, true, source.library->type.size});
+    pipeline->arguments.insert(pipeline->arguments.begin() + 1,
+                               {KernelArgument::Kind::buffer, kIndexB, true, source.library->type.size, {}});
   }
   for (const KernelArgument& a : pipeline->arguments)
     if (a.kind == KernelArgument::Kind::buffer && !a.is_const) pipeline->written |= 1u << a.index;

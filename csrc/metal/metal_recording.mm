@@ -73,7 +73,12 @@ void MetalRecording::create() {
   });
   indirect_->bytes = device_->take_pooled(bytes);
   auto descriptor = Handle<MTLIndirectCommandBufferDescriptor*>::adopt([[MTLIndirectCommandBufferDescriptor alloc] init]);
-  [descriptor.get() setCommandTypes:MTLIndirectCommandTypeConcurrentDispatch];
+  // Metal tells grids of threadgroups from grids of threads, and a command must be of a type that was asked for.
+  MTLIndirectCommandType types = 0;
+  indirect_->list->for_each([&](size_t, const Dispatch& d) {
+    types |= d.is_partial() ? MTLIndirectCommandTypeConcurrentDispatchThreads : MTLIndirectCommandTypeConcurrentDispatch;
+  });
+  [descriptor.get() setCommandTypes:types];
   [descriptor.get() setInheritPipelineState:NO];
   [descriptor.get() setInheritBuffers:NO];
   [descriptor.get() setMaxKernelBufferBindCount:max_buffers];

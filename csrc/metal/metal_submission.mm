@@ -24,6 +24,15 @@ std::string names_of(const DispatchList& list, size_t begin, size_t end) {
   return names;
 }
 
+// MPS asks that the last row has its whole pitch, too, which a slice at the end of its array does not.
+void check_pitch(const char* name, const Place& at, uint64_t rows, uint64_t ld, uint64_t stride, uint64_t batch, DType type) {
+  uint64_t need = at.offset + ((stride ? batch - 1 : 0) * stride + rows * ld) * type.size;
+  if (need > [at.buffer length])
+    throw Error(ErrorKind::layout, std::string("mps: ") + name + " is a slice whose last row ends before its distance to a next one (" +
+                                       std::to_string(ld) + " elements) does; MPS reads whole rows: copy it with device.array(" + name +
+                                       ")");
+}
+
 ErrorKind kind_of(NSError* error) {
   switch ([error code]) {
     case MTLCommandBufferErrorOutOfMemory:
@@ -148,6 +157,8 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   std::memcpy(&p, d.bytes[0].data, sizeof(p));
   Encoder::Bound bound[kMaxBuffers];
   size_t count = bind(d, bound);
+  check_pitch("a", bound[kIndexA].place, pipeline.transpose_a ? p.k : p.m, p.lda, p.stride_a, p.batch, pipeline.type);
+  check_pitch("b", bound[kIndexB].place, pipeline.transpose_b ? p.n : p.k, p.ldb, p.stride_b, p.batch, pipeline.type);
   Place out = bound[kIndexD].place, c = bound[kIndexC].place;
   bool in_place = c.buffer == out.buffer && c.offset == out.offset && p.ldc == p.ldd;
   MpsMatmul what{p, pipeline.transpose_a, pipeline.transpose_b, bound[kIndexA].place, bound[kIndexB].place, out, false, pipeline.type};

@@ -7,6 +7,24 @@ namespace {
 
 const char* class_name(nb::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
+// Types of elements that NumPy has, too, and that all devices know.
+bool is_known(DType t) {
+  switch (t.kind) {
+    case DType::kFloat:
+      return t.size == 2 || t.size == 4 || t.size == 8;
+    case DType::kBFloat:
+      return t.size == 2;
+    case DType::kComplex:
+      return t.size == 8 || t.size == 16;
+    case DType::kBool:
+      return t.size == 1;
+    case DType::kOpaque:
+      return t.size > 0 && t.size <= 1u << 20;
+    default:
+      return t.size == 1 || t.size == 2 || t.size == 4 || t.size == 8;
+  }
+}
+
 // Of the buffer protocol's format.
 DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
   if (!format) format = "B";
@@ -19,7 +37,7 @@ DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
     if (*f == '?') return {DType::kBool, size};
   }
   if (f[0] == 'Z' && (f[1] == 'f' || f[1] == 'd')) return {DType::kComplex, size};
-  if (f[0] == 'T' && f[1] == '{' && !std::strchr(f, 'O')) return {DType::kOpaque, size};
+  if ((f[0] == 'T' && f[1] == '{') || std::strchr(f, 'x')) return {DType::kOpaque, size};  // whose dtype tensor_of() looks at
   throw Error(ErrorKind::dtype, std::string("arrays of format '") + format + "' are not supported; use a plain little-endian number type");
 }
 
@@ -73,10 +91,12 @@ Tensor tensor_of_view(View view, const char* name) {
   check_ndim(name, view->ndim);
   for (int i = 0; i < view->ndim; i++) {
     t.shape[i] = view->shape[i];
+    if (!view->strides) continue;
     if (view->itemsize == 0 || view->strides[i] % view->itemsize)
       throw Error(ErrorKind::layout, std::string(name) + " has strides that are no multiple of its elements");
     t.strides[i] = view->strides[i] / view->itemsize;
   }
+  if (!view->strides) t.make_contiguous();  // of ctypes, say
   Py_buffer* raw = view.release();
   t.buffer =
       std::make_shared<Buffer>(raw->buf, span_of(t), raw->readonly != 0, released<Py_buffer>(raw, [](Py_buffer* b) { ReleaseView()(b); }));
@@ -86,59 +106,96 @@ Tensor tensor_of_view(View view, const char* name) {
 
 // ml_dtypes' bfloat16, which NumPy exports by neither protocol: the same memory as whole numbers.
 bool is_bfloat16(nb::handle object) {
-  return nb::hasattr(object, "dtype") && nb::hasattr(object.attr("dtype"), "name") &&
-         nb::cast<std::string>(nb::str(object.attr("dtype").attr("name"))) == "bfloat16" && nb::hasattr(object, "__array_interface__");
+  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "__array_interface__")) return false;
+  nb::object dtype = object.attr("dtype");
+  return nb::hasattr(dtype, "name") && text_of(nb::str(dtype.attr("name"))) == "bfloat16";
+}
+
+Tensor tensor_of_bfloat16(nb::handle object, const char* name) {
+  nb::object structured;
+  dtype_of(object.attr("dtype"), &structured);  // refuses the other order of bytes
+  nb::object bits = call_python(object.attr("view"), "uint16");
+  View view = view_of(bits);
+  if (!view) throw Error(ErrorKind::dtype, std::string(name) + " is of bfloat16 and does not hand its memory over");
+  Tensor t = tensor_of_view(std::move(view), name);
+  t.dtype = kBFloat16;
+  // The array itself is held, and not the view, whose reference to it the garbage collector would not find.
+  auto release = released<PyObject>(nb::borrow(object).release().ptr(), [](PyObject* o) { Py_DECREF(o); });
+  t.buffer = std::make_shared<Buffer>(t.buffer->host(), t.buffer->size(), t.buffer->read_only(), release);
+  t.buffer->owner = object.ptr();
+  return t;
+}
+
+[[noreturn]] void bad_dlpack(const char* name, nb::handle object, const std::string& what) {
+  throw Error(ErrorKind::dtype, std::string(name) + " is a " + class_name(object) + " " + what);
+}
+
+// What an array of another library answers; its failure is ours, with its words.
+nb::object ask(const char* name, nb::handle object, const char* method, const nb::dict& options) {
+  auto function = nb::steal(PyObject_GetAttrString(object.ptr(), method));
+  auto answer = function.is_valid() ? nb::steal(or_stop([&] { return PyObject_Call(function.ptr(), nb::tuple().ptr(), options.ptr()); }))
+                                    : nb::object();
+  if (answer.is_valid()) return answer;
+  if (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
+  if (nb::len(options) && PyErr_ExceptionMatches(PyExc_TypeError)) {  // of a time before versions
+    PyErr_Clear();
+    return ask(name, object, method, nb::dict());
+  }
+  nb::python_error e;
+  bad_dlpack(name, object, "that does not hand its memory over: " + text_of(nb::str(e.value())));
 }
 
 Tensor tensor_of_dlpack(nb::handle object, const char* name) {
-  nb::object method = object.attr("__dlpack__");
-  auto where = nb::cast<nb::tuple>(call_python(object.attr("__dlpack_device__")));
-  if (nb::cast<int>(nb::int_(where[0])) != 1)
-    throw Error(ErrorKind::device,
-                std::string(name) + " is a " + class_name(object) + " in the memory of another device; copy it to the CPU first");
+  nb::object where = ask(name, object, "__dlpack_device__", nb::dict());
+  if (!PyTuple_Check(where.ptr()) || PyTuple_GET_SIZE(where.ptr()) != 2)
+    bad_dlpack(name, object, "whose __dlpack_device__() is " + repr_of(where));
+  nb::object kind = nb::steal(PyNumber_Index(PyTuple_GET_ITEM(where.ptr(), 0)));
+  PyErr_Clear();
+  auto check_place = [&](bool is_here) {
+    if (!is_here)
+      throw Error(ErrorKind::device,
+                  std::string(name) + " is a " + class_name(object) + " in the memory of another device; copy it to the CPU first");
+  };
+  check_place(kind.is_valid() && kind.equal(nb::int_(1)));
   using Shared = nb::ndarray<>;
   using ReadOnly = nb::ndarray<nb::ro>;
-  nb::object capsule;
-  nb::object versions = nb::make_tuple(1, 0);
   nb::dict options;
-  options["max_version"] = versions;
-  capsule = nb::steal(or_stop([&] { return PyObject_Call(method.ptr(), nb::tuple().ptr(), options.ptr()); }));
-  if (!capsule.is_valid() && PyErr_ExceptionMatches(PyExc_TypeError)) {  // of a time before versions
-    PyErr_Clear();
-    capsule = call_python(method);
-  }
-  if (!capsule.is_valid()) {
-    nb::python_error e;
-    throw Error(ErrorKind::dtype, std::string(name) + " is a " + class_name(object) +
-                                      " that does not hand its memory over: " + nb::cast<std::string>(nb::str(e.value())));
-  }
+  options["max_version"] = nb::make_tuple(1, 0);
+  nb::object capsule = ask(name, object, "__dlpack__", options);
   auto* held = new ReadOnly;
   Shared writable;
   bool can_write = nb::try_cast(capsule, writable, false);
   if (can_write) *held = ReadOnly(writable);
   if (!can_write && !nb::try_cast(capsule, *held, false)) {
     delete held;
-    throw Error(ErrorKind::dtype, std::string(name) + " is a " + class_name(object) + " whose DLPack capsule cannot be read");
+    bad_dlpack(name, object, "whose DLPack capsule cannot be read");
   }
   Tensor t;
   void* data = const_cast<void*>(static_cast<const void*>(held->data()));
   auto buffer = std::make_shared<Buffer>(data, 0, !can_write, released<ReadOnly>(held, [](ReadOnly* a) { delete a; }));
   nb::dlpack::dtype d = held->dtype();
-  if (d.lanes != 1 || d.bits % 8 || d.code > DType::kBool)
+  t.dtype = {static_cast<DType::Kind>(d.code), static_cast<uint32_t>(d.bits / 8)};
+  if (d.lanes != 1 || d.bits % 8 || d.code > DType::kBool || t.dtype.kind == DType::kOpaque || !is_known(t.dtype))
     throw Error(ErrorKind::dtype, std::string(name) + " has elements of DLPack's type " + std::to_string(d.code) + " with " +
                                       std::to_string(d.bits) + " bits, which are not supported");
-  t.dtype = {static_cast<DType::Kind>(d.code), static_cast<uint32_t>(d.bits / 8)};
+  check_place(held->device_type() == 1);
   check_ndim(name, static_cast<int64_t>(held->ndim()));
   t.ndim = static_cast<int>(held->ndim());
   for (int i = 0; i < t.ndim; i++) {
     t.shape[i] = static_cast<int64_t>(held->shape(static_cast<size_t>(i)));
     t.strides[i] = held->stride(static_cast<size_t>(i));
   }
+  if (!data && t.count()) bad_dlpack(name, object, "without memory");
   t.buffer = std::make_shared<Buffer>(data, span_of(t), !can_write, [buffer] {});
   return t;
 }
 
 }  // namespace
+
+const Array* array_of(nb::handle object) {
+  if (!nb::inst_check(object) || !nb::isinstance<Array>(object)) return nullptr;
+  return &self_of<Array>(object.ptr());
+}
 
 DeviceState* closed_state() {
   static DeviceState* state = new DeviceState;
@@ -146,15 +203,13 @@ DeviceState* closed_state() {
 }
 
 Tensor tensor_of(nb::handle object, const char* name) {
-  if (View view = view_of(object)) return tensor_of_view(std::move(view), name);
-  if (is_bfloat16(object)) {
-    nb::object bits = call_python(object.attr("view"), "uint16");
-    View whole = view_of(bits);
-    if (!whole) throw Error(ErrorKind::dtype, std::string(name) + " is of bfloat16 and does not hand its memory over");
-    Tensor t = tensor_of_view(std::move(whole), name);
-    t.dtype = kBFloat16;
+  if (View view = view_of(object)) {
+    Tensor t = tensor_of_view(std::move(view), name);
+    nb::object structured;
+    if (t.dtype.kind == DType::kOpaque && nb::hasattr(object, "dtype")) t.dtype = dtype_of(object.attr("dtype"), &structured);
     return t;
   }
+  if (is_bfloat16(object)) return tensor_of_bfloat16(object, name);
   if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return tensor_of_dlpack(object, name);
   bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
   throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) +
@@ -164,8 +219,7 @@ Tensor tensor_of(nb::handle object, const char* name) {
 
 Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
   if (object.is_none()) return;
-  if (nb::inst_check(object) && nb::isinstance<Array>(object)) {
-    array_ = nb::inst_ptr<Array>(object);
+  if (array_ = array_of(object); array_) {
     if (state && array_->state != state) {
       throw Error(ErrorKind::device, std::string(name) + " lies on another device; copy it with device.array(numpy.asarray(" + name + "))");
     }
@@ -195,22 +249,26 @@ nb::object numpy_dtype(DType dtype) {
 }
 
 DType dtype_of(nb::handle dtype, nb::object* structured) {
-  if (nb::isinstance<nb::str>(dtype) && nb::cast<std::string>(dtype) == "bfloat16") return kBFloat16;  // without ml_dtypes, too
+  if (nb::isinstance<nb::str>(dtype) && text_of(dtype) == "bfloat16") return kBFloat16;              // without ml_dtypes, too
+  if (dtype.is_none()) throw Error(ErrorKind::dtype, "dtype is None; name one, such as 'float16'");  // NumPy's float64
   nb::object d;
   try {
     d = call_python(nb::module_::import_("numpy").attr("dtype"), nb::borrow(dtype));
   } catch (nb::python_error&) {
     throw Error(ErrorKind::dtype, "NumPy knows no dtype " + repr_of(dtype));
   }
-  auto kind = nb::cast<std::string>(nb::str(d.attr("kind")));
+  auto kind = text_of(nb::str(d.attr("kind")));
   auto size = nb::cast<uint32_t>(nb::int_(d.attr("itemsize")));
-  if (nb::cast<std::string>(nb::str(d.attr("name"))) == "bfloat16") return kBFloat16;
   bool native = nb::cast<bool>(d.attr("isnative")), has_objects = nb::cast<bool>(d.attr("hasobject"));
-  size_t at = std::string("iufVxcb").find(kind);
-  if (!native || has_objects || size == 0 || size > 1u << 20 || at == std::string::npos || at == DType::kBFloat)
+  bool is_bfloat = text_of(nb::str(d.attr("name"))) == "bfloat16";
+  size_t at = is_bfloat ? size_t{DType::kBFloat} : std::string("iuf\0V\0cb", 8).find(kind);
+  constexpr DType::Kind kinds[] = {DType::kInt,    DType::kUInt,   DType::kFloat,   DType::kOpaque,
+                                   DType::kOpaque, DType::kOpaque, DType::kComplex, DType::kBool};
+  DType found{is_bfloat ? DType::kBFloat : at < 8 ? kinds[at] : DType::kOpaque, size};
+  if (!native || has_objects || at == std::string::npos || !is_known(found))
     throw Error(ErrorKind::dtype, repr_of(d) + " is not supported; use a plain little-endian number type");
-  if (at == DType::kOpaque) *structured = d;
-  return {static_cast<DType::Kind>(at), size};
+  if (found.kind == DType::kOpaque) *structured = d;
+  return found;
 }
 
 // -- making arrays ----------------------------------------------------------------------------------------------------
@@ -222,10 +280,10 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
   a.tensor.dtype = dtype;
   for (int i = ndim - 1; i >= 0; i--) {
     a.tensor.shape[i] = shape[i];
-    a.tensor.strides[i] = static_cast<int64_t>(count);
     if (__builtin_mul_overflow(count, static_cast<size_t>(shape[i]), &count) || count > SIZE_MAX / 64 / dtype.size)
       throw Error(ErrorKind::shape, "an array of more bytes than memory can have");
   }
+  a.tensor.make_contiguous();
   a.tensor.buffer = state->open()->new_buffer(count * dtype.size);
   a.owner = std::move(owner);
   a.state = state;
@@ -233,33 +291,42 @@ Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t*
   return a;
 }
 
-// Row by row where it is not contiguous.
-Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
-  nb::object held = nb::borrow(source), structured;
-  if (nb::inst_check(source) && nb::isinstance<Array>(source)) held = to_numpy(*nb::inst_ptr<Array>(source));
-  Tensor from = tensor_of(held, "array");
-  if (from.dtype.kind == DType::kOpaque) structured = held.attr("dtype");
-  Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
-  std::shared_ptr<Device> device = state->open();
-  size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
-  if (from.contiguous()) {
-    device->write(*to.tensor.buffer, 0, from.buffer->host() + from.offset, bytes);
-    return to;
-  }
-  size_t element = from.dtype.size, at = 0;
+namespace {
+
+// All elements in C order.
+void gather(const Tensor& from, uint8_t* to) {
+  size_t element = from.dtype.size;
   int last = from.ndim - 1;
-  std::vector<uint8_t> row(static_cast<size_t>(from.shape[last]) * element);
-  int64_t index[kMaxDims] = {};
-  while (at < bytes) {
+  int64_t index[kMaxDims] = {}, left = from.count();
+  for (; left > 0; left -= from.shape[last]) {
     int64_t first = 0;
     for (int i = 0; i < last; i++) first += index[i] * from.strides[i];
-    for (int64_t j = 0; j < from.shape[last]; j++)
-      std::memcpy(row.data() + static_cast<size_t>(j) * element,
-                  from.buffer->host() + (first + j * from.strides[last]) * static_cast<int64_t>(element), element);
-    device->write(*to.tensor.buffer, at, row.data(), row.size());
-    at += row.size();
+    for (int64_t j = 0; j < from.shape[last]; j++, to += element)
+      std::memcpy(to, from.buffer->host() + (first + j * from.strides[last]) * static_cast<int64_t>(element), element);
     for (int i = last - 1; i >= 0 && ++index[i] == from.shape[i]; i--) index[i] = 0;
   }
+}
+
+}  // namespace
+
+Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
+  nb::object held = nb::borrow(source), structured;
+  if (const Array* array = array_of(source)) held = to_numpy(*array);
+  Tensor from = tensor_of(held, "array");
+  if (from.dtype.kind == DType::kOpaque) {  // of a memoryview, say
+    if (!nb::hasattr(held, "dtype")) held = call_python(nb::module_::import_("numpy").attr("asarray"), held);
+    structured = held.attr("dtype");
+  }
+  Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
+  size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
+  std::vector<uint8_t> gathered;
+  const uint8_t* source_bytes = from.buffer->host() + from.offset;
+  if (!from.contiguous() && bytes) {
+    gathered.resize(bytes);
+    gather(from, gathered.data());
+    source_bytes = gathered.data();
+  }
+  state->open()->write(*to.tensor.buffer, 0, source_bytes, bytes);
   return to;
 }
 
@@ -328,7 +395,8 @@ nb::tuple shape_of(const Tensor& t) {
 }
 
 [[noreturn]] void bad_index(const Array& a, nb::handle index) {
-  std::string text = "an Array of shape " + a.tensor.shape_text() + " takes whole numbers, slices and ... as index, not " + repr_of(index);
+  std::string text = "an Array of shape " + a.tensor.shape_text() + " takes whole numbers, slices of positive step and one ..., " +
+                     std::to_string(a.tensor.ndim) + " at most, as index, not " + repr_of(index);
   PyErr_SetString(PyExc_IndexError, text.c_str());
   throw nb::python_error();
 }
@@ -366,12 +434,15 @@ Array item(const Array& a, nb::handle index) {
     int64_t stride = a.tensor.strides[axis];
     if (PySlice_Check(i.ptr())) {
       Py_ssize_t start, stop, step;
-      if (PySlice_Unpack(i.ptr(), &start, &stop, &step) < 0) throw nb::python_error();
+      if (PySlice_Unpack(i.ptr(), &start, &stop, &step) < 0) {
+        PyErr_Clear();
+        bad_index(a, index);
+      }
       Py_ssize_t size = PySlice_AdjustIndices(a.tensor.shape[axis], &start, &stop, step);
       if (step < 1) bad_index(a, index);
       offset += size ? start * stride : 0;
       keep(size, stride * step);
-    } else if (PyIndex_Check(i.ptr()) && !PyBool_Check(i.ptr())) {
+    } else if (PyIndex_Check(i.ptr()) && !PyBool_Check(i.ptr()) && !PySequence_Check(i.ptr())) {
       offset += index_of(a, i, axis) * stride;
     } else {
       bad_index(a, index);
@@ -396,6 +467,14 @@ nb::object as_array(const Array& a, nb::handle dtype, nb::handle copy) {
 nb::object to_dlpack(const Array& a, const nb::kwargs& options) {
   const Tensor& t = a.tensor;
   if (t.dtype != kBFloat16 || !t.buffer->host()) return to_numpy(a).attr("__dlpack__")(**options);
+  static const auto* parameters = new Parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
+  PyObject* v[4];
+  parameters->take(nb::make_tuple(), options, v);
+  bool elsewhere = v[2] && v[2] != Py_None && !nb::handle(v[2]).equal(nb::make_tuple(1, 0));
+  if (elsewhere || (v[3] && v[3] != Py_None && PyObject_IsTrue(v[3]))) {
+    PyErr_SetString(PyExc_BufferError, "metalmm.Array: it hands over its own memory of bfloat16, on the CPU and without a copy");
+    throw nb::python_error();
+  }
   finish(a.state->open());
   t.buffer->mutable_since = true;
   size_t shape[kMaxDims];
@@ -437,7 +516,11 @@ void bind_array(nb::module_& m) {
       .def_prop_ro(
           "device", [](const Array& a) { return a.owner; }, "The Device that it lies on.")
       .def_prop_ro(
-          "device_address", [](const Array& a) { return a.state->open()->device_address(*a.tensor.buffer) + a.tensor.offset; },
+          "device_address",
+          [](const Array& a) {
+            a.tensor.buffer->mutable_since = true;  // through the pointer
+            return a.state->open()->device_address(*a.tensor.buffer) + a.tensor.offset;
+          },
           "Where the device's kernels find the first element, as a number, for a kernel that takes pointers in a struct. The array must\n"
           "live until such a kernel is through; see docs/architecture.md for what Metal asks beside.")
       .def("__array__", &as_array, "dtype"_a = nb::none(), "copy"_a = nb::none())
@@ -448,6 +531,12 @@ void bind_array(nb::module_& m) {
              return nb::make_tuple(1, 0);  // the host's view of it
            })
       .def("__getitem__", &item, "index"_a.none())
+      .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })
+      .def("__bool__",
+           [](const Array& a) -> bool {
+             throw nb::type_error(
+                 ("the truth of an Array of shape " + a.tensor.shape_text() + " is that of its elements: ask numpy()").c_str());
+           })
       .def("__len__",
            [](const Array& a) {
              if (a.tensor.ndim == 0) throw nb::type_error("an Array without dimensions has no len()");

@@ -38,6 +38,8 @@ struct Array {
   }
 };
 
+const Array* array_of(nb::handle object);  // null for anything else
+
 // An argument for the time of a call: either borrowed from an Array or made for an array of the host.
 class Operand {
  public:

@@ -3,8 +3,6 @@
 namespace metalmm {
 namespace {
 
-std::string device_text(const nb::object& device) { return device.is_valid() ? repr_of(device) : "no device"; }
-
 PyObject* matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take(args, count, kwnames, false)); });
 }

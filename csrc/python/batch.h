@@ -118,7 +118,7 @@ class Batch {
   }
 
   nb::object add(nb::handle handle) {
-    if (!nb::isinstance<Prepared>(handle))
+    if (!nb::isinstance<Prepared>(handle) || !nb::inst_ready(handle))
       throw Error(ErrorKind::argument, "batch.add: call is " + repr_of(handle) + "; it takes what Device.prepare() gives");
     const Prepared& call = *nb::inst_ptr<Prepared>(handle);
     if (!call.device().is(device_)) throw Error(ErrorKind::device, "the call was prepared for another device");

@@ -78,16 +78,15 @@ void multiply(const Dispatch& d, const LibraryMatmul& what) {
 }  // namespace
 
 void add_blas() {
-  cpu::host_libraries()["blas"] = [](const Dispatch& d, const LibraryMatmul& what) {
+  auto run = [](const Dispatch& d, const LibraryMatmul& what) {
     Gil gil;
     try {
-      if (what.type != kFloat16 && what.type != kFloat32)
-        throw Error(ErrorKind::unsupported, "blas: NumPy multiplies no " + what.type.name());
       multiply(d, what);
     } catch (const nb::python_error& e) {
       throw Error(ErrorKind::kernel, (*d.pipeline)->name + ": " + nb::cast<std::string>(nb::str(e.value())));
     }
   };
+  cpu::host_libraries()["blas"] = {run, [](DType type) { return type == kFloat16 || type == kFloat32; }};
 }
 
 }  // namespace metalmm

@@ -11,14 +11,23 @@ void set_error(const Error& e) { PyErr_SetString(hooks().exceptions.at(static_ca
 
 void bad_argument(const std::string& what) { throw Error(ErrorKind::argument, what); }
 
+std::string text_of(nb::handle text) {
+  auto bytes = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+}
+
 std::string repr_of(nb::handle value) {
+  if (nb::inst_check(value) && !nb::inst_ready(value)) return std::string("a ") + Py_TYPE(value.ptr())->tp_name + " that was never made";
   auto text = nb::steal(or_stop([&] { return PyObject_Repr(value.ptr()); }));
   if (!text.is_valid()) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();  // Ctrl-C
     PyErr_Clear();
     return std::string("a ") + Py_TYPE(value.ptr())->tp_name;
   }
-  std::string s = nb::cast<std::string>(text);
-  return s.size() > 80 ? s.substr(0, 77) + "..." : s;
+  constexpr Py_ssize_t kMost = 80;
+  if (PyUnicode_GET_LENGTH(text.ptr()) <= kMost) return text_of(text);
+  return text_of(nb::steal(PyUnicode_Substring(text.ptr(), 0, kMost - 3))) + "...";
 }
 
 Parameters::Parameters(const char* function, std::vector<const char*> names, size_t required, size_t keyword_only)
@@ -36,9 +45,9 @@ size_t Parameters::place(PyObject* name) const {
   for (PyObject* n : names_) known.append(nb::handle(n));
   nb::object near = call_python(nb::module_::import_("difflib").attr("get_close_matches"), nb::handle(name), known, 1, 0.5);
   std::string what = std::string(function_) + ": it has no argument " + repr_of(name);
-  if (nb::len(near)) bad_argument(what + "; did you mean '" + nb::cast<std::string>(near[0]) + "'?");
+  if (nb::len(near)) bad_argument(what + "; did you mean '" + text_of(nb::object(near[0])) + "'?");
   std::string list;
-  for (PyObject* n : names_) list += (list.empty() ? "" : ", ") + nb::cast<std::string>(nb::handle(n));
+  for (PyObject* n : names_) list += (list.empty() ? "" : ", ") + text_of(n);
   bad_argument(what + "; it has " + list);
 }
 

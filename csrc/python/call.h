@@ -62,7 +62,8 @@ class Parameters {
 };
 
 [[noreturn]] void bad_argument(const std::string& what);
-std::string repr_of(nb::handle value);
+std::string repr_of(nb::handle value);  // shortened
+std::string text_of(nb::handle text);   // of a str, lone surrogates escaped
 bool flag(PyObject* value, const char* what, bool otherwise);
 double real(PyObject* value, const char* what, double otherwise);
 
@@ -80,12 +81,14 @@ T number(nb::handle value, const char* name, ErrorKind kind) {
 // use(item) for each of an iterable; anything else is taken as one item.
 template <class Use>
 void for_each_size(nb::handle value, Use&& use) {
-  auto items = nb::steal(PyObject_GetIter(value.ptr()));
+  bool is_text = PyUnicode_Check(value.ptr()) || PyBytes_Check(value.ptr());
+  auto items = is_text ? nb::object() : nb::steal(PyObject_GetIter(value.ptr()));
   if (!items.is_valid()) {
     PyErr_Clear();
     return use(value);
   }
-  for (nb::handle item : nb::iter(value)) use(item);
+  while (auto item = nb::steal(PyIter_Next(items.ptr()))) use(item);
+  if (PyErr_Occurred()) throw nb::python_error();
 }
 
 // A method or function of Python's own calling convention: no tuple and no dictionary are made, and a wrong call names its argument.

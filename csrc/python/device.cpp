@@ -37,7 +37,8 @@ void PyDevice::close() {
 }
 
 DeviceState& state_of(nb::handle device) {
-  if (!nb::isinstance<PyDevice>(device)) throw Error(ErrorKind::device, "device is " + repr_of(device) + "; it takes a metalmm.Device");
+  if (!nb::isinstance<PyDevice>(device) || !nb::inst_ready(device))
+    throw Error(ErrorKind::device, "device is " + repr_of(device) + "; it takes a metalmm.Device");
   DeviceState* state = nb::inst_ptr<PyDevice>(device)->state;
   state->open();
   return *state;
@@ -46,7 +47,7 @@ DeviceState& state_of(nb::handle device) {
 nb::object device_of(nb::handle device, std::initializer_list<nb::handle> arrays) {
   if (!device.is_none()) return nb::borrow(device);
   for (nb::handle h : arrays)
-    if (nb::inst_check(h) && nb::isinstance<Array>(h)) return nb::inst_ptr<Array>(h)->owner;
+    if (const Array* a = array_of(h)) return a->owner;
   return call_python(hooks().default_device);
 }
 
@@ -89,8 +90,14 @@ PyObject* empty(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObjec
     PyObject* values[2];
     parameters->take(args, count, kwnames, values);
     std::vector<int64_t> sizes;
-    for_each_size(values[0], [&](nb::handle item) { sizes.push_back(number<int64_t>(item, "empty: shape", ErrorKind::shape)); });
-    if (sizes.empty() || sizes.size() > kMaxDims) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
+    auto check = [](bool good) {
+      if (!good) throw Error(ErrorKind::shape, "empty: an array has 1 to 8 dimensions");
+    };
+    for_each_size(values[0], [&](nb::handle item) {
+      check(sizes.size() < kMaxDims);
+      sizes.push_back(number<int64_t>(item, "empty: shape", ErrorKind::shape));
+    });
+    check(!sizes.empty());
     for (int64_t s : sizes)
       if (s < 0) throw Error(ErrorKind::shape, "empty: a size of " + std::to_string(s));
     nb::object structured;
@@ -109,8 +116,7 @@ PyObject* batch(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObjec
 }
 
 PyObject* prepare(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  return guarded(
-      [&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take(args, count, kwnames, false))); });
+  return guarded([&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take(args, count, kwnames, false))); });
 }
 
 PyMethodDef methods[] = {
@@ -160,6 +166,8 @@ void bind_device(nb::module_& m) {
       .def_prop_ro(
           "counters", [](const PyDevice& d) { return dict_of(d.state->open()->counters()); },
           "What the device counted since it was made, such as pipelines found in its archives.")
+      .def_prop_ro(
+          "closed", [](const PyDevice& d) { return !d.state->device; }, "Whether it was closed.")
       .def("_watch", &watch, "out"_a, "counts"_a)
       .def("_kernel_names",
            [](const PyDevice& d, const std::string& text) {

@@ -17,6 +17,8 @@ DeviceState& state_of(nb::handle device);
 // The device that was named, else that of the first Array, else the default one.
 nb::object device_of(nb::handle device, std::initializer_list<nb::handle> arrays);
 
+inline std::string device_text(const nb::object& device) { return device.is_valid() ? repr_of(device) : "no device"; }
+
 void bind_device(nb::module_& m);
 
 }  // namespace metalmm

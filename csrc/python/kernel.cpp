@@ -16,7 +16,8 @@ PipelineSource source_of(nb::handle code, const std::string& name) {
   for (nb::handle argument : nb::iter(parts[3])) {
     auto a = nb::cast<nb::tuple>(argument);
     auto kind = nb::cast<bool>(a[0]) ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup;
-    source.arguments.push_back({kind, nb::cast<uint32_t>(a[1]), nb::cast<bool>(a[2]), nb::cast<size_t>(a[3])});
+    source.arguments.push_back(
+        {kind, nb::cast<uint32_t>(a[1]), nb::cast<bool>(a[2]), nb::cast<size_t>(a[3]), nb::cast<std::string>(nb::object(a[4]))});
   }
   return source;
 }
@@ -33,6 +34,14 @@ std::shared_ptr<Pipeline> load_pipeline(DeviceState& state, const PipelineSource
 }
 
 namespace {
+
+// Held while they are looked at: what is asked of a key may change the dictionary.
+std::vector<std::pair<nb::object, nb::object>> items_of(nb::handle dict) {
+  std::vector<std::pair<nb::object, nb::object>> items;
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, &key, &value);) items.emplace_back(nb::borrow(key), nb::borrow(value));
+  return items;
+}
 
 Size3 size3(nb::handle value, const char* name) {
   Size3 size{1, 1, 1};
@@ -65,14 +74,40 @@ FunctionConstant constant_of(nb::handle key, nb::handle value) {
   return c;
 }
 
+// What a number of an MSL type is; of no bytes for any other type.
+DType number_dtype(const std::string& type) {
+  static const auto* known = new std::unordered_map<std::string, DType>{{"bool", {DType::kBool, 1}},
+                                                                        {"char", {DType::kInt, 1}},
+                                                                        {"int8_t", {DType::kInt, 1}},
+                                                                        {"uchar", {DType::kUInt, 1}},
+                                                                        {"uint8_t", {DType::kUInt, 1}},
+                                                                        {"short", {DType::kInt, 2}},
+                                                                        {"int16_t", {DType::kInt, 2}},
+                                                                        {"ushort", {DType::kUInt, 2}},
+                                                                        {"uint16_t", {DType::kUInt, 2}},
+                                                                        {"int", {DType::kInt, 4}},
+                                                                        {"int32_t", {DType::kInt, 4}},
+                                                                        {"uint", {DType::kUInt, 4}},
+                                                                        {"uint32_t", {DType::kUInt, 4}},
+                                                                        {"long", {DType::kInt, 8}},
+                                                                        {"int64_t", {DType::kInt, 8}},
+                                                                        {"ptrdiff_t", {DType::kInt, 8}},
+                                                                        {"ulong", {DType::kUInt, 8}},
+                                                                        {"uint64_t", {DType::kUInt, 8}},
+                                                                        {"size_t", {DType::kUInt, 8}},
+                                                                        {"half", kFloat16},
+                                                                        {"float", kFloat32},
+                                                                        {"bfloat", kBFloat16}};
+  auto it = known->find(type);
+  return it == known->end() ? DType{DType::kOpaque, 0} : it->second;
+}
+
 class Kernel {
  public:
-  // `types`: MSL's names of those that are numbers, by buffer index.
-  Kernel(nb::object device, nb::handle code, const std::string& name, nb::dict constants, nb::dict types)
+  Kernel(nb::object device, nb::handle code, const std::string& name, nb::dict constants)
       : device_(std::move(device)), state_(&state_of(device_)) {
     PipelineSource source = source_of(code, name);
-    for (auto [key, value] : constants) source.constants.push_back(constant_of(key, value));
-    for (auto [index, type] : types) types_[nb::cast<uint32_t>(index)] = nb::cast<std::string>(type);
+    for (auto& [key, value] : items_of(constants)) source.constants.push_back(constant_of(key, value));
     pipeline_ = load_pipeline(*state_, source);
   }
 
@@ -112,6 +147,7 @@ class Kernel {
     return took < 0 ? nb::none() : nb::cast(took);
   }
   const Pipeline& pipeline() const { return *pipeline_; }
+  const nb::object& device() const { return device_; }
   std::vector<uint32_t> buffer_indices() const {
     std::vector<uint32_t> found;
     for (const KernelArgument& a : pipeline_->arguments)
@@ -143,14 +179,15 @@ class Kernel {
     std::vector<ThreadgroupMemory> memory;
     if (!given || given == Py_None) return memory;
     if (!PyDict_Check(given)) throw Error(ErrorKind::kernel, "threadgroup_memory: " + repr_of(given) + " is not a dict of {index: bytes}");
-    for (auto [key, value] : nb::borrow<nb::dict>(given))
+    for (auto& [key, value] : items_of(given))
       memory.push_back(
           {number<uint32_t>(key, "threadgroup_memory", ErrorKind::kernel), number<size_t>(value, "threadgroup_memory", ErrorKind::kernel)});
     return memory;
   }
 
   void add_to(nb::handle batch, const Dispatch& d, const Bound& bound) {
-    if (!nb::isinstance<Batch>(batch)) throw Error(ErrorKind::kernel, "batch: it takes what Device.batch() gives");
+    if (!nb::isinstance<Batch>(batch) || !nb::inst_ready(batch))
+      throw Error(ErrorKind::kernel, "batch: it takes what Device.batch() gives");
     auto& target = nb::cast<Batch&>(batch);
     if (!target.device().is(device_))
       throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
@@ -160,7 +197,7 @@ class Kernel {
 
   void bind_all(Bound& bound, const nb::tuple& args) {
     if (args.size() == 1 && nb::isinstance<nb::dict>(args[0])) {
-      for (auto [key, value] : nb::cast<nb::dict>(args[0])) bind(bound, number<uint32_t>(key, "buffer index", ErrorKind::kernel), value);
+      for (auto& [key, value] : items_of(args[0])) bind(bound, number<uint32_t>(key, "buffer index", ErrorKind::kernel), value);
       return;
     }
     std::vector<uint32_t> taken = buffer_indices();
@@ -177,6 +214,21 @@ class Kernel {
     return "the buffer indices " + (list.empty() ? "none" : list);
   }
 
+  // The MSL type of an argument that one number can be bound to, or nothing.
+  std::string type_of(uint32_t index) const {
+    for (const KernelArgument& a : pipeline_->arguments)
+      if (a.kind == KernelArgument::Kind::buffer && a.index == index && a.is_const && number_dtype(a.type).size) return a.type;
+    return {};
+  }
+
+  // A number of NumPy has a type of its own, whose bits another one would read as something else.
+  void check_scalar(uint32_t index, DType dtype) const {
+    std::string type = type_of(index);
+    if (type.empty() || number_dtype(type) == dtype) return;
+    throw Error(ErrorKind::dtype, what() + "buffer " + std::to_string(index) + " is a number of type " + dtype.name() +
+                                      "; the parameter is of type " + type + ": pass a Python number, which becomes that");
+  }
+
   void bind(Bound& bound, uint32_t index, nb::handle value) {
     if (index >= kMaxBuffers)
       throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
@@ -185,9 +237,8 @@ class Kernel {
                                          "; it has " + indices());
     bound.owners.push_back(nb::borrow(value));
     if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) {
-      auto type = types_.find(index);
-      if (type != types_.end()) {
-        bound.owners.back() = call_python(hooks().pack_number, value, type->second, what() + "buffer " + std::to_string(index));
+      if (const std::string type = type_of(index); !type.empty()) {
+        bound.owners.back() = call_python(hooks().pack_number, value, type, what() + "buffer " + std::to_string(index));
         value = bound.owners.back();
       }
     }
@@ -207,6 +258,7 @@ class Kernel {
       return;
     }
     if (!t->contiguous()) throw Error(ErrorKind::layout, what() + name + " is not C-contiguous; pass numpy.ascontiguousarray of it");
+    if (t->ndim == 0 && bound.operands.back().own_buffer()) check_scalar(index, t->dtype);
     t->buffer->mutable_since = true;
     bound.buffers.push_back({index, &t->buffer, t->offset});
   }
@@ -214,7 +266,6 @@ class Kernel {
   nb::object device_;
   DeviceState* state_;
   std::shared_ptr<Pipeline> pipeline_;
-  std::unordered_map<uint32_t, std::string> types_;
 };
 
 PyObject* call_kernel(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -238,7 +289,7 @@ void bind_kernel(nb::module_& m) {
       "each dynamic threadgroup argument. With batch=, it is added there instead, and None returned.\n\n"
       "Returns the seconds that the device worked, or None where it cannot tell. Raises KernelError for a dispatch that Metal would\n"
       "refuse, DTypeError, LayoutError, ArgumentError.")
-      .def(nb::init<nb::object, nb::handle, const std::string&, nb::dict, nb::dict>())
+      .def(nb::init<nb::object, nb::handle, const std::string&, nb::dict>())
       .def_prop_ro(
           "name", [](const Kernel& k) { return k.pipeline().name; }, "Its host name.")
       .def_prop_ro(
@@ -246,7 +297,7 @@ void bind_kernel(nb::module_& m) {
       .def_prop_ro(
           "static_threadgroup_memory_length", [](const Kernel& k) { return k.pipeline().static_threadgroup_bytes; }, "Bytes.")
       .def_prop_ro("buffer_indices", &Kernel::buffer_indices, "Of its buffer arguments, in the order in which a call takes them.")
-      .def("__repr__", [](const Kernel& k) { return "metalmm.Kernel('" + k.pipeline().name + "')"; });
+      .def("__repr__", [](const Kernel& k) { return "metalmm.Kernel('" + k.pipeline().name + "', on " + device_text(k.device()) + ")"; });
 }
 
 }  // namespace metalmm

@@ -1,10 +1,24 @@
 #include "matmul.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "source.h"
 
 namespace metalmm {
+
+namespace {
+
+// alpha or beta, which kernels have in float32.
+double factor(PyObject* value, const char* what, double otherwise) {
+  double x = real(value, what, otherwise);
+  if (std::isfinite(x) && std::fabs(x) > std::numeric_limits<float>::max())
+    bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32");
+  return x;
+}
+
+}  // namespace
 
 MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
   enum { kVariant, kA, kB, kBias, kC, kAlpha, kBeta, kTa, kTb, kOut, kDevice, kCount };
@@ -22,8 +36,8 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
           given(kC),
           given(kOut),
           given(kDevice),
-          real(v[kAlpha], "matmul: alpha", 1.0),
-          real(v[kBeta], "matmul: beta", 0.0),
+          factor(v[kAlpha], "matmul: alpha", 1.0),
+          factor(v[kBeta], "matmul: beta", 0.0),
           flag(v[kTa], "matmul: transpose_a", false),
           flag(v[kTb], "matmul: transpose_b", false)};
 }
@@ -44,17 +58,21 @@ struct Seen {
 };
 constexpr size_t kSeen = 256;
 
-const Variant& find_variant(nb::handle id) {
+Seen* seen_variants() {
   static Seen* all = new Seen[kSeen];
-  Seen& seen = all[reinterpret_cast<uintptr_t>(id.ptr()) / 16 % kSeen];
+  return all;
+}
+
+const Variant& find_variant(nb::handle id) {
+  Seen& seen = seen_variants()[reinterpret_cast<uintptr_t>(id.ptr()) / 16 % kSeen];
   if (seen.id.ptr() == id.ptr()) return *seen.variant;
   if (!PyUnicode_Check(id.ptr()))
     throw Error(ErrorKind::unknown_variant, "matmul: variant is " + repr_of(id) + "; a variant is named by a string, 'family/name'");
   Py_ssize_t size;
   const char* text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
-  if (!text) throw nb::python_error();
-  const Variant* found = registry().find(std::string(text, static_cast<size_t>(size)));
-  if (!found) throw Error(ErrorKind::unknown_variant, nb::cast<std::string>(call_python(hooks().unknown_variant, id)));
+  if (!text) PyErr_Clear();  // a lone surrogate, which no id has
+  const Variant* found = text ? registry().find(std::string(text, static_cast<size_t>(size))) : nullptr;
+  if (!found) throw Error(ErrorKind::unknown_variant, text_of(call_python(hooks().unknown_variant, id)));
   seen = {nb::borrow(id), found};
   return *found;
 }
@@ -71,9 +89,12 @@ std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, 
   return pipeline;
 }
 
-const std::shared_ptr<Pipeline>& pipeline_for(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
+std::shared_ptr<Pipeline> pipeline_for(DeviceState& state, nb::handle device, const Variant& v, unsigned specialization) {
   if (const auto* found = state.pipelines.find(v, specialization)) return *found;
+  uint64_t before = state.pipelines.changes();
   auto pipeline = build_pipeline(state, device, v, specialization);
+  // A manifest was loaded meanwhile: what was made of the old one serves this call alone.
+  if (state.pipelines.changes() != before) return pipeline;
   return *state.pipelines.keep(v, specialization, std::move(pipeline));
 }
 
@@ -209,8 +230,8 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
   s.m = size_of(v[kM], "m", 1), s.n = size_of(v[kN], "n", 1), s.k = size_of(v[kK], "k", 1), s.batch = size_of(v[kBatch], "batch", 1);
   s.transpose_a = flag(v[kTa], "MatmulSpec: transpose_a", false), s.transpose_b = flag(v[kTb], "MatmulSpec: transpose_b", false);
   s.bias = flag(v[kBias], "MatmulSpec: bias", false);
-  s.alpha = static_cast<float>(real(v[kAlpha], "MatmulSpec: alpha", 1.0));
-  s.beta = static_cast<float>(real(v[kBeta], "MatmulSpec: beta", 0.0));
+  s.alpha = static_cast<float>(factor(v[kAlpha], "MatmulSpec: alpha", 1.0));
+  s.beta = static_cast<float>(factor(v[kBeta], "MatmulSpec: beta", 0.0));
   s.c = s.beta != 0.0f;
   if (v[kDtype]) s.a_type = s.b_type = operand_dtype(v[kDtype]);
   check_sizes(s);
@@ -220,6 +241,16 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
 // What MatmulSpec(*…) makes the same one of.
 nb::tuple arguments_of(const MatmulSpec& s) {
   return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name());
+}
+
+// The same for equal ones; NaN is equal to itself.
+auto key_of(const MatmulSpec& s) {
+  auto bits = [](float x) {
+    uint32_t b;
+    std::memcpy(&b, &x, sizeof(b));
+    return b;
+  };
+  return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type));
 }
 
 void bind_spec(nb::module_& m) {
@@ -245,13 +276,13 @@ void bind_spec(nb::module_& m) {
           "dtype", [](const MatmulSpec& s) { return s.a_type.name(); }, "Of the operands, by NumPy's name.")
       .def_prop_ro(
           "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
+      .def_prop_ro(
+          "b_storage", [](const MatmulSpec& s) { return std::string(storage_name(s.b_storage)); }, "How B lies in memory: dense.")
       .def_prop_ro("least_bytes", &MatmulSpec::least_bytes,
                    "The least that must move: A, B and the result, C where beta is not 0, and the bias, each once.")
-      .def("__eq__",
-           [](const MatmulSpec& a, nb::handle b) {
-             return nb::isinstance<MatmulSpec>(b) && arguments_of(a).equal(arguments_of(nb::cast<const MatmulSpec&>(b)));
-           })
-      .def("__hash__", [](const MatmulSpec& s) { return nb::hash(arguments_of(s)); })
+      .def("__eq__", [](const MatmulSpec& a,
+                        nb::handle b) { return nb::isinstance<MatmulSpec>(b) && key_of(a) == key_of(nb::cast<const MatmulSpec&>(b)); })
+      .def("__hash__", [](const MatmulSpec& s) { return nb::hash(nb::cast(key_of(s))); })
       .def("__reduce__", [](nb::handle self) { return nb::make_tuple(self.type(), arguments_of(nb::cast<const MatmulSpec&>(self))); })
       .def("__repr__", [](const MatmulSpec& s) { return "MatmulSpec(" + s.text() + ")"; });
 }
@@ -286,6 +317,11 @@ void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t
     for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
   }
   registry().add(std::move(v));
+}
+
+void unregister_variant(const std::string& id) {
+  registry().remove(id);
+  for (size_t i = 0; i < kSeen; i++) seen_variants()[i] = {};
 }
 
 nb::tuple describe(nb::handle device, nb::handle id, const MatmulSpec& spec) {
@@ -329,6 +365,7 @@ void bind_matmul(nb::module_& m) {
   m.attr("_OPERAND_TYPES") = nb::tuple(types);
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
         "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a);
+  m.def("_unregister_variant", &unregister_variant);
   m.def(
       "_lacks", [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).lacks(spec); },
       "Empty, or why the variant does not support the spec.");
@@ -356,9 +393,7 @@ void bind_matmul(nb::module_& m) {
       .def_prop_ro("device_seconds", &Prepared::device_seconds,
                    "What the device worked in the last call, in seconds; None where it cannot tell.")
       .def("__repr__", [](const Prepared& p) {
-        nb::object device = p.device();
-        return "metalmm.PreparedCall(" + p.call().variant->id + ": " + p.call().plan.spec.text() + ", on " +
-               (device.is_valid() ? repr_of(device) : "no device") + ")";
+        return "metalmm.PreparedCall(" + p.call().variant->id + ": " + p.call().plan.spec.text() + ", on " + device_text(p.device()) + ")";
       });
 
   static PyMethodDef method = fast_method("matmul", &matmul, kMatmulDoc);

@@ -4,7 +4,7 @@
 
 namespace metalmm {
 
-// (text, file, kernel, arguments): arguments as (is_buffer, index, is_const, bytes).
+// (text, file, kernel, arguments): arguments as (is_buffer, index, is_const, bytes, type).
 PipelineSource source_of(nb::handle code, const std::string& name);
 std::shared_ptr<Pipeline> load_pipeline(DeviceState& state, const PipelineSource& source);
 

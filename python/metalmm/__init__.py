@@ -66,8 +66,8 @@ __all__ = [
 _core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, list(errors._BY_KIND))
 
 
-def _signature_of_spec() -> None:
-    """What inspect.signature() and help() show: the extension's classes say it of their methods alone."""
+def _signatures() -> None:
+    """What inspect.signature() shows: the extension's classes say it of their methods alone."""
 
     def make(
         m: int,
@@ -82,10 +82,16 @@ def _signature_of_spec() -> None:
         dtype: _Any = "float16",
     ) -> None: ...
 
+    def call(
+        *args: _Any, grid: _Any = None, threads: _Any = None, threadgroup: _Any, threadgroup_memory: _Any = None, batch: _Any = None
+    ) -> None: ...
+
     MatmulSpec.__signature__ = _inspect.signature(make)  # type: ignore[attr-defined]
+    Kernel.__signature__ = _inspect.signature(call)  # type: ignore[attr-defined]
+    PreparedCall.__signature__ = _inspect.Signature()  # type: ignore[attr-defined]
 
 
-_signature_of_spec()
+_signatures()
 
 
 def _load_builtin() -> None:
@@ -95,4 +101,4 @@ def _load_builtin() -> None:
 
 
 _load_builtin()
-del _load_builtin, _signature_of_spec, build_pipeline, pack_number, unknown_message, errors
+del _load_builtin, _signatures, build_pipeline, pack_number, unknown_message, errors

@@ -1,11 +1,12 @@
 """The extension's types, by hand: nanobind's generator knows no overloads for functions of Python's own calling convention.
 tests/test_typing.py compares this file with the extension."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Never, Protocol, TypeAlias, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeVar, Unpack
 
 class _SupportsDLPack(Protocol):
     def __dlpack__(self) -> Any: ...
@@ -15,6 +16,16 @@ NDArray: TypeAlias = npt.NDArray[Any]
 HostArray: TypeAlias = NDArray | _SupportsDLPack
 AnyArray: TypeAlias = HostArray | Array
 _Out = TypeVar("_Out", bound=AnyArray)
+_Result = TypeVar("_Result", default=Any)  # an Array, or what the host gave
+_Argument: TypeAlias = AnyArray | bytes | float | np.generic | None
+
+class _Options(TypedDict, total=False):
+    bias: AnyArray | None
+    c: AnyArray | None
+    alpha: float
+    beta: float
+    transpose_a: bool
+    transpose_b: bool
 
 class MatmulSpec:
     def __init__(
@@ -52,6 +63,8 @@ class MatmulSpec:
     def dtype(self) -> str: ...
     @property
     def layout(self) -> str: ...
+    @property
+    def b_storage(self) -> str: ...
     @property
     def least_bytes(self) -> int: ...
     def __eq__(self, other: object, /) -> bool: ...
@@ -94,12 +107,14 @@ class Array:
     def __dlpack__(self, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __getitem__(self, index: Any, /) -> Array: ...
+    def __iter__(self) -> Iterator[Array]: ...
     def __len__(self) -> int: ...
+    def __bool__(self) -> Never: ...
 
-class PreparedCall:
-    def __call__(self) -> Any: ...
+class PreparedCall(Generic[_Result]):
+    def __call__(self) -> _Result: ...
     @property
-    def out(self) -> Any: ...
+    def out(self) -> _Result: ...
     @property
     def variant(self) -> str: ...
     @property
@@ -118,66 +133,14 @@ class Batch:
     def __enter__(self) -> Batch: ...
     def __exit__(self, type: Any, value: Any, traceback: Any) -> None: ...
     @overload
-    def matmul(
-        self,
-        variant: str,
-        a: Array,
-        b: AnyArray,
-        *,
-        bias: AnyArray | None = None,
-        c: AnyArray | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        out: None = None,
-    ) -> Array: ...
+    def matmul(self, variant: str, a: Array, b: AnyArray, *, out: None = None, **options: Unpack[_Options]) -> Array: ...
     @overload
-    def matmul(
-        self,
-        variant: str,
-        a: HostArray,
-        b: Array,
-        *,
-        bias: AnyArray | None = None,
-        c: AnyArray | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        out: None = None,
-    ) -> Array: ...
+    def matmul(self, variant: str, a: HostArray, b: Array, *, out: None = None, **options: Unpack[_Options]) -> Array: ...
     @overload
-    def matmul(
-        self,
-        variant: str,
-        a: HostArray,
-        b: HostArray,
-        *,
-        bias: AnyArray | None = None,
-        c: AnyArray | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        out: None = None,
-    ) -> NDArray: ...
+    def matmul(self, variant: str, a: HostArray, b: HostArray, *, out: None = None, **options: Unpack[_Options]) -> NDArray: ...
     @overload
-    def matmul(
-        self,
-        variant: str,
-        a: AnyArray,
-        b: AnyArray,
-        *,
-        bias: AnyArray | None = None,
-        c: AnyArray | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        out: _Out,
-    ) -> _Out: ...
-    def add(self, call: PreparedCall) -> Any: ...
+    def matmul(self, variant: str, a: AnyArray, b: AnyArray, *, out: _Out, **options: Unpack[_Options]) -> _Out: ...
+    def add(self, call: PreparedCall[_Result]) -> _Result: ...
     def submit(self) -> None: ...
     def record(self) -> Recording: ...
     def wait(self) -> None: ...
@@ -186,12 +149,21 @@ class Batch:
     def __len__(self) -> int: ...
 
 class Kernel:
-    def __init__(self, device: Device, code: Any, name: str, constants: dict[Any, Any], types: dict[int, str], /) -> None: ...
+    def __init__(self, device: Device, code: Any, name: str, constants: dict[Any, Any], /) -> None: ...
+    @overload
     def __call__(
         self,
-        *args: AnyArray | bytes | float | np.generic | Mapping[int, AnyArray | bytes | float | np.generic | None] | None,
-        grid: int | Sequence[int] = ...,
-        threads: int | Sequence[int] = ...,
+        *args: _Argument | Mapping[int, _Argument],
+        grid: int | Sequence[int],
+        threadgroup: int | Sequence[int],
+        threadgroup_memory: Mapping[int, int] | None = None,
+        batch: Batch | None = None,
+    ) -> float | None: ...
+    @overload
+    def __call__(
+        self,
+        *args: _Argument | Mapping[int, _Argument],
+        threads: int | Sequence[int],
         threadgroup: int | Sequence[int],
         threadgroup_memory: Mapping[int, int] | None = None,
         batch: Batch | None = None,
@@ -210,26 +182,24 @@ class Device:
     @property
     def name(self) -> str: ...
     @property
+    def closed(self) -> bool: ...
+    @property
     def info(self) -> dict[str, Any]: ...
     @property
     def counters(self) -> dict[str, int]: ...
     def array(self, array: AnyArray) -> Array: ...
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = "float16") -> Array: ...
     def batch(self, *, per_dispatch: bool = False) -> Batch: ...
+    @overload
+    def prepare(self, variant: str, a: Array, b: AnyArray, *, out: None = None, **options: Unpack[_Options]) -> PreparedCall[Array]: ...
+    @overload
+    def prepare(self, variant: str, a: HostArray, b: Array, *, out: None = None, **options: Unpack[_Options]) -> PreparedCall[Array]: ...
+    @overload
     def prepare(
-        self,
-        variant: str,
-        a: AnyArray,
-        b: AnyArray,
-        *,
-        bias: AnyArray | None = None,
-        c: AnyArray | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        transpose_a: bool = False,
-        transpose_b: bool = False,
-        out: AnyArray | None = None,
-    ) -> PreparedCall: ...
+        self, variant: str, a: HostArray, b: HostArray, *, out: None = None, **options: Unpack[_Options]
+    ) -> PreparedCall[NDArray]: ...
+    @overload
+    def prepare(self, variant: str, a: AnyArray, b: AnyArray, *, out: _Out, **options: Unpack[_Options]) -> PreparedCall[_Out]: ...
     def close(self) -> None: ...
     def _watch(self, out: Any, counts: Any) -> None: ...
     def _kernel_names(self, text: str) -> list[str]: ...
@@ -238,64 +208,18 @@ class Device:
 
 @overload
 def matmul(
-    variant: str,
-    a: Array,
-    b: AnyArray,
-    *,
-    bias: AnyArray | None = None,
-    c: AnyArray | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    out: None = None,
-    device: Device | None = None,
+    variant: str, a: Array, b: AnyArray, *, out: None = None, device: Device | None = None, **options: Unpack[_Options]
 ) -> Array: ...
 @overload
 def matmul(
-    variant: str,
-    a: HostArray,
-    b: Array,
-    *,
-    bias: AnyArray | None = None,
-    c: AnyArray | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    out: None = None,
-    device: Device | None = None,
+    variant: str, a: HostArray, b: Array, *, out: None = None, device: Device | None = None, **options: Unpack[_Options]
 ) -> Array: ...
 @overload
 def matmul(
-    variant: str,
-    a: HostArray,
-    b: HostArray,
-    *,
-    bias: AnyArray | None = None,
-    c: AnyArray | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    out: None = None,
-    device: Device | None = None,
+    variant: str, a: HostArray, b: HostArray, *, out: None = None, device: Device | None = None, **options: Unpack[_Options]
 ) -> NDArray: ...
 @overload
-def matmul(
-    variant: str,
-    a: AnyArray,
-    b: AnyArray,
-    *,
-    bias: AnyArray | None = None,
-    c: AnyArray | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    out: _Out,
-    device: Device | None = None,
-) -> _Out: ...
+def matmul(variant: str, a: AnyArray, b: AnyArray, *, out: _Out, device: Device | None = None, **options: Unpack[_Options]) -> _Out: ...
 
 _SPECIALIZATIONS: tuple[str, ...]
 _TYPE_SHIFT: int
@@ -311,6 +235,7 @@ def _set_hooks(
     /,
 ) -> None: ...
 def _register_variant(**fields: Any) -> None: ...
+def _unregister_variant(id: str, /) -> None: ...
 def _device_names(name: str, /) -> list[str]: ...
 def _lacks(id: str, spec: MatmulSpec, /) -> str: ...
 def _prepare_pipeline(device: Device, id: str, spec: MatmulSpec, /) -> None: ...

@@ -67,7 +67,7 @@ def parse_spec(words: list[str]) -> _core.MatmulSpec:
         except ValueError as error:
             if isinstance(error, ShapeError):
                 raise
-            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias") from None
+            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16") from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
     return _core.MatmulSpec(**options)
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     listing.set_defaults(run=_list)
     explain = commands.add_parser("explain", help="grid, threads, memory, bytes and barriers of a variant on a shape")
     explain.add_argument("id")
-    explain.add_argument("spec", nargs="+", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0")
+    explain.add_argument("spec", nargs="+", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
     explain.set_defaults(run=_explain)
     args = parser.parse_args(argv)
     try:

@@ -8,14 +8,13 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from . import _core, backends, kernel_source
-from .errors import ArgumentError, ClosedError, CompileError, DeviceError, LoweringError
+from .errors import ArgumentError, ClosedError, CompileError, DeviceError
 from .fork import Lock
-from .msl.program import Argument, Program
 
 open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
@@ -29,6 +28,8 @@ class Device(_core.Device):
     options of metal: index, spin, max_operations, max_bytes; of cpu: threads, threadgroup_memory_limit, lenient_barriers, guards, debug,
     timeout. metalmm.backends.metal.Options and metalmm.backends.cpu.Options say what each means and its default.
 
+    Attributes: backend, its metalmm.backends.Backend; options, those it was made with, defaults included.
+
     Raises DeviceError for an unknown name, an option that the device does not have, a GPU that is not there, threads that the
     system does not give.
     """
@@ -36,12 +37,14 @@ class Device(_core.Device):
     def __init__(self, name: str | None = None, **options: Unpack[backends.Options]) -> None:
         if name is not None and not isinstance(name, str):
             raise ArgumentError(f"Device: name is {name!r}; it takes one of {', '.join(backends.names())}")
-        self._backend = backends.get(name or os.environ.get("METALMM_DEVICE") or backends.first_available())
-        self._options = backends.options_of(self._backend, options)
-        super().__init__(self._backend.name, self._options)
+        self.backend = backends.get(name or os.environ.get("METALMM_DEVICE") or backends.first_available())
+        self.options = backends.options_of(self.backend, options)
+        super().__init__(self.backend.name, self.options)
         open_devices.add(self)
 
-    def __enter__(self) -> Device:
+    def __enter__(self) -> Self:
+        if self.closed:
+            raise ClosedError("the device was closed; make a new metalmm.Device")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -103,7 +106,7 @@ class Library:
             folders.insert(0, path.resolve().parent)
         else:
             text = str(source)
-        found = device._backend.library_text(device, text, self._name, folders, defines or {})
+        found = device.backend.library_text(device, text, self._name, folders, defines or {})
         self._text, self._kernels = found.text, found.kernel_names
 
     @property
@@ -114,18 +117,17 @@ class Library:
     def kernel(self, name: str, constants: kernel_source.Constants | None = None) -> _core.Kernel:
         """The kernel of that host name; constants: function constants by index or name.
 
-        Raises CompileError for an unknown name or constant and for source that does not compile.
+        Raises CompileError for the name of a kernel or constant that is not there, and for source that does not compile. Values for indices
+        that this source does not have are left alone, as Metal does.
         """
+        if constants is not None and not isinstance(constants, Mapping):
+            raise ArgumentError(f"kernel: constants is {constants!r}; it takes a dict of values by index or name")
         chosen = dict(constants or {})
-        code = self._device._backend.code(self._device, self._text, name, chosen)
-        types = kernel_source.number_types(self._arguments(name, chosen))
-        return _core.Kernel(self._device, code.as_tuple(), name, chosen, types)
-
-    def _arguments(self, name: str, constants: kernel_source.Constants) -> Sequence[Argument]:
-        try:
-            return Program(self._text.text, self._name).arguments(name, constants)
-        except (CompileError, LoweringError):
-            return ()  # a text with macros that Metal's compiler alone has seen; numbers must then say their size
+        for key, value in chosen.items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise CompileError(f"constants: the value of {key!r} is a whole number of more than 64 bits")
+        code = self._device.backend.code(self._device, self._text, name, chosen)
+        return _core.Kernel(self._device, code.as_tuple(), name, chosen)
 
     def __repr__(self) -> str:
         return f"metalmm.Library({self._name}: {len(self._kernels)} kernels, on {self._device!r})"
@@ -158,12 +160,13 @@ _lock = Lock()
 
 
 def default_device() -> Device:
-    """The device of calls that name none, made on first use: ``Device()``."""
+    """The device of calls that name none, made on first use: ``Device()``. Another one after that was closed."""
     global _default
     with _lock():
-        if _default is None:
+        if _default is None or _default.closed:
             made = Device()
-            _default = _default or made  # a signal's handler may have come before
+            if _default is None or _default.closed:  # a signal's handler may have come before
+                _default = made
         return _default
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CompileError, DTypeError
-from .msl.program import Argument
+from .msl.program import Argument, Program
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -51,8 +52,8 @@ class Code:
     file: str = ""
     arguments: Sequence[Argument] = ()
 
-    def as_tuple(self) -> tuple[str, str, str, list[tuple[bool, int, bool, int]]]:
-        return self.text, self.file, self.kernel, [(a.is_buffer, a.index, a.is_const, a.bytes) for a in self.arguments]
+    def as_tuple(self) -> tuple[str, str, str, list[tuple[bool, int, bool, int, str]]]:
+        return self.text, self.file, self.kernel, [(a.is_buffer, a.index, a.is_const, a.bytes, a.type) for a in self.arguments]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class LibraryText:
 
     text: KernelText
     kernel_names: Sequence[str] = field(default_factory=tuple)
+
+
+@functools.lru_cache(maxsize=8)
+def program_of(source: KernelText) -> Program:
+    """A preprocessed text, parsed; nobody may change it."""
+    return Program(source.text, source.name)
 
 
 def line_marker(line: int, file: object) -> str:
@@ -135,27 +142,22 @@ _FORMATS = {
 }
 
 
-def number_types(arguments: Sequence[Argument]) -> dict[int, str]:
-    """By buffer index, the types of those arguments that one number can be bound to."""
-    return {a.index: a.type for a in arguments if a.is_buffer and a.is_const and a.type in _FORMATS}
-
-
 def pack_number(value: Any, kind: str, what: str) -> bytes:
     """A Python number as a kernel's parameter of that MSL type. Raises DTypeError where the type does not hold it."""
     form = _FORMATS[kind]
-    whole = isinstance(value, int)
-    if not whole and form not in "ef":
-        raise DTypeError(f"{what}: {value!r} is no whole number; the kernel's parameter is of type {kind}")
+    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of more than 40 digits"
+    if not isinstance(value, int) and form not in "ef":
+        raise DTypeError(f"{what}: {shown} is no whole number; the kernel's parameter is of type {kind}")
     try:
         if form == "?" and value not in (0, 1):
             raise OverflowError
         packed = struct.pack(f"<{form}", bool(value) if form == "?" else value)
     except (struct.error, OverflowError):
-        raise DTypeError(f"{what}: {value!r} is outside the range of the kernel's parameter, of type {kind}") from None
+        raise DTypeError(f"{what}: {shown} is outside the range of the kernel's parameter, of type {kind}") from None
     if kind == "bfloat":  # round to nearest even
         bits = int.from_bytes(packed, "little")
         upper = (bits >> 16 | 64) if value != value else bits + 0x7FFF + (bits >> 16 & 1) >> 16
         if upper & 0x7FFF == 0x7F80 and value not in (float("inf"), float("-inf")):
-            raise DTypeError(f"{what}: {value!r} is outside the range of the kernel's parameter, of type {kind}")
+            raise DTypeError(f"{what}: {shown} is outside the range of the kernel's parameter, of type {kind}")
         return upper.to_bytes(2, "little")
     return packed

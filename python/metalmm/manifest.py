@@ -53,7 +53,7 @@ class Variant(str):
     template (names of its arguments) and params (their values); tile (bm, bn: outputs of a threadgroup; bn 0: all columns), threads of
     a threadgroup; supports (sizes, layouts, epilogue); types of operands that it takes, and without: why it does not take the others;
     baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; library, if it is a library's
-    matmul and no kernel of ours.
+    matmul and no kernel of ours; manifest, the file that it is from.
     """
 
     family: str
@@ -71,6 +71,7 @@ class Variant(str):
     library: str
     devices: tuple[str, ...]
     without: dict[str, str]
+    manifest: Path
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -142,16 +143,18 @@ def unknown_message(variant: str) -> str:
 def load_variants(path: str | Path) -> list[Variant]:
     """Adds the variants of a manifest of your own; source files are relative to it. docs/add_a_variant.md walks through one.
 
-    Loading a manifest again replaces its variants. Raises ManifestError, naming the entry, for one that does not follow
+    Loading a manifest again replaces its variants; those that it no longer has are gone. Raises ManifestError, naming the entry, for one that does not follow
     the format or would replace a variant from elsewhere.
     """
-    path = Path(path).resolve()
+    if not isinstance(path, (str, Path)):
+        raise ArgumentError(f"load_variants: path is {path!r}; it takes a path")
     try:
+        path = Path(path).resolve()
         data = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # tomllib's and Unicode's are ValueErrors; RuntimeError: a loop of links
+        if isinstance(error, RecursionError):
+            raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
         raise ManifestError(f"{path}: {error}") from error
-    except RecursionError:
-        raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
     readers: dict[object, Callable[[Path, Mapping[str, Any]], Iterator[_Entry]]] = {1: _entries_of_format_1, 2: _entries}
     if type(data.get("format")) is not int or data["format"] not in readers:
         raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2, and the older format = 1")
@@ -161,18 +164,22 @@ def load_variants(path: str | Path) -> list[Variant]:
         if v in loaded:
             raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
         loaded[v] = v
+    if not loaded:
+        raise ManifestError(f"{path}: there are no variants in it")
     rows = [_registration(v) for v in loaded.values()]  # before anything is registered
     with _lock():
         for v in loaded.values():
-            if v in _registry and _registry[v].source.parent != v.source.parent:
-                raise ManifestError(
-                    f"{path}: {v}: there is a variant of this id in {_registry[v].source.parent}; choose another family name"
-                )
+            if v in _registry and _registry[v].manifest != path:
+                raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].manifest}; choose another family name")
         for v, row in zip(loaded.values(), rows, strict=True):
             _core._register_variant(**row)
             for device in list(open_devices):
                 _core._forget_pipelines(device, str(v))
+            v.manifest = path
             _registry[str(v)] = v
+        for gone in [v for v in _registry.values() if v.manifest == path and v not in loaded]:
+            _core._unregister_variant(str(gone))
+            del _registry[str(gone)]
     return list(loaded.values())
 
 
@@ -200,8 +207,12 @@ def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> No
     """Every key is a field or an argument of a template."""
     for key in table:
         if key not in _FIELDS and key not in arguments:
-            near = difflib.get_close_matches(key, [*_FIELDS, *arguments], n=1)
+            near = difflib.get_close_matches(key, sorted(_FIELDS), n=1) or difflib.get_close_matches(key, sorted(arguments), n=1)
             hint = f"did you mean '{near[0]}'?" if near else "it is neither a field nor among the template's arguments"
+            if key in _OLD_FIELDS:
+                hint = f"of format = 1; in format = 2 it is '{_OLD_FIELDS[key]}'"
+            elif key == "variant":
+                hint = "the rows of a family are in [families.NAME.variants]"
             raise ManifestError(f"{where}: unknown key '{key}'; {hint}")
 
 
@@ -220,11 +231,17 @@ def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
     for name, family in _table(path, "families", data.get("families", {})).items():
         defaults = dict(_table(path, f"families.{name}", family))
         rows = _table(path, f"families.{name}.variants", defaults.pop("variants", {}))
+        if not rows:
+            raise ManifestError(f"{path}: family {name} has no variants; they are the rows of [families.{name}.variants]")
         used = list[Mapping[str, Any]]()
         for row_name, row in rows.items():
             table = {**defaults, **_table(path, f"{name}/{row_name}", row)}
             kernel: Any = table.get("kernel")
-            if isinstance(kernel, str) and kernel not in kernels:
+            if kernel is None and "library" not in table:
+                raise ManifestError(f"{path}: {name}/{row_name}: 'kernel' is missing; it names a table [kernels.NAME]")
+            if kernel is not None and not isinstance(kernel, str):
+                raise ManifestError(f"{path}: {name}/{row_name}: 'kernel' is {kernel!r}; it takes the name of a table [kernels.NAME]")
+            if kernel is not None and kernel not in kernels:
                 near = difflib.get_close_matches(kernel, kernels, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(kernels) or 'none'}"
                 raise ManifestError(f"{path}: {name}/{row_name}: there is no table [kernels.{kernel}]; {hint}")
@@ -243,6 +260,8 @@ def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
 
 def _entries_of_format_1(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
     """Of [[family]] tables with [[family.variant]] tables."""
+    if newer := {"kernels", "families", "reasons"} & set(data):
+        raise ManifestError(f"{path}: [{sorted(newer)[0]}] is of format = 2; this file says format = 1")
     families = data.get("family", [])
     tables = isinstance(families, list) and all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families)
     if not tables or not all(isinstance(entry, dict) for f in families for entry in f.get("variant", [])):
@@ -254,8 +273,10 @@ def _entries_of_format_1(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry
         for entry in entries:
             table = {**defaults, **entry}
             yield _Entry(path, family.get("name"), entry.get("name"), table, {})
+        if not entries:
+            raise ManifestError(f"{path}: family {family.get('name')!r} has no variants; they are [[family.variant]] tables")
         arguments = _arguments(defaults, *entries)
-        _check_keys(f"{path}: family {family['name']}", defaults, arguments)
+        _check_keys(f"{path}: family {family.get('name')}", defaults, arguments)
         for entry in entries:
             _check_keys(f"{path}: {family['name']}/{entry['name']}", entry, arguments)
 
@@ -342,6 +363,8 @@ class _Entry:
         v = self.v
         v.template = self.words("template")
         v.params = {key: self.table[key] for key in (*dict.fromkeys(v.template), "bk") if key in self.table and key not in _FIELDS}
+        if _TYPE in v.params:
+            raise self.fail(f"'{_TYPE}' is what the call decides; no parameter has that name")
         v.threads = self.take("threads", int)
         if not 1 <= v.threads <= 1024:
             raise self.fail(f"threads is {v.threads}; Metal allows 1 to 1024")
@@ -351,6 +374,8 @@ class _Entry:
             if not isinstance(value, int):
                 raise self.fail(f"parameter '{key}' is {value!r}; parameters are integers or booleans")
             least = 1 if key == "bk" else -(2**31)
+            if isinstance(value, bool) and key == "bk":
+                raise self.fail(f"parameter 'bk' is {value!r}; it takes a number")
             if not isinstance(value, bool) and not least <= value <= _UNLIMITED:
                 raise self.fail(f"parameter '{key}' is {value!r}; it takes {least} to 2^32 - 1")
         given = self.take("tile", list)
@@ -363,7 +388,7 @@ class _Entry:
         """A whole number, or what an expression of parameters and whole numbers gives; None for anything else."""
         if type(rule) is int:
             return rule
-        if not isinstance(rule, str):
+        if not isinstance(rule, str) or len(rule) > 200:
             return None
         values = {"threads": self.v.threads, **self.v.params}
 
@@ -386,11 +411,12 @@ class _Entry:
     def _supports(self) -> None:
         v = self.v
         v.supports = dict(self.take("supports", dict))
+        if unknown := sorted(set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}):
+            near = difflib.get_close_matches(unknown[0], [*_SIZES, "layouts", "bias", "c", "alpha"], n=1)
+            raise self.fail(f"supports knows nothing of '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
         if not self.some_of("layouts", LAYOUTS, [], v.supports):
             raise self.fail(f"supports.layouts is []; it lists some of {', '.join(LAYOUTS)}")
         v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
-        if unknown := sorted(set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}):
-            raise self.fail(f"supports knows nothing of '{unknown[0]}'")
         for size in _SIZES:
             least, most = _range(self.path, v, size)
             if not 1 <= least <= most <= _UNLIMITED:
@@ -404,6 +430,8 @@ class _Entry:
         if unknown := sorted(set(given) - set(OPERAND_TYPES)):
             raise self.fail(f"without knows nothing of '{unknown[0]}'; types of operands are {', '.join(OPERAND_TYPES)}")
         v.without = {key: self.reason(text, f"without.{key}") for key, text in given.items()}
+        if silent := [key for key, text in v.without.items() if not text]:
+            raise self.fail(f"'without.{silent[0]}' is empty; it says why")
         if v.kernel and _TYPE not in v.template:
             for other in OPERAND_TYPES[1:]:
                 v.without.setdefault(other, f"its template has no argument '{_TYPE}', so that it is compiled for {OPERAND_TYPES[0]}")
@@ -465,4 +493,4 @@ def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[A
     if not v.kernel:
         return kernel_source.Code("").as_tuple()
     text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
-    return device._backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()
+    return device.backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()

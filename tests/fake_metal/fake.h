@@ -150,6 +150,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
 @interface FakeIndirect : FakeObject <MTLIndirectCommandBuffer> {
  @public
   std::vector<fake::Indirect>* commands;
+  MTLIndirectCommandType types;
   NSUInteger max_buffers, max_memory;
 }
 @end

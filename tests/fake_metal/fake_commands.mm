@@ -366,15 +366,22 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   if ([self command].filled) fake::violation("indirect", "setBarrier after the dispatch");
   [self command].barrier = true;
 }
-- (void)concurrentDispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)threadgroup {
+- (void)fill:(MTLSize)grid threads:(MTLSize)threads threadgroup:(MTLSize)threadgroup type:(MTLIndirectCommandType)type {
   if (![self command].pipeline) fake::violation("no-pipeline", "an indirect dispatch with no pipeline set");
+  if (!(all->types & type)) fake::violation("indirect", "a dispatch of a type that its descriptor's commandTypes does not have");
   [self command].grid = grid;
+  [self command].threads = threads;
   [self command].threadgroup = threadgroup;
   [self command].filled = true;
 }
+- (void)concurrentDispatchThreadgroups:(MTLSize)grid threadsPerThreadgroup:(MTLSize)threadgroup {
+  [self fill:grid threads:{} threadgroup:threadgroup type:MTLIndirectCommandTypeConcurrentDispatch];
+}
 - (void)concurrentDispatchThreads:(MTLSize)threads threadsPerThreadgroup:(MTLSize)threadgroup {
-  [self concurrentDispatchThreadgroups:fake::groups_of(threads, threadgroup) threadsPerThreadgroup:threadgroup];
-  [self command].threads = threads;
+  [self fill:fake::groups_of(threads, threadgroup)
+          threads:threads
+      threadgroup:threadgroup
+             type:MTLIndirectCommandTypeConcurrentDispatchThreads];
 }
 @end
 

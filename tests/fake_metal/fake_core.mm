@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <sstream>
 
 #include "../../csrc/core/error.h"
 #include "fake.h"
@@ -90,7 +91,12 @@ metalmm::cpu::CpuDevice& cpu() {
 std::shared_ptr<metalmm::Pipeline> compile(const Kernel& kernel) {
   metalmm::PipelineSource source;
   source.name = kernel.name;
-  source.file = ask_compiler(kernel.source, kernel.name.c_str(), kernel.constants);
+  std::istringstream answer(
+      ask_compiler(kernel.source, kernel.name.c_str(), kernel.constants));  // the module, then "INDEX TYPE" of buffers
+  std::getline(answer, source.file);
+  uint32_t index;
+  for (std::string type; answer >> index && std::getline(answer >> std::ws, type);)
+    source.arguments.push_back({metalmm::KernelArgument::Kind::buffer, index, false, 0, type});
   return cpu().load_pipeline(source);
 }
 

@@ -7,6 +7,8 @@
 #include "../../csrc/core/error.h"
 #include "fake.h"
 
+#include <map>
+
 NSString* const MTLCommonCounterSetTimestamp = @"timestamp";
 
 namespace {
@@ -325,6 +327,14 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
 }
 - (NSUInteger)bufferDataSize {
   return argument.bytes;
+}
+- (MTLDataType)bufferDataType {
+  static const std::map<std::string, MTLDataType> types = {
+      {"bool", MTLDataTypeBool},     {"char", MTLDataTypeChar}, {"uchar", MTLDataTypeUChar},   {"short", MTLDataTypeShort},
+      {"ushort", MTLDataTypeUShort}, {"int", MTLDataTypeInt},   {"uint", MTLDataTypeUInt},     {"long", MTLDataTypeLong},
+      {"ulong", MTLDataTypeULong},   {"half", MTLDataTypeHalf}, {"bfloat", MTLDataTypeBFloat}, {"float", MTLDataTypeFloat}};
+  auto it = types.find(argument.type);
+  return it == types.end() ? MTLDataTypeStruct : it->second;
 }
 - (NSUInteger)threadgroupMemoryDataSize {
   return argument.bytes;
@@ -652,7 +662,8 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
                                                        maxCommandCount:(NSUInteger)count
                                                                options:(MTLResourceOptions)options {
   (void)options;
-  if ([descriptor commandTypes] != MTLIndirectCommandTypeConcurrentDispatch || [descriptor inheritBuffers] ||
+  constexpr MTLIndirectCommandType kDispatches = MTLIndirectCommandTypeConcurrentDispatch | MTLIndirectCommandTypeConcurrentDispatchThreads;
+  if (![descriptor commandTypes] || ([descriptor commandTypes] & ~kDispatches) || [descriptor inheritBuffers] ||
       [descriptor inheritPipelineState])
     fake::violation("indirect", "a descriptor that is not for concurrent dispatches with pipelines and buffers of their own");
   if ([descriptor maxKernelBufferBindCount] > 31) fake::violation("indirect", "more than 31 buffers");
@@ -660,6 +671,7 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   if (fake::fault("indirect")) return nil;
   FakeIndirect* indirect = [[FakeIndirect alloc] init];
   indirect->commands = new std::vector<fake::Indirect>(count);
+  indirect->types = [descriptor commandTypes];
   indirect->max_buffers = [descriptor maxKernelBufferBindCount];
   indirect->max_memory = [descriptor maxKernelThreadgroupMemoryBindCount];
   return indirect;

@@ -221,6 +221,11 @@ const std::pair<const char*, Misuse> kMisuses[] = {
        [b.encoder executeCommandsInBuffer:all withRange:NSMakeRange(0, 1)];
        b.finish();
      }},
+    {"indirect-type",
+     [](Bench& b) {
+       id<MTLIndirectCommandBuffer> all = b.indirect(b.pipeline(true));
+       [[all indirectComputeCommandAtIndex:0] concurrentDispatchThreads:kOne threadsPerThreadgroup:kOne];
+     }},
     {"indirect-index", [](Bench& b) { b.indirect(b.pipeline(true), 2); }},
     {"not-resident",
      [](Bench& b) {

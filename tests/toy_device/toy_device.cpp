@@ -99,6 +99,14 @@ class ToyDevice : public Device {
     return submission->timing().device;
   }
 
+  // A copy stands within 16 bytes as the host's memory does: by that address it was decided which loads are aligned.
+  static uint8_t* copy_of(const Buffer& b, std::vector<uint8_t>& store) {
+    store.resize(b.size() + 96);
+    uint8_t* at = store.data() + (-reinterpret_cast<uintptr_t>(store.data()) % 16) + b.address() % 16;
+    if (b.size()) std::memcpy(at, b.host(), b.size());
+    return at;
+  }
+
   // Host memory is copied in, and back where the kernel may have written.
   std::string run_one(const Dispatch& d) {
     auto& pipeline = static_cast<const ToyPipeline&>(**d.pipeline);
@@ -107,10 +115,11 @@ class ToyDevice : public Device {
     std::fill(std::begin(buffers), std::end(buffers), &nothing[0]);
     uint32_t offsets[kMaxBuffers] = {};
     std::vector<std::vector<uint8_t>> copies(d.buffer_count);
+    uint8_t* places[kMaxBuffers];
     for (size_t i = 0; i < d.buffer_count; i++) {
       const Buffer& b = **d.buffers[i].buffer;
-      if (!b.native()) copies[i].assign(b.host(), b.host() + b.size()), copies[i].resize(b.size() + 64);
-      buffers[d.buffers[i].index] = (b.native() ? memory(b) : copies[i].data()) + d.buffers[i].offset;
+      places[i] = b.native() ? memory(b) : copy_of(b, copies[i]);
+      buffers[d.buffers[i].index] = places[i] + d.buffers[i].offset;
     }
     for (size_t i = 0; i < d.bytes_count; i++) buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));
     size_t shared = pipeline.static_threadgroup_bytes;
@@ -129,7 +138,7 @@ class ToyDevice : public Device {
           if (std::string failure = executor.run(call, {x, y, z}); !failure.empty()) return "kernel '" + pipeline.name + "': " + failure;
     for (size_t i = 0; i < d.buffer_count; i++) {
       const Buffer& b = **d.buffers[i].buffer;
-      if (!b.native() && pipeline.writes(d.buffers[i].index)) std::memcpy(b.host(), copies[i].data(), b.size());
+      if (!b.native() && pipeline.writes(d.buffers[i].index)) std::memcpy(b.host(), places[i], b.size());
     }
     return {};
   }

@@ -104,10 +104,9 @@ def libraries() -> list[str]:
 
 def options_of(backend: Backend, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
     """Raises DeviceError for an option that the device does not have."""
-    given = {key: value for key, value in given.items() if value is not None}
     for key in given:
         if key not in backend.options:
             near = difflib.get_close_matches(key, backend.options, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(backend.options)}"
             raise DeviceError(f"{key}: device {backend.name} has no such option{hint}")
-    return backend.checked(given)
+    return backend.checked({key: value for key, value in given.items() if value is not None})

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import _core, cache
-from ..errors import CompileError, DeviceError, LoweringError
+from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-from ..msl.program import Argument, Program
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -64,24 +63,14 @@ class _Metal:
         info = device.info
         parts = [str(info["name"]), str(info["os"]), source.text, kernel, repr(chosen)]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-        return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"), _arguments(source, kernel, constants))
+        # Without arguments: Metal's compiler tells them, of the text as its preprocessor leaves it.
+        return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"))
 
     def watching(self, timeout: float) -> dict[str, Any]:
         return {}
 
     def facts(self, device: Device) -> dict[str, str | None]:
         return {"compiler": None, "summary": f"gpu={device.info['name']} cpu={{cpu}} os={{os}}"}
-
-
-def _arguments(source: KernelText, kernel: str, constants: Constants) -> Sequence[Argument]:
-    """As the text says them. Nothing, so that Metal's compiler is asked, for a text that nobody preprocessed and that has macros of its
-    own: what `#define IN const device` makes of a parameter decides which dispatches must wait for one another."""
-    if "#define" in source.text:
-        return ()
-    try:
-        return Program(source.text, source.name).arguments(kernel, constants)
-    except (CompileError, LoweringError):
-        return ()  # which Metal's compiler will say better
 
 
 BACKEND = _Metal()

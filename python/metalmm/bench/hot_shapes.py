@@ -93,8 +93,8 @@ def _header(device: Device, args: argparse.Namespace, info: dict[str, Any]) -> s
         runner.describe(device, info),
         f"metalmm={info['metalmm']} commit={info['commit']} warmup={args.warmup} {weights}",
     ]
-    if device._backend.note:
-        lines.append(device._backend.note)
+    if device.backend.note:
+        lines.append(device.backend.note)
     return "\n".join(lines)
 
 

@@ -155,7 +155,7 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
 
 def describe(device: Device, info: dict[str, Any]) -> str:
     """A line of a report's head: what it ran on."""
-    return f"device={device.name} " + str(device._backend.facts(device)["summary"]).format(cpu=info["cpu"], os=info["os"])
+    return f"device={device.name} " + str(device.backend.facts(device)["summary"]).format(cpu=info["cpu"], os=info["os"])
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def environment(device: Device) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "numpy": np.__version__,
         "metalmm": __version__,
-        "compiler": device._backend.facts(device)["compiler"],
+        "compiler": device.backend.facts(device)["compiler"],
         "gpu": device.info.get("name"),
         "commit": commit,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

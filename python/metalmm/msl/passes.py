@@ -62,14 +62,14 @@ class Passes:
             text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value, kind, d.name)})"
             self.source.blank(d.start, d.end)
             tokens[d.start].text = f"static constexpr {kind} {d.name} {text};"
+        # As in Metal, values may come for indices that this file does not have; a name that it does not have is a mistake.
+        if unknown := [k for k in values if isinstance(k, str) and k not in known]:
+            raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
         if missing:
             names = ", ".join(f"'{name}' (index {index})" for _, name, index in missing)
             example = ", ".join(f"{index}: …" for _, _, index in missing)
             what = f"function constant {names} is" if len(missing) == 1 else f"function constants {names} are"
             raise self.source.fail(missing[0][0], f"{what} used and not given; pass constants={{{example}}}")
-        # As in Metal, values may come for indices that this file does not have; a name that it does not have is a mistake.
-        if unknown := [k for k in values if isinstance(k, str) and k not in known]:
-            raise CompileError(f"no function constant {unknown[0]!r}; there are: {', '.join(map(str, sorted(known, key=str))) or 'none'}")
         for i in range(len(tokens) - 3):
             if tokens[i].text == "is_function_constant_defined" and tokens[i + 2].text in defined:
                 value_text = "true" if defined[tokens[i + 2].text] else "false"

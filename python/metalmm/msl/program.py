@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from ..errors import CompileError
@@ -84,6 +86,15 @@ _SCALARS = {
     )
     for name in names.split()
 }  # bytes
+_WORDS = {
+    "unsigned": "uint",
+    "unsigned int": "uint",
+    "unsigned short": "ushort",
+    "unsigned char": "uchar",
+    "unsigned long": "ulong",
+    "signed char": "char",
+    "void": "uchar",
+}
 
 
 class Program:
@@ -95,6 +106,8 @@ class Program:
             self.declarations = list(self._scope(0, len(self.source.tokens), ()))
         except IndexError:
             raise self.source.fail(len(self.source.tokens) - 1, "the file ends in the middle of a declaration") from None
+        self._evaluating: set[tuple[int, int]] = set()  # constants whose values are being found
+        self._layouts: dict[str, tuple[int, int]] = {}
         self.instances: dict[str, list[Instance]] = {}  # by host name; more than one is a mistake
         self.definitions: dict[str, list[Declaration]] = {}  # kernels, by their bare name
         self._find_kernels()
@@ -350,6 +363,7 @@ class Program:
                 continue
             words.append(tokens[i].text)
             i += 1
+        words = self._without_aliases(words)
         memory = next((j for j, word in enumerate(words) if word in ("*", "&", "[")), None)
         pointee = words[:memory]
         if memory is not None and words[memory] == "[":
@@ -357,6 +371,25 @@ class Program:
         kind = tuple(w for w in pointee if w not in SPECIFIERS | {"struct", "coherent", "metal", "::"})
         is_const = bool({"const", "constant"} & set(pointee))
         return Parameter(attributes, memory is not None, "threadgroup" in words, is_const, kind)
+
+    def _without_aliases(self, words: list[str], depth: int = 0) -> list[str]:
+        """Words with what a using or typedef at namespace scope makes of them in place."""
+        found = []
+        for word in words:
+            meant = self._aliases.get(word) if depth < 8 else None
+            found += [word] if meant is None else self._without_aliases(meant, depth + 1)
+        return found
+
+    @functools.cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        known = dict[str, list[str]]()
+        for d in self.declarations:
+            words = [t.text for t in self.source.tokens[d.start : d.end]]
+            if words[0] == "using" and words[2:3] == ["="]:
+                known[words[1]] = words[3:-1]
+            elif words[0] == "typedef" and not {"{", "(", "["} & set(words):
+                known[words[-2]] = words[1:-2]
+        return known
 
     def arguments(self, host_name: str, constants: Mapping[int | str, Any] | None = None) -> list[Argument]:
         """The memory that a kernel takes, by index; without what the function constants switch off."""
@@ -379,7 +412,7 @@ class Program:
                 index = next(i for i in range(32) if i not in used[p.is_threadgroup])
                 used[p.is_threadgroup].add(index)
             kind = " ".join(given.get(word, word) for word in p.type)
-            kind = {"unsigned": "uint", "unsigned int": "uint", "void": "uchar"}.get(kind, kind)
+            kind = _WORDS.get(kind, kind)
             result.append(Argument(not p.is_threadgroup, index, p.is_const, self.size_of(kind) or 1, kind))
         return sorted(result, key=lambda a: (a.index, not a.is_buffer))
 
@@ -397,21 +430,34 @@ class Program:
         span = p.attributes.get("function_constant")
         if span is None:
             return True
-        values = dict[str, Any]()
+        return bool(self._condition(span, constants, 0))
+
+    def _condition(self, span: tuple[int, int], constants: Mapping[int | str, Any], depth: int) -> Any:
+        """The value of an expression of literals and constants of this file; 1 where the text alone does not say."""
+        words = list[str]()
+        for token in self.source.tokens[slice(*span)]:
+            word = {"!": " not ", "&&": " and ", "||": " or ", "true": "True", "false": "False"}.get(token.text, token.text)
+            if token.kind == "name" and word not in ("True", "False"):
+                try:
+                    word = repr(self._constant_value(token.text, constants, depth))
+                except LookupError:
+                    return 1
+            words.append(_number(word) if token.kind == "number" else word)
+        value = _evaluated(re.sub(r"not\s+=", "!=", " ".join(words).strip()))
+        return 1 if value is None else value
+
+    def _constant_value(self, name: str, constants: Mapping[int | str, Any], depth: int) -> Any:
+        """Of a function constant what is given, or None, of another constant what its own expression gives; else a LookupError."""
         for d in self.declarations:
+            if d.name != name or d.is_function:
+                continue
             index = next((a.names["function_constant"] for a in d.attributes if "function_constant" in a.names), None)
-            if index is not None and not d.is_function:
-                values[d.name] = constants.get(self.integer(index, d.namespace), constants.get(d.name))
-        words = [t.text for t in self.source.tokens[slice(*span)]]
-        text = " ".join({"!": "not", "&&": "and", "||": "or"}.get(w, str(values.get(w, w))) for w in words)
-        allowed = (ast.Expression, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Constant, ast.boolop, ast.unaryop, ast.cmpop)
-        try:
-            tree = ast.parse(text, mode="eval")
-        except SyntaxError:
-            return True
-        if not all(isinstance(node, allowed) for node in ast.walk(tree)):
-            return True
-        return bool(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # comparisons of literals only
+            if index is not None:
+                return constants.get(self.integer(index, d.namespace), constants.get(name))
+            words = [t.text for t in self.source.tokens[d.start : d.end]]
+            if "=" in words and depth < 16:
+                return self._condition((d.start + words.index("=") + 1, d.end - 1), constants, depth + 1)
+        raise LookupError(name)
 
     def size_of(self, kind: str) -> int:
         """Bytes of a type; 0 where the text alone does not say."""
@@ -429,8 +475,11 @@ class Program:
             return size * slots * columns, size if match[1] == "packed_" else size * slots
         for d in self.declarations:
             words = [t.text for t in self.source.tokens[d.start : d.body]] if d.body >= 0 else []
-            if d.name == kind and not d.is_function and "struct" in words and "template" not in words and ":" not in words and depth < 8:
-                return self._struct_layout(d, depth)
+            if d.name == kind and not d.is_function and "struct" in words and "template" not in words and ":" not in words and depth < 64:
+                if kind not in self._layouts:
+                    self._layouts[kind] = 0, 1  # for one that holds itself
+                    self._layouts[kind] = self._struct_layout(d, depth)
+                return self._layouts[kind]
         return 0, 1
 
     def _struct_layout(self, d: Declaration, depth: int) -> tuple[int, int]:
@@ -446,7 +495,8 @@ class Program:
             if member.is_function or len(head) < 2 or {"*", "&", "=", ":", "(", "static", "using", "typedef"} & set(head):
                 return 0, 1
             where = head.index("[") if "[" in head else len(head)
-            one, aligned = self._layout(" ".join(head[: where - 1]).replace("unsigned int", "uint"), depth + 1)
+            named = " ".join(self._without_aliases(head[: where - 1]))
+            one, aligned = self._layout(_WORDS.get(named, named), depth + 1)
             if not one:
                 return 0, 1
             for start, stop in names:
@@ -491,23 +541,32 @@ class Program:
             words.append(str(self._value_of(tuple(path), namespace, span[0])) if is_name else _number(path[0]))
             i += 1
         text = " ".join(words).replace("< <", "<<").replace("> >", ">>")
-        try:
-            tree = ast.parse(text, mode="eval")
-            allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
-            if all(isinstance(node, allowed) for node in ast.walk(tree)):
-                return int(eval(compile(tree, "<attribute>", "eval"), {"__builtins__": {}}))  # arithmetic on literals only
-        except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
-            pass
-        raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
+        value = _evaluated(text)
+        if type(value) is not int:
+            raise self.source.fail(span[0], f"'{text}' is not an integer constant expression")
+        return value
 
     def _value_of(self, path: tuple[str, ...], namespace: tuple[str, ...], at: int) -> int:
         """The value of a constant or enumerator of the file, from the innermost scope that has one."""
-        for depth in range(len(namespace), -1, -1):
-            if span := self.constants.get((*namespace[:depth], *path)):
-                previous, offset, span_tokens = span
-                base = self.integer(span_tokens, namespace) if span_tokens else (self._value_of(previous, (), at) if previous else 0)
-                return base + offset
-        raise self.source.fail(at, f"'{'::'.join(path)}' is not an integer constant expression")
+        offset, start = 0, path
+        for _ in range(1 << 16):  # enumerators count on from one another
+            found = [self.constants[p] for d in range(len(namespace), -1, -1) if (p := (*namespace[:d], *path)) in self.constants]
+            if not found:
+                break
+            previous, step, span = found[0]
+            offset += step
+            if span is None and previous is None:
+                return offset
+            if span is not None:
+                if span in self._evaluating:
+                    raise self.source.fail(at, f"the value of '{'::'.join(start)}' is made of itself")
+                self._evaluating.add(span)
+                try:
+                    return self.integer(span, namespace) + offset
+                finally:
+                    self._evaluating.discard(span)
+            path, namespace = previous or path, ()
+        raise self.source.fail(at, f"'{'::'.join(start)}' is not an integer constant expression")
 
     @functools.cached_property
     def constants(self) -> dict[tuple[str, ...], tuple[tuple[str, ...] | None, int, tuple[int, int] | None]]:
@@ -537,3 +596,57 @@ def _number(text: str) -> str:
     """A number of C++ as Python reads it: 01, 0x1u, 1'000."""
     digits = re.sub(r"[uUlL]+$", "", text.replace("'", ""))
     return f"0o{digits[1:]}" if re.fullmatch(r"0[0-7]+", digits) else digits
+
+
+_OPERATORS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.Div: lambda x, y: (
+        x // y if isinstance(x, int) and isinstance(y, int) and x * y >= 0 else int(x / y) if isinstance(x, int) else x / y
+    ),
+    ast.Mod: lambda x, y: x - y * int(x / y) if x * y < 0 else x % y,
+}
+
+
+def _evaluated(text: str) -> Any:
+    """What an expression of literals, arithmetic and comparisons gives, in Python's words for them; None for anything else."""
+
+    def value(node: ast.AST) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, NoneType)):
+            return node.value
+        if isinstance(node, ast.UnaryOp):
+            return _OPERATORS[type(node.op)](value(node.operand))
+        if isinstance(node, ast.BoolOp):
+            values = [bool(value(v)) for v in node.values]
+            return all(values) if isinstance(node.op, ast.And) else any(values)
+        if isinstance(node, ast.BinOp):
+            left, right = value(node.left), value(node.right)
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, right = value(node.left), value(node.comparators[0])
+        else:
+            raise ValueError
+        kind = node.op if isinstance(node, ast.BinOp) else node.ops[0]
+        if abs(left) >= 2**64 or abs(right) >= 2**64 or (isinstance(kind, (ast.LShift, ast.RShift)) and not 0 <= right < 64):
+            raise ValueError
+        return _OPERATORS[type(kind)](left, right)
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, KeyError, RecursionError, MemoryError):
+        return None

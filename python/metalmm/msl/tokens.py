@@ -10,7 +10,7 @@ from ..errors import LoweringError
 
 _TOKEN = re.compile(
     r"""
-      (?P<space>(?:\s|^[ \t]*\#[^\n]*)+)
+      (?P<space>(?:\s|//[^\n]*|/\*[\s\S]*?\*/|^[ \t]*\#[^\n]*)+)
     | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
     | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])*')
     | (?P<number>\.?\d(?:[eEpP][+-]|[\w.]|'\w)*)
