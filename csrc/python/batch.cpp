@@ -1,6 +1,143 @@
 #include "batch.h"
 
 namespace metalmm {
+
+// -- recordings -------------------------------------------------------------------------------------------------------
+
+PyRecording::PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held)
+    : device_(std::move(device)), state_(&state_of(device_)), recording_(std::move(recording)), held_(std::move(held)), size_(size) {}
+
+void PyRecording::replay() {
+  std::shared_ptr<Device> device = state_->open();
+  if (pending_.size() >= kMaxPending) wait_for_first(*device);
+  auto start = Clock::now();
+  std::shared_ptr<Submission> submission;
+  {
+    Unlocked unlocked;
+    submission = device->submit(*recording_);
+  }
+  pending_.push_back(std::move(submission));
+  taken_ = seconds(Clock::now() - start);
+  give_warnings(*device);
+}
+
+void PyRecording::wait() {
+  std::shared_ptr<Device> device = state_->open();
+  while (!pending_.empty()) wait_for_first(*device);
+  give_warnings(*device);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+BatchTiming PyRecording::timing() const {
+  BatchTiming t = pending_.empty() ? last_ : pending_.back()->timing();
+  t.encode = taken_ - t.commit;
+  return t;
+}
+
+void PyRecording::clear() {
+  state_ = closed_state();
+  held_.clear();
+  device_.reset();
+}
+
+// Stays in the list until it is done: another thread may wait, too.
+void PyRecording::wait_for_first(Device& device) {
+  std::shared_ptr<Submission> first = pending_.front();
+  std::exception_ptr failure;
+  try {
+    Unlocked unlocked;
+    device.wait(*first);
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  if (pending_.empty() || pending_.front() != first) return;
+  pending_.pop_front();
+  if (!failure_) failure_ = failure;
+  last_ = first->timing();
+}
+
+// -- batches ----------------------------------------------------------------------------------------------------------
+
+Batch::Batch(nb::object device, bool per_dispatch)
+    : device_(std::move(device)), state_(&state_of(device_)), running_(state_->open()), per_dispatch_(per_dispatch), batch_(fresh()) {}
+
+nb::object Batch::matmul(const MatmulCall& args) {
+  state_->open();
+  Matmul call(args, *state_, device_);
+  call.dispatch([&](const Dispatch& d) {
+    batch_->encode(d);
+    return 0;
+  });
+  for (const Operand* o : {&call.a, &call.b, &call.bias, &call.c, &call.out}) held_.add(*o);
+  return std::move(call.result);
+}
+
+nb::object Batch::add(nb::handle handle) {
+  if (!nb::isinstance<Prepared>(handle) || !nb::inst_ready(handle))
+    bad_argument("batch.add: call is " + repr_of(handle) + "; it takes what Device.prepare() gives");
+  const Prepared& call = *nb::inst_ptr<Prepared>(handle);
+  if (!call.device().is(device_)) throw Error(ErrorKind::device, "the call was prepared for another device");
+  call.encode([&](const Dispatch& d) {
+    encode(d);
+    return 0;
+  });
+  held_.add(nb::borrow(handle));
+  return call.out();
+}
+
+void Batch::encode(const Dispatch& d) {
+  state_->open();
+  batch_->encode(d);
+}
+
+void Batch::submit() {
+  hand_over();
+  give_warnings(*running_);
+}
+
+void Batch::wait() {
+  state_->open();
+  std::shared_ptr<CommandBatch> batch = batch_;
+  {
+    Unlocked unlocked;
+    batch->wait();
+  }
+  give_warnings(*running_);
+}
+
+std::unique_ptr<PyRecording> Batch::record() {
+  state_->open();
+  size_t size = batch_->size();
+  auto recording = batch_->record();
+  return std::make_unique<PyRecording>(device_, std::move(recording), size, std::exchange(held_, {}));
+}
+
+void Batch::exit(nb::handle type, nb::handle, nb::handle) {
+  if (!type.is_none()) {
+    batch_ = fresh();  // dropped: nothing of it will run that was not submitted
+    held_.clear();
+    return;
+  }
+  if (batch_->recorded()) return;
+  if (!batch_->submitted()) hand_over();
+  wait();
+}
+
+void Batch::clear() {
+  state_ = closed_state();
+  batch_ = fresh();
+  held_.clear();
+  device_.reset();
+}
+
+void Batch::hand_over() {
+  state_->open();
+  std::shared_ptr<CommandBatch> batch = batch_;
+  batch->close();
+  Unlocked unlocked;
+  batch->submit();
+}
+
 namespace {
 
 PyObject* matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {

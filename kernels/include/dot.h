@@ -52,20 +52,20 @@ METAL_FUNC void dot_vec4(const device T* b, const threadgroup float* a, uint beg
   uint i = begin;
   if (PIPELINED && begin + STEP <= end) {
     T4 now[UNROLL], next[UNROLL];
-    load_vec4<UNROLL>(b + i, now);
+    load_vec4<UNROLL, T>(b + i, now);
     for (; i + 2 * STEP <= end; i += STEP) {
-      load_vec4<UNROLL>(b + i + STEP, next);
-      use_vec4<UNROLL, READ>(now, a + i, sum);
+      load_vec4<UNROLL, T>(b + i + STEP, next);
+      use_vec4<UNROLL, READ, T>(now, a + i, sum);
 #pragma clang loop unroll(full)
       for (uint u = 0; u < UNROLL; u++) now[u] = next[u];
     }
-    use_vec4<UNROLL, READ>(now, a + i, sum);
+    use_vec4<UNROLL, READ, T>(now, a + i, sum);
     i += STEP;
   }
   for (; i + STEP <= end; i += STEP) {
     T4 loaded[UNROLL];
-    load_vec4<UNROLL>(b + i, loaded);
-    use_vec4<UNROLL, READ>(loaded, a + i, sum);
+    load_vec4<UNROLL, T>(b + i, loaded);
+    use_vec4<UNROLL, READ, T>(loaded, a + i, sum);
   }
   for (; i + 4 <= end; i += 4) sum[0] += read_a<READ>(a + i) * float4(*reinterpret_cast<const device T4*>(b + i));
   for (; i < end; i++) sum[0][0] += a[i] * float(b[i]);
