@@ -30,10 +30,10 @@ void check_threads(const Dispatch& d, const Limits& limits) {
   }
   if (groups == 0) fail(p, "grid " + text(d.grid) + " is empty; every axis must be at least 1");
   if (threads == 0) fail(p, "threadgroup " + text(d.threadgroup) + " is empty; every axis must be at least 1");
-  uint32_t most = std::min(p.max_threads, limits.threads);
-  if (threads > most)
+  uint32_t limit = std::min(p.max_threads, limits.threads);
+  if (threads > limit)
     fail(p, "threadgroup " + text(d.threadgroup) + " has " + std::to_string(threads) + " threads; the limit of this kernel is " +
-                std::to_string(most));
+                std::to_string(limit));
 }
 
 void check_buffer(const Dispatch& d, const KernelArgument& arg) {

@@ -56,11 +56,11 @@ std::shared_ptr<Buffer> new_plain_buffer(size_t size) {
   return std::make_shared<Buffer>(data, size, false, [data] { std::free(data); }, data);
 }
 
-std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t phase) {
+std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t misalignment) {
   if (size > SIZE_MAX / 2) no_memory(size);
   auto page = static_cast<size_t>(getpagesize());
-  phase %= kAlignment;
-  size_t body = round_up(round_up(size + phase, kAlignment) + 2 * kZone, page), total = body + 2 * kAbsent;
+  misalignment %= kAlignment;
+  size_t body = round_up(round_up(size + misalignment, kAlignment) + 2 * kZone, page), total = body + 2 * kAbsent;
   void* base = mmap(nullptr, total, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) no_memory(size);
   uint8_t *first = static_cast<uint8_t*>(base) + kAbsent, *end = first + body;
@@ -69,7 +69,7 @@ std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t phase) {
     no_memory(size);
   }
   if (size >= kHugePage / 2) advise_huge(first, body);
-  uint8_t* data = end - kZone - round_up(size + phase, kAlignment) + phase;
+  uint8_t* data = end - kZone - round_up(size + misalignment, kAlignment) + misalignment;
   poison(first, end);  // and what is in between, for a kernel that leaves something unwritten
   return std::make_shared<Buffer>(data, size, false, [base, total] { munmap(base, total); }, data);
 }
@@ -98,8 +98,8 @@ const uint8_t* first_broken(const uint8_t* begin, const uint8_t* end) {
 
 std::string take_damage(const Buffer& buffer) {
   uint8_t *data = buffer.host(), *after = data + buffer.size();
-  size_t page = static_cast<size_t>(getpagesize()), phase = reinterpret_cast<uintptr_t>(data) % kAlignment;
-  uint8_t *aligned = data - phase, *end = aligned + round_up(buffer.size() + phase, kAlignment) + kZone;
+  size_t page = static_cast<size_t>(getpagesize()), misalignment = reinterpret_cast<uintptr_t>(data) % kAlignment;
+  uint8_t *aligned = data - misalignment, *end = aligned + round_up(buffer.size() + misalignment, kAlignment) + kZone;
   uint8_t* first = aligned - kZone - reinterpret_cast<uintptr_t>(aligned - kZone) % page;
   std::string damage;
   if (const uint8_t* p = first_broken(after, end)) {

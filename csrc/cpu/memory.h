@@ -7,8 +7,8 @@ namespace metalmm::cpu {
 std::shared_ptr<Buffer> new_plain_buffer(size_t size);
 
 // Its end lies close before a page that is not there, its beginning in the page behind another one: what is written near it breaks a
-// zone, what is read or written further away faults. `phase`: where it stands relative to a multiple of 128 bytes.
-std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t phase = 0);
+// zone, what is read or written further away faults. `misalignment`: where it stands relative to a multiple of 128 bytes.
+std::shared_ptr<Buffer> new_guarded_buffer(size_t size, size_t misalignment = 0);
 
 // Fills a zone of poison: NaN in float32, float16 and bfloat16, another at each address.
 void poison(uint8_t* begin, uint8_t* end);

@@ -134,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
         baseline = runner.baseline_of(shape, device)
         print(report.section(shape, results, baseline, bad_rel=args.bad_rel, sort=args.sort, best_only=args.best_only), flush=True)
         if shape.orig_backend and (baseline is None or baseline.split("/")[0] != shape.orig_backend):
-            instead = f"; {baseline} stands in for it" if baseline else ""
+            instead = f"; {baseline} stands in for it" if baseline in {r.variant for r in results} else ""
             print(f"     (production ran on {shape.orig_backend}, which device {device.name} does not have{instead})")
         sections.append((shape, results))
         records.append(runner.as_json(shape, results, baseline, report.tags(results, baseline, args.bad_rel), copies))
