@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import ctypes
 import gc
 import os
@@ -76,6 +77,7 @@ class FakeMetal:
 
 def _compile(source: str, kernel: str | None, constants: str) -> str:
     """A module's path and lines "INDEX TYPE" of its buffers; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
+    import metalmm
     from metalmm import compiler
     from metalmm.msl.program import Program
 
@@ -83,7 +85,9 @@ def _compile(source: str, kernel: str | None, constants: str) -> str:
     if kernel is not None:
         given = (part.split("=", 1) for part in constants.split(";") if part)
         numbers = {int(index): ast.literal_eval(value) for index, value in given}
-        types = [f"{a.index} {a.type}" for a in program.arguments(kernel, numbers) if a.is_buffer]
+        types = []
+        with contextlib.suppress(metalmm.CompileError, metalmm.LoweringError):
+            types = [f"{a.index} {a.type}" for a in program.arguments(kernel, numbers) if a.is_buffer]
         return "\n".join([str(compiler.build(source, kernel, numbers)), *types])
     lines = [f"kernel {name}" for name in program.kernel_names()]
     tokens = program.source.tokens

@@ -368,7 +368,12 @@ def test_structures_by_their_dtype(device: metalmm.Device) -> None:
     for dtype in ([("a", ">f4")], [("a", "O")], ">f2", "g", "G", None, np.dtype(ml_dtypes.bfloat16).newbyteorder(">")):
         with pytest.raises(metalmm.DTypeError):
             device.empty(3, dtype)
-    for array in (np.zeros(3, [("a", ">f4")]), np.zeros((1, 4), ml_dtypes.bfloat16).astype(np.dtype(ml_dtypes.bfloat16).newbyteorder(">"))):
+    for array in (
+        memoryview(np.zeros(2, [("a", "O")])),
+        memoryview(np.zeros(2, [("a", ">i4")])),
+        np.zeros(3, [("a", ">f4")]),
+        np.zeros((1, 4), ml_dtypes.bfloat16).astype(np.dtype(ml_dtypes.bfloat16).newbyteorder(">")),
+    ):
         with pytest.raises(metalmm.DTypeError):
             device.array(array)
 
@@ -468,6 +473,7 @@ def test_a_spec_of_nan_is_equal_to_itself() -> None:
     spec = metalmm.MatmulSpec(1, 2, 3, alpha=np.nan)
     assert spec == pickle.loads(pickle.dumps(spec))
     assert hash(spec) == hash(metalmm.MatmulSpec(1, 2, 3, alpha=np.nan))
+    assert metalmm.MatmulSpec(1, 2, 3, alpha=-0.0) == metalmm.MatmulSpec(1, 2, 3, alpha=0.0)
     assert repr(metalmm.MatmulSpec(1, 2, 3, alpha=2.0, beta=-0.5)) == "MatmulSpec(m=1 n=2 k=3 batch=1 nn alpha=2 beta=-0.5)"
 
 

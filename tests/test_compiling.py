@@ -6,6 +6,7 @@ import ctypes
 import stat
 import tomllib
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +313,59 @@ def test_a_constant_that_is_not_there_is_named(device: metalmm.Device) -> None:
         library.kernel("k", [1])  # type: ignore[arg-type]
     with pytest.raises(metalmm.CompileError, match="more than 64 bits"):
         library.kernel("k", {2: 10**5000})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("struct P { int s[sizeof(int4) / 4]; };\nkernel void k(constant P& p) {}", [(0, True, 1, "P")]),
+        ("constexpr constant int N{4};\nstruct P { float x[int(N)]; };\nkernel void k(constant P& p) {}", [(0, True, 1, "P")]),
+        (
+            "namespace c { constant int A = 1; constant int B = A + 1; }\nkernel void k(device float* y [[buffer(c::B)]]) {}",
+            [(2, False, 4, "float")],
+        ),
+        (
+            "namespace c { constant int base = 3; enum { X = base, Y }; }\nkernel void k(device float* y [[buffer(c::Y)]]) {}",
+            [(4, False, 4, "float")],
+        ),
+        ("constant int N = -7 / 2 + 6;\nkernel void k(device float* y [[buffer(N)]]) {}", [(3, False, 4, "float")]),
+        ("constant int N = 6 & 3 == 2;\nkernel void k(device float* y [[buffer(N)]]) {}", [(0, False, 4, "float")]),
+        (
+            "typedef half H;\nusing T = int;\ntemplate <class T> kernel void k(constant T& x, device H* y) {}\n"
+            'template [[host_name("k")]] kernel void k<float>(constant float&, device H*);',
+            [(0, True, 4, "float"), (1, False, 2, "half")],
+        ),
+        ("typedef struct S S;\nstruct S { float4 v; int n; };\nkernel void k(constant S& s) {}", [(0, True, 32, "S")]),
+        (
+            '/* # 7 "other.metal" */ kernel void k(const device void* p, constant unsigned char& b) {}',
+            [(0, True, 1, "void"), (1, True, 1, "uchar")],
+        ),
+        (
+            "constant int a [[function_constant(0)]];\nconstant bool b = is_function_constant_defined(a) ? a > 0 : true;\n"
+            "kernel void k(const device float* x [[buffer(0), function_constant(b)]], constant int& y [[buffer(0), function_constant(b)]]) {}",
+            [(0, True, 4, ""), (0, True, 4, "")],
+        ),
+    ],
+)
+def test_what_a_parser_makes_of_texts_that_need_a_compiler(source: str, expected: list[tuple[int, bool, int, str]]) -> None:
+    found = [(a.index, a.is_const, a.bytes, a.type) for a in Program(source).arguments("k", {0: 1})]
+    assert found == expected
+
+
+def test_texts_that_only_a_compiler_understands_still_compile(device: metalmm.Device) -> None:
+    source = HEAD + "constexpr constant int N{4};\nstruct P { int s[sizeof(int4) / 4]; float x[N > 3 ? N : 3]; };\n"
+    source += "kernel void k(device float* y, constant P& p) { y[0] = p.x[3]; }"
+    y = np.zeros(1, np.float32)
+    device.compile(source).kernel("k")(y, np.arange(8, dtype=np.float32).tobytes(), threads=1, threadgroup=1)
+    assert y[0] == 7
+
+
+def test_kernels_of_one_library_from_many_threads(device: metalmm.Device) -> None:
+    source = HEAD + "enum { kA, kB, kC = 5 };\nstruct P { float x[kC]; };\n"
+    source += "".join(
+        f"kernel void k{i}(constant P& p [[buffer(kB)]], device float* y [[buffer(kC)]]) {{ y[0] = p.x[4]; }}\n" for i in range(4)
+    )
+    library = device.compile(source)
+    with ThreadPoolExecutor(8) as pool:
+        kernels = list(pool.map(lambda i: library.kernel(f"k{i % 4}"), range(64)))
+    assert {tuple(k.buffer_indices) for k in kernels} == {(1, 5)}

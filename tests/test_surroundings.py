@@ -546,8 +546,8 @@ def test_a_manifest_loaded_while_a_kernel_compiles_counts(tmp_path: Path, monkey
         return made
 
     monkeypatch.setattr(type(device.backend), "code", lambda self, *arguments: slow(*arguments))
-    assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 11
-    assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 22
+    for _ in range(2):
+        assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 22
     assert path.exists()
 
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "variant.h"
@@ -26,8 +27,14 @@ class PipelineCache {
     changes_++;
     if (v.index < rows_.size()) rows_[v.index].reset();
   }
-  uint64_t changes() const { return changes_; }  // how often something was forgotten
-  void clear() { rows_.clear(); }
+  uint64_t changes() const { return changes_; }    // how often something was forgotten
+  std::vector<std::shared_ptr<void>> take_all() {  // whoever lets go of them may have to wait
+    changes_++;
+    std::vector<std::shared_ptr<void>> all;
+    for (auto& row : std::exchange(rows_, {}))
+      if (row) all.push_back(std::move(row));
+    return all;
+  }
 
  private:
   using Row = std::array<Slot, kSpecializations>;

@@ -206,7 +206,11 @@ Tensor tensor_of(nb::handle object, const char* name) {
   if (View view = view_of(object)) {
     Tensor t = tensor_of_view(std::move(view), name);
     nb::object structured;
-    if (t.dtype.kind == DType::kOpaque && nb::hasattr(object, "dtype")) t.dtype = dtype_of(object.attr("dtype"), &structured);
+    if (t.dtype.kind != DType::kOpaque) return t;
+    nb::object whole =
+        nb::hasattr(object, "dtype") ? nb::borrow(object) : call_python(nb::module_::import_("numpy").attr("asarray"), object);
+    if (dtype_of(whole.attr("dtype"), &structured).size != t.dtype.size)
+      throw Error(ErrorKind::dtype, std::string(name) + " says two sizes of its elements");
     return t;
   }
   if (is_bfloat16(object)) return tensor_of_bfloat16(object, name);
@@ -315,7 +319,7 @@ Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
   Tensor from = tensor_of(held, "array");
   if (from.dtype.kind == DType::kOpaque) {  // of a memoryview, say
     if (!nb::hasattr(held, "dtype")) held = call_python(nb::module_::import_("numpy").attr("asarray"), held);
-    structured = held.attr("dtype");
+    dtype_of(held.attr("dtype"), &structured);  // refuses objects, and the other order of bytes
   }
   Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
   size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;

@@ -26,8 +26,7 @@ void PyDevice::close() {
     Unlocked unlocked;
     device->finish();
   }
-  auto pipelines = std::move(state->pipelines);
-  state->pipelines = {};
+  auto pipelines = state->pipelines.take_all();
   state->device.reset();
   {
     Unlocked unlocked;

@@ -93,9 +93,8 @@ std::shared_ptr<Pipeline> pipeline_for(DeviceState& state, nb::handle device, co
   if (const auto* found = state.pipelines.find(v, specialization)) return *found;
   uint64_t before = state.pipelines.changes();
   auto pipeline = build_pipeline(state, device, v, specialization);
-  // A manifest was loaded meanwhile: what was made of the old one serves this call alone.
-  if (state.pipelines.changes() != before) return pipeline;
-  return *state.pipelines.keep(v, specialization, std::move(pipeline));
+  if (state.pipelines.changes() == before) state.pipelines.keep(v, specialization, pipeline);
+  return pipeline;
 }
 
 void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
@@ -115,7 +114,6 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
 
 Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     : variant(&find_variant(call.variant)),
-      tiling(variant->tiling),
       a(call.a, "a", &state),
       b(call.b, "b", &state),
       bias(call.bias, "bias", &state),
@@ -139,7 +137,12 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   if (!is_given && !out.is_array() && running->poisons()) std::memset(buffer.host(), 0xff, buffer.size());
   if (is_given) check_out(plan, args, *out.get());
   buffer.mutable_since = true;
-  pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+  uint64_t before;
+  do {  // again where a manifest was loaded meanwhile: a kernel of the one and a tiling of the other do not fit
+    before = state.pipelines.changes();
+    tiling = variant->tiling;
+    pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+  } while (state.pipelines.changes() != before);
 }
 
 namespace {
@@ -243,12 +246,12 @@ nb::tuple arguments_of(const MatmulSpec& s) {
   return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name());
 }
 
-// The same for equal ones; NaN is equal to itself.
+// The same for equal ones; NaN is equal to itself, and the zeros to one another.
 auto key_of(const MatmulSpec& s) {
   auto bits = [](float x) {
     uint32_t b;
     std::memcpy(&b, &x, sizeof(b));
-    return b;
+    return x == 0 ? 0 : b;
   };
   return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type));
 }

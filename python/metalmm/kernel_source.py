@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CompileError, DTypeError
-from .msl.program import Argument, Program
+from .msl.program import Argument
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -62,12 +61,6 @@ class LibraryText:
 
     text: KernelText
     kernel_names: Sequence[str] = field(default_factory=tuple)
-
-
-@functools.lru_cache(maxsize=8)
-def program_of(source: KernelText) -> Program:
-    """A preprocessed text, parsed; nobody may change it."""
-    return Program(source.text, source.name)
 
 
 def line_marker(line: int, file: object) -> str:

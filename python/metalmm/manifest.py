@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,13 +141,13 @@ def unknown_message(variant: str) -> str:
     return f"no variant '{variant}'; {hint}"
 
 
-def load_variants(path: str | Path) -> list[Variant]:
+def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
     """Adds the variants of a manifest of your own; source files are relative to it. docs/add_a_variant.md walks through one.
 
     Loading a manifest again replaces its variants; those that it no longer has are gone. Raises ManifestError, naming the entry, for one that does not follow
     the format or would replace a variant from elsewhere.
     """
-    if not isinstance(path, (str, Path)):
+    if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"load_variants: path is {path!r}; it takes a path")
     try:
         path = Path(path).resolve()
@@ -172,15 +173,19 @@ def load_variants(path: str | Path) -> list[Variant]:
             if v in _registry and _registry[v].manifest != path:
                 raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].manifest}; choose another family name")
         for v, row in zip(loaded.values(), rows, strict=True):
+            _registry[str(v)] = v  # first: who builds a pipeline from now on builds the new one, and what was built before is forgotten
             _core._register_variant(**row)
-            for device in list(open_devices):
-                _core._forget_pipelines(device, str(v))
-            v.manifest = path
-            _registry[str(v)] = v
+            _forget_pipelines(v)
         for gone in [v for v in _registry.values() if v.manifest == path and v not in loaded]:
-            _core._unregister_variant(str(gone))
             del _registry[str(gone)]
+            _forget_pipelines(gone)
+            _core._unregister_variant(str(gone))
     return list(loaded.values())
+
+
+def _forget_pipelines(v: Variant) -> None:
+    for device in list(open_devices):
+        _core._forget_pipelines(device, str(v))
 
 
 def _table(path: Path, where: str, value: object) -> dict[str, Any]:
@@ -290,7 +295,7 @@ class _Entry:
             if not isinstance(word, str) or not _NAME.fullmatch(word):
                 raise ManifestError(f"{path}: a family or variant has the name {word!r}; it takes letters, digits, and _ . + -")
         self.v = Variant(f"{family}/{name}")
-        self.v.family, self.v.name = str(family), str(name)
+        self.v.family, self.v.name, self.v.manifest = str(family), str(name), path
 
     def fail(self, what: str) -> ManifestError:
         return ManifestError(f"{self.path}: {self.v}: {what}")
@@ -489,8 +494,9 @@ def _registration(v: Variant) -> dict[str, Any]:
 
 def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[Any, ...]:
     """A variant's kernel as the device takes it; the extension asks for it on the first use."""
-    v = get(variant)
-    if not v.kernel:
-        return kernel_source.Code("").as_tuple()
-    text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
+    with _lock():  # the whole of one manifest, or of the one after it
+        v = get(variant)
+        if not v.kernel:
+            return kernel_source.Code("").as_tuple()
+        text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
     return device.backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import compiler
-from ..errors import DeviceError
-from ..kernel_source import Code, Constants, KernelText, LibraryText, program_of
+from ..errors import CompileError, DeviceError, LoweringError
+from ..kernel_source import Code, Constants, KernelText, LibraryText
+from ..msl.program import Argument, Program
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -60,7 +62,11 @@ class _Cpu:
             if not isinstance(options[key], bool):
                 raise DeviceError(f"{key} is {options[key]!r}; it takes True or False")
         for key in ("threads", "threadgroup_memory_limit", "timeout"):
-            if not isinstance(options[key], (int, float)) or isinstance(options[key], bool) or not math.isfinite(options[key]):
+            if (
+                not isinstance(options[key], (int, float))
+                or isinstance(options[key], bool)
+                or (isinstance(options[key], float) and not math.isfinite(options[key]))
+            ):
                 raise DeviceError(f"{key} is {options[key]!r}; it takes a number")
         threads, limit, timeout = options["threads"], options["threadgroup_memory_limit"], options["timeout"]
         if threads != int(threads) or not 0 <= threads <= 1024:
@@ -74,14 +80,18 @@ class _Cpu:
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
         expanded = compiler.preprocess(text, name, folders, defines)
         text_of_all = KernelText(expanded, name, is_preprocessed=True)
-        return LibraryText(text_of_all, program_of(text_of_all).kernel_names())
+        return LibraryText(text_of_all, Program(expanded, name).kernel_names())
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
         module = compiler.build(
             source.text, kernel, constants, source.name, is_preprocessed=source.is_preprocessed, debug=bool(device.options["debug"])
         )
         # The module's tables say its arguments; the names of their types are of use for numbers, which nobody gives a variant.
-        return Code(kernel, file=str(module), arguments=program_of(source).arguments(kernel, constants) if source.is_preprocessed else ())
+        arguments: Sequence[Argument] = ()
+        if source.is_preprocessed:
+            with contextlib.suppress(CompileError, LoweringError):  # what compiled, but a parser does not know through: without types
+                arguments = Program(source.text, source.name).arguments(kernel, constants)
+        return Code(kernel, file=str(module), arguments=arguments)
 
     def watching(self, timeout: float) -> dict[str, Any]:
         return {"guards": True, "timeout": timeout}

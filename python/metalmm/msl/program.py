@@ -6,12 +6,11 @@ import ast
 import functools
 import operator
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from types import NoneType
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import CompileError
+from ..errors import CompileError, LoweringError
 from .tokens import OPEN, Source
 
 SPECIFIERS = {"const", "constexpr", "static", "inline", "volatile", "device", "thread", "threadgroup", "constant"}
@@ -93,7 +92,6 @@ _WORDS = {
     "unsigned char": "uchar",
     "unsigned long": "ulong",
     "signed char": "char",
-    "void": "uchar",
 }
 
 
@@ -351,8 +349,8 @@ class Program:
         pieces = self.source.split(self.source.opening(close) + 1, close)
         return [(first, last) for first, last in pieces if not (last - first == 1 and tokens[first].text == "void")]
 
-    def parameter(self, first: int, last: int) -> Parameter:
-        """The parameter of those tokens."""
+    def parameter(self, first: int, last: int, given: Mapping[str, str] | None = None) -> Parameter:
+        """The parameter of those tokens; given: what a template's names stand for."""
         tokens, i = self.source.tokens, first
         attributes, words = dict[str, tuple[int, int]](), list[str]()
         while i < last:
@@ -363,7 +361,7 @@ class Program:
                 continue
             words.append(tokens[i].text)
             i += 1
-        words = self._without_aliases(words)
+        words = self._without_aliases(words, given)
         memory = next((j for j, word in enumerate(words) if word in ("*", "&", "[")), None)
         pointee = words[:memory]
         if memory is not None and words[memory] == "[":
@@ -372,12 +370,12 @@ class Program:
         is_const = bool({"const", "constant"} & set(pointee))
         return Parameter(attributes, memory is not None, "threadgroup" in words, is_const, kind)
 
-    def _without_aliases(self, words: list[str], depth: int = 0) -> list[str]:
-        """Words with what a using or typedef at namespace scope makes of them in place."""
+    def _without_aliases(self, words: list[str], given: Mapping[str, str] | None = None, depth: int = 0) -> list[str]:
+        """Words with what a template's argument, or a using or typedef at namespace scope, makes of them in place."""
         found = []
         for word in words:
-            meant = self._aliases.get(word) if depth < 8 else None
-            found += [word] if meant is None else self._without_aliases(meant, depth + 1)
+            meant = (given[word].split() if given and word in given else self._aliases.get(word)) if depth < 8 else None
+            found += [word] if meant is None else self._without_aliases(meant, None, depth + 1)
         return found
 
     @functools.cached_property
@@ -387,7 +385,7 @@ class Program:
             words = [t.text for t in self.source.tokens[d.start : d.end]]
             if words[0] == "using" and words[2:3] == ["="]:
                 known[words[1]] = words[3:-1]
-            elif words[0] == "typedef" and not {"{", "(", "["} & set(words):
+            elif words[0] == "typedef" and not {"{", "(", "[", ","} & set(words) and words[-2] not in words[1:-2]:
                 known[words[-2]] = words[1:-2]
         return known
 
@@ -398,7 +396,7 @@ class Program:
         given = self._template_arguments(definition, instance)
         found, used = list[tuple[Parameter, int | None]](), {True: set[int](), False: set[int]()}
         for first, last in self.parameters(definition):
-            p = self.parameter(first, last)
+            p = self.parameter(first, last, given)
             if not p.is_memory or not self._is_enabled(p, constants or {}):
                 continue
             span = p.attributes.get("threadgroup" if p.is_threadgroup else "buffer")
@@ -411,9 +409,11 @@ class Program:
             if index is None:
                 index = next(i for i in range(32) if i not in used[p.is_threadgroup])
                 used[p.is_threadgroup].add(index)
-            kind = " ".join(given.get(word, word) for word in p.type)
+            kind = " ".join(p.type)
             kind = _WORDS.get(kind, kind)
             result.append(Argument(not p.is_threadgroup, index, p.is_const, self.size_of(kind) or 1, kind))
+        types = {(a.index, a.is_buffer): {o.type for o in result if (o.index, o.is_buffer) == (a.index, a.is_buffer)} for a in result}
+        result = [a if len(types[a.index, a.is_buffer]) == 1 else replace(a, type="") for a in result]  # which is there, nobody says
         return sorted(result, key=lambda a: (a.index, not a.is_buffer))
 
     def _template_arguments(self, definition: Declaration, instance: Instance) -> dict[str, str]:
@@ -430,24 +430,24 @@ class Program:
         span = p.attributes.get("function_constant")
         if span is None:
             return True
-        return bool(self._condition(span, constants, 0))
+        value = self._condition(span, constants, 0)
+        return True if value is None else bool(value)
 
     def _condition(self, span: tuple[int, int], constants: Mapping[int | str, Any], depth: int) -> Any:
-        """The value of an expression of literals and constants of this file; 1 where the text alone does not say."""
+        """The value of an expression of literals and constants of this file; None where the text alone does not say."""
         words = list[str]()
         for token in self.source.tokens[slice(*span)]:
-            word = {"!": " not ", "&&": " and ", "||": " or ", "true": "True", "false": "False"}.get(token.text, token.text)
+            word = {"&&": " and ", "||": " or ", "true": "True", "false": "False"}.get(token.text, token.text)
             if token.kind == "name" and word not in ("True", "False"):
-                try:
-                    word = repr(self._constant_value(token.text, constants, depth))
-                except LookupError:
-                    return 1
+                value = self._constant_value(token.text, constants, depth)
+                if value is None:
+                    return None
+                word = repr(value)
             words.append(_number(word) if token.kind == "number" else word)
-        value = _evaluated(re.sub(r"not\s+=", "!=", " ".join(words).strip()))
-        return 1 if value is None else value
+        return _evaluated(" ".join(words))
 
     def _constant_value(self, name: str, constants: Mapping[int | str, Any], depth: int) -> Any:
-        """Of a function constant what is given, or None, of another constant what its own expression gives; else a LookupError."""
+        """Of a function constant what is given, of another constant what its own expression gives; None for anything else."""
         for d in self.declarations:
             if d.name != name or d.is_function:
                 continue
@@ -457,7 +457,7 @@ class Program:
             words = [t.text for t in self.source.tokens[d.start : d.end]]
             if "=" in words and depth < 16:
                 return self._condition((d.start + words.index("=") + 1, d.end - 1), constants, depth + 1)
-        raise LookupError(name)
+        return None
 
     def size_of(self, kind: str) -> int:
         """Bytes of a type; 0 where the text alone does not say."""
@@ -477,8 +477,10 @@ class Program:
             words = [t.text for t in self.source.tokens[d.start : d.body]] if d.body >= 0 else []
             if d.name == kind and not d.is_function and "struct" in words and "template" not in words and ":" not in words and depth < 64:
                 if kind not in self._layouts:
-                    self._layouts[kind] = 0, 1  # for one that holds itself
-                    self._layouts[kind] = self._struct_layout(d, depth)
+                    try:
+                        self._layouts[kind] = self._struct_layout(d, depth)
+                    except LoweringError:  # a bound of an array that only a compiler knows
+                        self._layouts[kind] = 0, 1
                 return self._layouts[kind]
         return 0, 1
 
@@ -553,7 +555,7 @@ class Program:
             found = [self.constants[p] for d in range(len(namespace), -1, -1) if (p := (*namespace[:d], *path)) in self.constants]
             if not found:
                 break
-            previous, step, span = found[0]
+            previous, step, span, home = found[0]
             offset += step
             if span is None and previous is None:
                 return offset
@@ -562,15 +564,15 @@ class Program:
                     raise self.source.fail(at, f"the value of '{'::'.join(start)}' is made of itself")
                 self._evaluating.add(span)
                 try:
-                    return self.integer(span, namespace) + offset
+                    return self.integer(span, home) + offset
                 finally:
                     self._evaluating.discard(span)
             path, namespace = previous or path, ()
         raise self.source.fail(at, f"'{'::'.join(start)}' is not an integer constant expression")
 
     @functools.cached_property
-    def constants(self) -> dict[tuple[str, ...], tuple[tuple[str, ...] | None, int, tuple[int, int] | None]]:
-        """Names at namespace scope that stand for integers: (the name that it counts on from, by how much, its own tokens)."""
+    def constants(self) -> dict[tuple[str, ...], tuple[tuple[str, ...] | None, int, tuple[int, int] | None, tuple[str, ...]]]:
+        """Names at namespace scope that stand for integers: (the name that it counts on from, by how much, its own tokens, where they stand)."""
         tokens, known = self.source.tokens, dict[tuple[str, ...], Any]()
         for d in self.declarations:
             words = [t.text for t in tokens[d.start : d.body if d.body >= 0 else d.end]]
@@ -580,11 +582,11 @@ class Program:
                 for first, last in self.source.split(d.body + 1, self.source.matching(d.body)):
                     name = (*scope, tokens[first].text)
                     given = last - first > 2 and tokens[first + 1].text == "="
-                    entry = (None, 0, (first + 2, last)) if given else (before, 1 if before else 0, None)
+                    entry = (None, 0, (first + 2, last), d.namespace) if given else (before, 1 if before else 0, None, d.namespace)
                     known[name] = known[*d.namespace, d.name, tokens[first].text] = entry
                     before = name
             elif not d.is_function and d.name and "=" in words and {"const", "constant", "constexpr"} & set(words):
-                known[*d.namespace, d.name] = (None, 0, (d.start + words.index("=") + 1, d.end - 1))
+                known[*d.namespace, d.name] = (None, 0, (d.start + words.index("=") + 1, d.end - 1), d.namespace)
         return known
 
     def join(self, span: tuple[int, int]) -> str:
@@ -598,55 +600,72 @@ def _number(text: str) -> str:
     return f"0o{digits[1:]}" if re.fullmatch(r"0[0-7]+", digits) else digits
 
 
-_OPERATORS: dict[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Invert: operator.invert,
-    ast.Not: operator.not_,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
-    ast.Div: lambda x, y: (
-        x // y if isinstance(x, int) and isinstance(y, int) and x * y >= 0 else int(x / y) if isinstance(x, int) else x / y
-    ),
-    ast.Mod: lambda x, y: x - y * int(x / y) if x * y < 0 else x % y,
+_LEVELS = (("or",), ("and",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"), ("*", "/", "%"))
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "or": lambda x, y: bool(x or y),
+    "and": lambda x, y: bool(x and y),
+    "|": operator.or_,
+    "^": operator.xor,
+    "&": operator.and_,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda x, y: x / y if isinstance(x, float) or isinstance(y, float) else abs(x) // abs(y) * (1 if x * y >= 0 else -1),
+    "%": lambda x, y: x - y * (abs(x) // abs(y) * (1 if x * y >= 0 else -1)),
 }
+_UNARY: dict[str, Callable[[Any], Any]] = {"-": operator.neg, "+": operator.pos, "~": operator.invert, "!": operator.not_}
 
 
 def _evaluated(text: str) -> Any:
-    """What an expression of literals, arithmetic and comparisons gives, in Python's words for them; None for anything else."""
+    """What an expression of C++ with literals, arithmetic and comparisons gives (and, or for && and ||); None for anything else."""
+    words = re.findall(
+        r"and|or|[A-Za-z_]\w*|\.?\d(?:[eE][+-]|[\w.])*|<<|>>|[<>=!]=|\S",
+        text.replace("< <", "<<").replace("> >", ">>").replace("! =", "!="),
+    )
+    place = 0
 
-    def value(node: ast.AST) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, NoneType)):
-            return node.value
-        if isinstance(node, ast.UnaryOp):
-            return _OPERATORS[type(node.op)](value(node.operand))
-        if isinstance(node, ast.BoolOp):
-            values = [bool(value(v)) for v in node.values]
-            return all(values) if isinstance(node.op, ast.And) else any(values)
-        if isinstance(node, ast.BinOp):
-            left, right = value(node.left), value(node.right)
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = value(node.left), value(node.comparators[0])
-        else:
+    def take() -> str:
+        nonlocal place
+        place += 1
+        return words[place - 1] if place <= len(words) else ""
+
+    def level(at: int) -> Any:
+        nonlocal place
+        if at == len(_LEVELS):
+            return unary()
+        left = level(at + 1)
+        while place < len(words) and words[place] in _LEVELS[at]:
+            operation = take()
+            right = level(at + 1)
+            if abs(left) >= 2**64 or abs(right) >= 2**64 or (operation in ("<<", ">>") and not 0 <= right < 64):
+                raise ValueError
+            left = _OPERATORS[operation](left, right)
+        return left
+
+    def unary() -> Any:
+        word = take()
+        if word in _UNARY:
+            return _UNARY[word](unary())
+        if word == "(":
+            value = level(0)
+            if take() != ")":
+                raise ValueError
+            return value
+        value = ast.literal_eval(word.rstrip("fF") if "." in word else word)
+        if not isinstance(value, (int, float)):
             raise ValueError
-        kind = node.op if isinstance(node, ast.BinOp) else node.ops[0]
-        if abs(left) >= 2**64 or abs(right) >= 2**64 or (isinstance(kind, (ast.LShift, ast.RShift)) and not 0 <= right < 64):
-            raise ValueError
-        return _OPERATORS[type(kind)](left, right)
+        return value
 
     try:
-        return value(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, KeyError, RecursionError, MemoryError):
+        value = level(0)
+        return value if place == len(words) else None
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None

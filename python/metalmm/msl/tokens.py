@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 _LINE_MARKER = re.compile(r'^#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
+_COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
 OPEN = {"(": ")", "[": "]", "{": "}"}
 
@@ -45,7 +46,7 @@ class Source:
             kind, piece = str(match.lastgroup), match.group()
             if kind == "space":
                 space += piece
-                for row in piece.split("\n")[:-1]:
+                for row in _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), piece).split("\n")[:-1]:
                     if marker := _LINE_MARKER.match(row.strip()):
                         file, line = (re.sub(r"\\(.)", r"\1", marker[2]) if marker[2] else file), int(marker[1])
                     else:
