@@ -135,6 +135,16 @@ def test_a_mixture_is_refused_and_names_the_operand(device: metalmm.Device) -> N
         metalmm.matmul("gemv/baseline", np.ones((1, 8)), np.ones((8, 8)), device=device)
 
 
+def test_overlaps_are_found_in_bytes(device: metalmm.Device) -> None:
+    for dtype in DTYPES.values():
+        store, b = np.ones(40, dtype), np.ones((12, 20), dtype)
+        a = store[:12].reshape(1, 12)
+        for first in (0, 5, 8, 11):
+            with pytest.raises(metalmm.LayoutError, match=r"out .* overlaps a"):
+                metalmm.matmul("gemv/baseline", a, b, out=store[first : first + 20].reshape(1, 20), device=device)
+        assert (metalmm.matmul("gemv/baseline", a, b, out=store[12:32].reshape(1, 20), device=device) == 12).all()
+
+
 def test_the_bound_is_that_of_the_type() -> None:
     """Half an ulp at 1 is 2^-11, 2^-8, 2^-24; a result one ulp further is a mistake, in each."""
     for dtype, half_ulp in (("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("float32", 2.0**-24)):
