@@ -84,8 +84,7 @@ View view_of(nb::handle object) {
   return {};
 }
 
-Tensor tensor_of_view(View view, const char* name) {
-  Tensor t;
+void read_view(View view, const char* name, Tensor& t) {
   t.ndim = view->ndim;
   t.dtype = dtype_of_format(view->format, view->itemsize);
   check_ndim(name, view->ndim);
@@ -101,7 +100,6 @@ Tensor tensor_of_view(View view, const char* name) {
   t.buffer =
       std::make_shared<Buffer>(raw->buf, span_of(t), raw->readonly != 0, released<Py_buffer>(raw, [](Py_buffer* b) { ReleaseView()(b); }));
   t.buffer->owner = raw->obj;
-  return t;
 }
 
 // ml_dtypes' bfloat16, which NumPy exports by neither protocol: the same memory as whole numbers.
@@ -111,19 +109,18 @@ bool is_bfloat16(nb::handle object) {
   return nb::hasattr(dtype, "name") && text_of(nb::str(dtype.attr("name"))) == "bfloat16";
 }
 
-Tensor tensor_of_bfloat16(nb::handle object, const char* name) {
+void read_bfloat16(nb::handle object, const char* name, Tensor& t) {
   nb::object structured;
   dtype_of(object.attr("dtype"), &structured);  // refuses the other order of bytes
   nb::object bits = call_python(object.attr("view"), "uint16");
   View view = view_of(bits);
   if (!view) throw Error(ErrorKind::dtype, std::string(name) + " is of bfloat16 and does not hand its memory over");
-  Tensor t = tensor_of_view(std::move(view), name);
+  read_view(std::move(view), name, t);
   t.dtype = kBFloat16;
   // The array itself is held, and not the view, whose reference to it the garbage collector would not find.
   auto release = released<PyObject>(nb::borrow(object).release().ptr(), [](PyObject* o) { Py_DECREF(o); });
   t.buffer = std::make_shared<Buffer>(t.buffer->host(), t.buffer->size(), t.buffer->read_only(), release);
   t.buffer->owner = object.ptr();
-  return t;
 }
 
 [[noreturn]] void bad_dlpack(const char* name, nb::handle object, const std::string& what) {
@@ -145,7 +142,7 @@ nb::object ask(const char* name, nb::handle object, const char* method, const nb
   bad_dlpack(name, object, "that does not hand its memory over: " + text_of(nb::str(e.value())));
 }
 
-Tensor tensor_of_dlpack(nb::handle object, const char* name) {
+void read_dlpack(nb::handle object, const char* name, Tensor& t) {
   nb::object where = ask(name, object, "__dlpack_device__", nb::dict());
   if (!PyTuple_Check(where.ptr()) || PyTuple_GET_SIZE(where.ptr()) != 2)
     bad_dlpack(name, object, "whose __dlpack_device__() is " + repr_of(where));
@@ -170,7 +167,6 @@ Tensor tensor_of_dlpack(nb::handle object, const char* name) {
     delete held;
     bad_dlpack(name, object, "whose DLPack capsule cannot be read");
   }
-  Tensor t;
   void* data = const_cast<void*>(static_cast<const void*>(held->data()));
   auto buffer = std::make_shared<Buffer>(data, 0, !can_write, released<ReadOnly>(held, [](ReadOnly* a) { delete a; }));
   nb::dlpack::dtype d = held->dtype();
@@ -187,7 +183,6 @@ Tensor tensor_of_dlpack(nb::handle object, const char* name) {
   }
   if (!data && t.count()) bad_dlpack(name, object, "without memory");
   t.buffer = std::make_shared<Buffer>(data, span_of(t), !can_write, [buffer] {});
-  return t;
 }
 
 }  // namespace
@@ -202,23 +197,30 @@ DeviceState* closed_state() {
   return state;
 }
 
-Tensor tensor_of(nb::handle object, const char* name) {
+// In place: it is on the way of every call with an array of the host.
+void read_tensor(nb::handle object, const char* name, Tensor& t) {
   if (View view = view_of(object)) {
-    Tensor t = tensor_of_view(std::move(view), name);
+    read_view(std::move(view), name, t);
+    if (t.dtype.kind != DType::kOpaque) return;
     nb::object structured;
-    if (t.dtype.kind != DType::kOpaque) return t;
     nb::object whole =
         nb::hasattr(object, "dtype") ? nb::borrow(object) : call_python(nb::module_::import_("numpy").attr("asarray"), object);
     if (dtype_of(whole.attr("dtype"), &structured).size != t.dtype.size)
       throw Error(ErrorKind::dtype, std::string(name) + " says two sizes of its elements");
-    return t;
+    return;
   }
-  if (is_bfloat16(object)) return tensor_of_bfloat16(object, name);
-  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return tensor_of_dlpack(object, name);
+  if (is_bfloat16(object)) return read_bfloat16(object, name, t);
+  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return read_dlpack(object, name, t);
   bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
   throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) +
                                     "; pass a numpy array, a metalmm.Array or an array with " + "__dlpack__" +
                                     (is_number ? ", or a number whose type says its size, such as numpy.int32(5)" : ""));
+}
+
+Tensor tensor_of(nb::handle object, const char* name) {
+  Tensor t;
+  read_tensor(object, name, t);
+  return t;
 }
 
 Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
@@ -230,7 +232,7 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
     array_->state->open();
     return;
   }
-  local_ = tensor_of(object, name);
+  read_tensor(object, name, local_.emplace());
 }
 
 // -- NumPy's dtypes ---------------------------------------------------------------------------------------------------
@@ -279,16 +281,17 @@ DType dtype_of(nb::handle dtype, nb::object* structured) {
 
 Array empty_array(nb::object owner, DeviceState* state, int ndim, const int64_t* shape, DType dtype, nb::object structured) {
   Array a;
-  size_t count = 1;
+  size_t bytes = dtype.size;
+  bool fits = true;
   a.tensor.ndim = ndim;
   a.tensor.dtype = dtype;
-  for (int i = ndim - 1; i >= 0; i--) {
+  for (int i = 0; i < ndim; i++) {
     a.tensor.shape[i] = shape[i];
-    if (__builtin_mul_overflow(count, static_cast<size_t>(shape[i]), &count) || count > SIZE_MAX / 64 / dtype.size)
-      throw Error(ErrorKind::shape, "an array of more bytes than memory can have");
+    fits &= !__builtin_mul_overflow(bytes, static_cast<size_t>(shape[i]), &bytes);
   }
+  if (!fits || bytes > SIZE_MAX / 64) throw Error(ErrorKind::shape, "an array of more bytes than memory can have");
   a.tensor.make_contiguous();
-  a.tensor.buffer = state->open()->new_buffer(count * dtype.size);
+  a.tensor.buffer = state->open()->new_buffer(bytes);
   a.owner = std::move(owner);
   a.state = state;
   a.structured = std::move(structured);
