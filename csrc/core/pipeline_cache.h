@@ -18,10 +18,10 @@ class PipelineCache {
     const Slot& slot = (*rows_[v.index])[specialization];
     return slot ? &slot : nullptr;
   }
-  const Slot* keep(const Variant& v, unsigned specialization, Slot pipeline) {
+  void keep(const Variant& v, unsigned specialization, Slot pipeline) {
     if (rows_.size() <= v.index) rows_.resize(v.index + 1);
     if (!rows_[v.index]) rows_[v.index] = std::make_unique<Row>();
-    return &((*rows_[v.index])[specialization] = std::move(pipeline));
+    (*rows_[v.index])[specialization] = std::move(pipeline);
   }
   void forget(const Variant& v) {
     changes_++;

@@ -197,15 +197,19 @@ DeviceState* closed_state() {
   return state;
 }
 
+// NumPy's dtype of what has one, or of what NumPy makes of it: of a memoryview, say.
+nb::object dtype_object(nb::handle array) {
+  if (nb::hasattr(array, "dtype")) return array.attr("dtype");
+  return call_python(nb::module_::import_("numpy").attr("asarray"), nb::borrow(array)).attr("dtype");
+}
+
 // In place: it is on the way of every call with an array of the host.
 void read_tensor(nb::handle object, const char* name, Tensor& t) {
   if (View view = view_of(object)) {
     read_view(std::move(view), name, t);
     if (t.dtype.kind != DType::kOpaque) return;
     nb::object structured;
-    nb::object whole =
-        nb::hasattr(object, "dtype") ? nb::borrow(object) : call_python(nb::module_::import_("numpy").attr("asarray"), object);
-    if (dtype_of(whole.attr("dtype"), &structured).size != t.dtype.size)
+    if (dtype_of(dtype_object(object), &structured).size != t.dtype.size)
       throw Error(ErrorKind::dtype, std::string(name) + " says two sizes of its elements");
     return;
   }
@@ -320,10 +324,7 @@ Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
   nb::object held = nb::borrow(source), structured;
   if (const Array* array = array_of(source)) held = to_numpy(*array);
   Tensor from = tensor_of(held, "array");
-  if (from.dtype.kind == DType::kOpaque) {  // of a memoryview, say
-    if (!nb::hasattr(held, "dtype")) held = call_python(nb::module_::import_("numpy").attr("asarray"), held);
-    dtype_of(held.attr("dtype"), &structured);  // refuses objects, and the other order of bytes
-  }
+  if (from.dtype.kind == DType::kOpaque) dtype_of(dtype_object(held), &structured);
   Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
   size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
   std::vector<uint8_t> gathered;
@@ -363,6 +364,21 @@ nb::object numpy_of_bytes(const Array& array, nb::object dtype) {
 
 }  // namespace
 
+namespace {
+
+// The same memory as nanobind hands it to a Framework.
+template <class... Framework>
+nb::object view_for(const Array& array) {
+  const Tensor& t = array.tensor;
+  size_t shape[kMaxDims];
+  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
+  nb::object self = nb::find(array);
+  return nb::cast(nb::ndarray<Framework...>(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,
+                                            nb::dlpack::dtype{t.dtype.kind, static_cast<uint8_t>(t.dtype.size * 8), 1}));
+}
+
+}  // namespace
+
 nb::object to_numpy(const Array& array) {
   finish(array.state->open());
   array.state->open();  // a warning's handler may have closed it
@@ -370,12 +386,7 @@ nb::object to_numpy(const Array& array) {
   t.buffer->mutable_since = true;  // through the view
   if (array.structured.is_valid()) return numpy_of_bytes(array, array.structured);
   if (t.dtype == kBFloat16 || !t.buffer->host()) return numpy_of_bytes(array, numpy_dtype(t.dtype));
-  size_t shape[kMaxDims];
-  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
-  nb::object self = nb::find(array);
-  nb::ndarray<nb::numpy> view(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,
-                              nb::dlpack::dtype{t.dtype.kind, static_cast<uint8_t>(t.dtype.size * 8), 1});
-  return nb::cast(view);
+  return view_for<nb::numpy>(array);
 }
 
 nb::object empty_numpy(int ndim, const int64_t* shape, DType dtype) {
@@ -484,11 +495,7 @@ nb::object to_dlpack(const Array& a, const nb::kwargs& options) {
   }
   finish(a.state->open());
   t.buffer->mutable_since = true;
-  size_t shape[kMaxDims];
-  for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
-  nb::object self = nb::find(a);
-  nb::ndarray<> view(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides, nb::dlpack::dtype{4, 16, 1});
-  return nb::cast(view);  // a capsule of before versions, which every consumer takes
+  return view_for<>(a);  // a capsule of before versions, which every consumer takes
 }
 
 std::string dtype_text(const Array& a) {

@@ -202,8 +202,8 @@ class Kernel {
     }
     std::vector<uint32_t> taken = buffer_indices();
     if (args.size() != taken.size()) {
-      throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': " + std::to_string(args.size()) + " arguments; it takes " +
-                                         std::to_string(taken.size()) + ", for " + indices());
+      throw Error(ErrorKind::kernel,
+                  what() + std::to_string(args.size()) + " arguments; it takes " + std::to_string(taken.size()) + ", for " + indices());
     }
     for (size_t i = 0; i < taken.size(); i++) bind(bound, taken[i], args[i]);
   }
@@ -230,11 +230,9 @@ class Kernel {
   }
 
   void bind(Bound& bound, uint32_t index, nb::handle value) {
-    if (index >= kMaxBuffers)
-      throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': buffer index " + std::to_string(index) + " is not in 0 to 30");
+    if (index >= kMaxBuffers) throw Error(ErrorKind::kernel, what() + "buffer index " + std::to_string(index) + " is not in 0 to 30");
     if (!(pipeline_->declared >> index & 1))
-      throw Error(ErrorKind::kernel, "kernel '" + pipeline_->name + "': it has no argument at buffer index " + std::to_string(index) +
-                                         "; it has " + indices());
+      throw Error(ErrorKind::kernel, what() + "it has no argument at buffer index " + std::to_string(index) + "; it has " + indices());
     bound.owners.push_back(nb::borrow(value));
     if (PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr())) {
       if (const std::string type = type_of(index); !type.empty()) {

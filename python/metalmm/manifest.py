@@ -144,8 +144,8 @@ def unknown_message(variant: str) -> str:
 def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
     """Adds the variants of a manifest of your own; source files are relative to it. docs/add_a_variant.md walks through one.
 
-    Loading a manifest again replaces its variants; those that it no longer has are gone. Raises ManifestError, naming the entry, for one that does not follow
-    the format or would replace a variant from elsewhere.
+    Loading a manifest again replaces its variants; those that it no longer has are gone. Raises ManifestError, naming the entry, for one
+    that does not follow the format or would replace a variant from elsewhere.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ArgumentError(f"load_variants: path is {path!r}; it takes a path")
@@ -194,11 +194,18 @@ def _table(path: Path, where: str, value: object) -> dict[str, Any]:
     return value
 
 
+def _hint(word: str, *known: Sequence[str], otherwise: str = "") -> str:
+    """A near word of the first group that has one."""
+    for group in known:
+        if near := difflib.get_close_matches(word, group, n=1):
+            return f"did you mean '{near[0]}'?"
+    return otherwise
+
+
 def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it has {', '.join(known)}"
+            hint = _hint(key, known, otherwise=f"it has {', '.join(known)}")
             raise ManifestError(f"{path}: '{key}' is no part of a manifest; {hint}")
 
 
@@ -212,8 +219,7 @@ def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> No
     """Every key is a field or an argument of a template."""
     for key in table:
         if key not in _FIELDS and key not in arguments:
-            near = difflib.get_close_matches(key, sorted(_FIELDS), n=1) or difflib.get_close_matches(key, sorted(arguments), n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "it is neither a field nor among the template's arguments"
+            hint = _hint(key, sorted(_FIELDS), sorted(arguments), otherwise="it is neither a field nor among the template's arguments")
             if key in _OLD_FIELDS:
                 hint = f"of format = 1; in format = 2 it is '{_OLD_FIELDS[key]}'"
             elif key == "variant":
@@ -233,6 +239,7 @@ def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
     for name, template in kernels.items():
         _check_keys(f"{path}: kernels.{name}", template, _arguments(template))
         template.setdefault("kernel", name)
+        template.setdefault("source", f"{name}.metal")
     for name, family in _table(path, "families", data.get("families", {})).items():
         defaults = dict(_table(path, f"families.{name}", family))
         rows = _table(path, f"families.{name}.variants", defaults.pop("variants", {}))
@@ -241,26 +248,30 @@ def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
         used = list[Mapping[str, Any]]()
         for row_name, row in rows.items():
             table = {**defaults, **_table(path, f"{name}/{row_name}", row)}
-            kernel: Any = table.get("kernel")
-            if kernel is None and "library" not in table:
-                raise ManifestError(f"{path}: {name}/{row_name}: 'kernel' is missing; it names a table [kernels.NAME]")
-            if kernel is not None and not isinstance(kernel, str):
-                raise ManifestError(f"{path}: {name}/{row_name}: 'kernel' is {kernel!r}; it takes the name of a table [kernels.NAME]")
-            if kernel is not None and kernel not in kernels:
-                near = difflib.get_close_matches(kernel, kernels, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(kernels) or 'none'}"
-                raise ManifestError(f"{path}: {name}/{row_name}: there is no table [kernels.{kernel}]; {hint}")
-            base: dict[str, Any] = kernels[kernel] if isinstance(kernel, str) else {}
-            table.pop("kernel", None)  # the name of a table, whose own `kernel` is the template's where that is another
+            base = _kernel_of(f"{path}: {name}/{row_name}", table, kernels)
             _check_keys(f"{path}: {name}/{row_name}", row, _arguments(base, defaults, row))
             used.append(base)
             for key in ("supports", "without"):
                 parts = [part[key] for part in (base, defaults, row) if key in part]
                 if parts and all(isinstance(part, dict) for part in parts):
                     table[key] = {k: v for part in parts for k, v in part.items()}
-            own = {**({"source": f"{kernel}.metal"} if kernel else {}), **base, **table}
-            yield _Entry(path, name, row_name, own, reasons)
+            yield _Entry(path, name, row_name, {**base, **table}, reasons)
         _check_keys(f"{path}: family {name}", defaults, _arguments(defaults, *used, *rows.values()))
+
+
+def _kernel_of(where: str, table: dict[str, Any], kernels: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The table that `kernel` names, taken out of `table`: its own `kernel` is the template's name. Nothing for what a library does."""
+    kernel = table.pop("kernel", None)
+    if kernel is None and "library" in table:
+        return {}
+    if kernel is None:
+        raise ManifestError(f"{where}: 'kernel' is missing; it names a table [kernels.NAME]")
+    if not isinstance(kernel, str):
+        raise ManifestError(f"{where}: 'kernel' is {kernel!r}; it takes the name of a table [kernels.NAME]")
+    if kernel not in kernels:
+        hint = _hint(kernel, list(kernels), otherwise=f"there are: {', '.join(kernels) or 'none'}")
+        raise ManifestError(f"{where}: there is no table [kernels.{kernel}]; {hint}")
+    return kernels[kernel]
 
 
 def _entries_of_format_1(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
@@ -416,9 +427,10 @@ class _Entry:
     def _supports(self) -> None:
         v = self.v
         v.supports = dict(self.take("supports", dict))
-        if unknown := sorted(set(v.supports) - {*_SIZES, "layouts", "bias", "c", "alpha"}):
-            near = difflib.get_close_matches(unknown[0], [*_SIZES, "layouts", "bias", "c", "alpha"], n=1)
-            raise self.fail(f"supports knows nothing of '{unknown[0]}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+        known = [*_SIZES, "layouts", "bias", "c", "alpha"]
+        if unknown := sorted(set(v.supports) - set(known)):
+            hint = _hint(unknown[0], known)
+            raise self.fail(f"supports knows nothing of '{unknown[0]}'" + (f"; {hint}" if hint else ""))
         if not self.some_of("layouts", LAYOUTS, [], v.supports):
             raise self.fail(f"supports.layouts is []; it lists some of {', '.join(LAYOUTS)}")
         v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])

@@ -62,12 +62,9 @@ class _Cpu:
             if not isinstance(options[key], bool):
                 raise DeviceError(f"{key} is {options[key]!r}; it takes True or False")
         for key in ("threads", "threadgroup_memory_limit", "timeout"):
-            if (
-                not isinstance(options[key], (int, float))
-                or isinstance(options[key], bool)
-                or (isinstance(options[key], float) and not math.isfinite(options[key]))
-            ):
-                raise DeviceError(f"{key} is {options[key]!r}; it takes a number")
+            value = options[key]
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < math.inf:
+                raise DeviceError(f"{key} is {value!r}; it takes a number")
         threads, limit, timeout = options["threads"], options["threadgroup_memory_limit"], options["timeout"]
         if threads != int(threads) or not 0 <= threads <= 1024:
             raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
