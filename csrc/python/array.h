@@ -7,10 +7,15 @@
 
 namespace metalmm {
 
+// What a choice of a variant goes by: sizes, and layout, epilogue and type as bits.
+using ChoiceKey = std::array<uint32_t, 5>;
+
 // A device with its pipelines; what the Python class Device is made of.
 struct DeviceState {
   std::shared_ptr<Device> device;  // shared with running calls: close() may come from another thread
   PipelineCache pipelines;
+  std::map<ChoiceKey, const Variant*> choices;  // what "auto" means, as of that generation
+  uint64_t choices_generation = 0;
 
   const std::shared_ptr<Device>& open() const {
     if (!device) throw Error(ErrorKind::closed, "the device was closed; make a new metalmm.Device");

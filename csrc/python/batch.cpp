@@ -4,8 +4,14 @@ namespace metalmm {
 
 // -- recordings -------------------------------------------------------------------------------------------------------
 
-PyRecording::PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held)
-    : device_(std::move(device)), state_(&state_of(device_)), recording_(std::move(recording)), held_(std::move(held)), size_(size) {}
+PyRecording::PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held,
+                         TracedDispatches traced)
+    : device_(std::move(device)),
+      state_(&state_of(device_)),
+      recording_(std::move(recording)),
+      held_(std::move(held)),
+      size_(size),
+      traced_(std::move(traced)) {}
 
 void PyRecording::replay() {
   std::shared_ptr<Device> device = state_->open();
@@ -54,12 +60,13 @@ void PyRecording::wait_for_first(Device& device) {
   pending_.pop_front();
   if (!failure_) failure_ = failure;
   last_ = first->timing();
+  if (tracing() && !failure) trace("replay", traced_, last_);
 }
 
 // -- batches ----------------------------------------------------------------------------------------------------------
 
 Batch::Batch(nb::object device, bool per_dispatch)
-    : device_(std::move(device)), state_(&state_of(device_)), running_(state_->open()), per_dispatch_(per_dispatch), batch_(fresh()) {}
+    : device_(std::move(device)), state_(&state_of(device_)), running_(state_->open()), per_dispatch_(per_dispatch || tracing()), batch_(fresh()) {}
 
 nb::object Batch::matmul(const MatmulCall& args) {
   state_->open();
@@ -68,6 +75,7 @@ nb::object Batch::matmul(const MatmulCall& args) {
     batch_->encode(d);
     return 0;
   });
+  if (tracing()) note(call.traced());
   for (const Operand* o : {&call.a, &call.b, &call.bias, &call.c, &call.out}) held_.add(*o);
   return std::move(call.result);
 }
@@ -81,6 +89,7 @@ nb::object Batch::add(nb::handle handle) {
     encode(d);
     return 0;
   });
+  if (tracing()) note(call.call().traced());
   held_.add(nb::borrow(handle));
   return call.out();
 }
@@ -103,18 +112,20 @@ void Batch::wait() {
     batch->wait();
   }
   give_warnings(*running_);
+  if (tracing() && batch == batch_ && !traced_.empty()) trace("batch", std::exchange(traced_, {}), batch->timing());
 }
 
 std::unique_ptr<PyRecording> Batch::record() {
   state_->open();
   size_t size = batch_->size();
   auto recording = batch_->record();
-  return std::make_unique<PyRecording>(device_, std::move(recording), size, std::exchange(held_, {}));
+  return std::make_unique<PyRecording>(device_, std::move(recording), size, std::exchange(held_, {}), std::exchange(traced_, {}));
 }
 
 void Batch::exit(nb::handle type, nb::handle, nb::handle) {
   if (!type.is_none()) {
     batch_ = fresh();  // dropped: nothing of it will run that was not submitted
+    traced_.clear();
     held_.clear();
     return;
   }

@@ -4,6 +4,7 @@
 
 #include "../core/batch.h"
 #include "matmul.h"
+#include "trace.h"
 
 namespace metalmm {
 
@@ -33,7 +34,7 @@ struct Held {
 
 class PyRecording {
  public:
-  PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held);
+  PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held, TracedDispatches traced);
   void replay();
   void wait();
   BatchTiming timing() const;
@@ -58,6 +59,7 @@ class PyRecording {
   BatchTiming last_;
   double taken_ = 0;
   size_t size_;
+  TracedDispatches traced_;
 };
 
 class Batch {
@@ -66,6 +68,7 @@ class Batch {
   nb::object matmul(const MatmulCall& args);
   nb::object add(nb::handle call);
   void encode(const Dispatch& d);
+  void note(TracedDispatch traced) { traced_.push_back(std::move(traced)); }  // where tracing() is
   void hold(const Operand& operand) { held_.add(operand); }
   void submit();
   void wait();
@@ -92,6 +95,7 @@ class Batch {
   bool per_dispatch_;
   Held held_;
   std::shared_ptr<CommandBatch> batch_;
+  TracedDispatches traced_;  // what was added while somebody traced
 };
 
 void bind_batch(nb::module_& m);

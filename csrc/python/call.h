@@ -22,6 +22,7 @@ struct Hooks {
   nb::object unknown_variant;  // (id) -> message
   nb::object default_device;   // () -> Device
   nb::object pack_number;      // (number, its MSL type, what for) -> bytes
+  nb::object choose_variant;   // (device, MatmulSpec) -> the variant id that "auto" stands for
   std::vector<nb::object> exceptions;
 };
 Hooks& hooks();

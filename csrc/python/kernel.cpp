@@ -3,6 +3,7 @@
 #include <deque>
 
 #include "batch.h"
+#include "trace.h"
 #include "source.h"
 
 namespace metalmm {
@@ -138,12 +139,15 @@ class Kernel {
       add_to(v[kBatch], d, bound);
       return nb::none();
     }
+    bool traced = tracing();
+    Clock::time_point start = traced ? Clock::now() : Clock::time_point();
     double took;
     {
       Unlocked unlocked;
       took = device->run(d);
     }
     give_warnings(*device);
+    if (traced) trace_call({pipeline_->name, grid, std::nullopt}, took, start);
     return took < 0 ? nb::none() : nb::cast(took);
   }
   const Pipeline& pipeline() const { return *pipeline_; }
@@ -192,6 +196,7 @@ class Kernel {
     if (!target.device().is(device_))
       throw Error(ErrorKind::device, "the batch belongs to another device than kernel '" + pipeline_->name + "'");
     target.encode(d);
+    if (tracing()) target.note({pipeline_->name, d.grid, std::nullopt});
     for (const Operand& o : bound.operands) target.hold(o);
   }
 

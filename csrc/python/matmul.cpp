@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "source.h"
+#include "trace.h"
 
 namespace metalmm {
 
@@ -63,6 +64,16 @@ Seen* seen_variants() {
   return all;
 }
 
+// What "auto" is found as: not in the registry, and no variant of its own.
+const Variant& automatic() {
+  static const Variant* v = [] {
+    auto* made = new Variant;
+    made->id = "auto";
+    return made;
+  }();
+  return *v;
+}
+
 const Variant& find_variant(nb::handle id) {
   Seen& seen = seen_variants()[reinterpret_cast<uintptr_t>(id.ptr()) / 16 % kSeen];
   if (seen.id.ptr() == id.ptr()) return *seen.variant;
@@ -72,6 +83,7 @@ const Variant& find_variant(nb::handle id) {
   const char* text = PyUnicode_AsUTF8AndSize(id.ptr(), &size);
   if (!text) PyErr_Clear();  // a lone surrogate, which no id has
   const Variant* found = text ? registry().find(std::string(text, static_cast<size_t>(size))) : nullptr;
+  if (!found && text && automatic().id == text) found = &automatic();
   if (!found) throw Error(ErrorKind::unknown_variant, text_of(call_python(hooks().unknown_variant, id)));
   seen = {nb::borrow(id), found};
   return *found;
@@ -95,6 +107,23 @@ std::shared_ptr<Pipeline> pipeline_for(DeviceState& state, nb::handle device, co
   auto pipeline = build_pipeline(state, device, v, specialization);
   if (state.pipelines.changes() == before) state.pipelines.keep(v, specialization, pipeline);
   return pipeline;
+}
+
+uint64_t choices_generation = 1;  // rises where what "auto" means may have changed
+
+const Variant& chosen_variant(DeviceState& state, nb::handle device, const MatmulSpec& s) {
+  if (state.choices_generation != choices_generation) {
+    state.choices.clear();
+    state.choices_generation = choices_generation;
+  }
+  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5;
+  ChoiceKey key = {s.m, s.n, s.k, s.batch, flags};
+  auto known = state.choices.find(key);
+  if (known != state.choices.end()) return *known->second;
+  uint64_t before = choices_generation;
+  const Variant& v = find_variant(call_python(hooks().choose_variant, device, s));
+  if (choices_generation == before && state.choices_generation == before) state.choices[key] = &v;
+  return v;
 }
 
 void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
@@ -123,6 +152,7 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
           call.transpose_a, call.transpose_b};
   plan = plan_matmul(args);
   const std::shared_ptr<Device>& running = state.open();
+  if (variant == &automatic()) variant = &chosen_variant(state, device, plan.spec);
   check_supports(*variant, plan.spec, *running);
   DType type = plan.spec.a_type;
   bool is_given = !call.out.is_none();
@@ -145,6 +175,8 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   } while (state.pipelines.changes() != before);
 }
 
+TracedDispatch Matmul::traced() const { return {variant->id, matmul_grid(tiling, plan.spec), plan.spec}; }
+
 namespace {
 
 PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
@@ -154,11 +186,14 @@ PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* k
     DeviceState& state = state_of(owner);
     Matmul resolved(call, state, owner);
     std::shared_ptr<Device> running = state.open();
-    resolved.dispatch([&](const Dispatch& d) {
+    bool traced = tracing();
+    Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+    double device_seconds = resolved.dispatch([&](const Dispatch& d) {
       Unlocked unlocked;
       return running->run(d);
     });
     give_warnings(*running);
+    if (traced) trace_call(resolved.traced(), device_seconds, start);
     return resolved.result;
   });
 }
@@ -175,12 +210,15 @@ Prepared::Prepared(nb::object device, const MatmulCall& call)
 
 nb::object Prepared::run() {
   std::shared_ptr<Device> device = state_->open();
-  call_.dispatch([&](const Dispatch& d) {
+  bool traced = tracing();
+  Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+  double taken = call_.dispatch([&](const Dispatch& d) {
     Unlocked unlocked;
-    seconds_.store(device->run(d), std::memory_order_relaxed);
-    return 0;
+    return device->run(d);
   });
+  seconds_.store(taken, std::memory_order_relaxed);
   give_warnings(*device);
+  if (traced) trace_call(call_.traced(), taken, start);
   return call_.result;
 }
 
@@ -320,10 +358,12 @@ void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t
     for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
   }
   registry().add(std::move(v));
+  choices_generation++;
 }
 
 void unregister_variant(const std::string& id) {
   registry().remove(id);
+  choices_generation++;
   for (size_t i = 0; i < kSeen; i++) seen_variants()[i] = {};
 }
 
@@ -346,7 +386,8 @@ nb::tuple names_of(const char* const (&names)[N]) {
 constexpr const char* kMatmulDoc =
     "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n--\n\n"
     "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id, summed in float32.\n\n"
-    "variant: 'family/name', see metalmm.variants(). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
+    "variant: 'family/name', see metalmm.variants(), or 'auto': what `metalmm tune` chose for these sizes on this device, else a stated\n"
+    "rule's choice (docs/decide.md). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
     "(n, k) with transpose_b; (batch, ...) or 2-D and shared. bias: (n,). c: (m, n) or (batch, m, n); read only where beta is not 0.\n"
     "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
     "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
@@ -369,6 +410,7 @@ void bind_matmul(nb::module_& m) {
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
         "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a);
   m.def("_unregister_variant", &unregister_variant);
+  m.def("_forget_choices", [] { choices_generation++; });
   m.def(
       "_lacks", [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).lacks(spec); },
       "Empty, or why the variant does not support the spec.");

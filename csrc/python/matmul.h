@@ -5,6 +5,8 @@
 
 namespace metalmm {
 
+struct TracedDispatch;
+
 // The arguments of a matmul as they were given, borrowed; None where none was.
 struct MatmulCall {
   nb::handle variant, a, b, bias, c, out, device;
@@ -26,6 +28,7 @@ struct Matmul {
   nb::object result;
   std::shared_ptr<Pipeline> pipeline;
 
+  TracedDispatch traced() const;
   template <class Use>
   auto dispatch(Use&& use) const {
     return with_dispatch(tiling, pipeline, plan, args, *out.get(), std::forward<Use>(use));

@@ -23,8 +23,11 @@ from .errors import (
     UnsupportedError,
 )
 from .kernel_source import pack_number
+from .manifest import BUILTIN as _BUILTIN
 from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
 from .numerics import error_bound, reference
+from .profile.trace import trace
+from .tuning import choose_variant, load_tuning
 
 __version__ = "0.1.0"
 
@@ -56,14 +59,16 @@ __all__ = [
     "capture",
     "default_device",
     "error_bound",
+    "load_tuning",
     "load_variants",
     "matmul",
     "metal_devices",
     "reference",
+    "trace",
     "variants",
 ]
 
-_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, list(errors._BY_KIND))
+_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, choose_variant, list(errors._BY_KIND))
 
 
 def _signatures() -> None:
@@ -94,11 +99,5 @@ def _signatures() -> None:
 _signatures()
 
 
-def _load_builtin() -> None:
-    from .kernel_source import KERNELS
-
-    load_variants(KERNELS / "variants.toml")
-
-
-_load_builtin()
-del _load_builtin, _signatures, build_pipeline, pack_number, unknown_message, errors
+load_variants(_BUILTIN)
+del _signatures, choose_variant, build_pipeline, pack_number, unknown_message, errors

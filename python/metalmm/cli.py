@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import _core, backends, manifest
+from . import __version__, _core, backends, manifest
+from .bench import command as bench_command
+from .bench.sizes import parse_spec
 from .device import Device, default_device
-from .errors import Error, ShapeError
-from .manifest import Variant, variants
+from .errors import Error
+from .manifest import Variant, load_variants, variants
+from .profile import command as profile_command
 
 
 def _supports(v: Variant) -> str:
@@ -44,35 +49,6 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def parse_spec(words: list[str]) -> _core.MatmulSpec:
-    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``; only n and k must be there."""
-    options: dict[str, Any] = {"m": 1}
-    for word in words:
-        key, _, value = word.partition("=")
-        try:
-            if word in manifest.LAYOUTS:
-                options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
-            elif word in manifest.OPERAND_TYPES:
-                options["dtype"] = word
-            elif word == "bias":
-                options["bias"] = True
-            elif key in ("m", "n", "k", "batch"):
-                options[key] = int(value)
-                if not 1 <= options[key] < 2**32:
-                    raise ShapeError(f"'{word}': a size of {options[key]}; sizes are 1 to 2^32 - 1")
-            elif key in ("alpha", "beta"):
-                options[key] = float(value)
-            else:
-                raise ValueError
-        except ValueError as error:
-            if isinstance(error, ShapeError):
-                raise
-            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16") from None
-    if missing := {"n", "k"} - set(options):
-        raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
-    return _core.MatmulSpec(**options)
-
-
 _MAX_COUNTED = 1 << 30  # multiplications of a shape that is run to count its barriers
 
 
@@ -97,7 +73,7 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    v, spec = manifest.get(args.id), parse_spec(args.spec)
+    v, spec = manifest.get(args.id), parse_spec([*args.spec, *(args.spec_text or "").split()])
     if lack := v.lacks(spec):
         others = [str(o) for o in variants(spec, enabled=True)]
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
@@ -126,26 +102,60 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """0; 1 for a variant that does not take the shape; 2 for arguments that say nothing."""
-    parser = argparse.ArgumentParser(prog="metalmm", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="variants | explain")
-    listing = commands.add_parser("variants", help="ids, parameters, what they take, which are off and why")
+def _common(device: bool = True) -> argparse.ArgumentParser:
+    """What every command takes."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md); again for more")
+    parser.add_argument("--device", choices=backends.names(), help="default: $METALMM_DEVICE, else metal where there is one")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it all there as JSON; to standard output without FILE")
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="metalmm", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+
+    def add(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)
+
+    bench_command.add_arguments(add("bench", "which variant is right and which is fastest on each shape"))
+    profile_command.add_arguments(add("profile", "an inference engine's log: sections to read, or the sizes file that bench takes"), _common)
+    listing = add("variants", "ids, parameters, what they take, which are off and why")
     listing.add_argument("--family")
     listing.add_argument("--all", action="store_true", help="those that are off, too")
     listing.set_defaults(run=_list)
-    explain = commands.add_parser("explain", help="grid, threads, memory, bytes and barriers of a variant on a shape")
+    explain = add("explain", "grid, threads, memory, bytes and barriers of a variant on a shape")
     explain.add_argument("id")
-    explain.add_argument("spec", nargs="+", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
+    explain.add_argument("spec", nargs="*", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
+    explain.add_argument("--spec", dest="spec_text", help="the same in one argument")
     explain.set_defaults(run=_explain)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0; 1 for what is wrong, failed or became slower; 2 for arguments that say nothing; 130 after Ctrl-C."""
     try:
+        try:
+            args = _parser().parse_args(argv)
+        except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
+            return stop.code if isinstance(stop.code, int) else 2
+        for path in args.manifest:
+            load_variants(path)
+        if args.device:
+            os.environ["METALMM_DEVICE"] = args.device  # of devices made from here on, the default one too
         status = int(args.run(args))
         sys.stdout.flush()
         return status
-    except Error as error:
+    except KeyboardInterrupt:
+        print("metalmm: interrupted", file=sys.stderr)
+        return 130
+    except (Error, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `| head`: nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         print(f"metalmm: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except MemoryError:
+        print("metalmm: there is not enough memory for that", file=sys.stderr)
+        return 2

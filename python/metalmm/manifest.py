@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import operator
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from . import _core, backends, kernel_source
 from .device import Device, open_devices
-from .errors import ArgumentError, DeviceError, ManifestError, UnknownVariantError
+from .errors import ArgumentError, DeviceError, Error, ManifestError, UnknownVariantError
 from .fork import Lock
 
 # What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. ta, tb: transposes;
@@ -42,6 +43,8 @@ _FIELDS = {
 _OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
+
+BUILTIN = (kernel_source.KERNELS / "variants.toml").resolve()
 
 _registry: dict[str, Variant] = {}
 _lock = Lock()
@@ -130,7 +133,18 @@ def get(variant: str) -> Variant:
         raise UnknownVariantError(unknown_message(variant)) from None
 
 
+def kernel_sha256(variant: str, spec: _core.MatmulSpec) -> str | None:
+    """Of the MSL that runs for operands that lie densely; of nothing for a library's matmul. None for a variant that there is not."""
+    try:
+        text = get(variant).assemble(_core._specialization(variant, spec))
+    except Error:
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def unknown_message(variant: str) -> str:
+    if variant == "auto":
+        return "'auto' is no variant: it stands for the one that metalmm chooses for a shape; 'metalmm explain auto SPEC' says which"
     if not isinstance(variant, str):
         return f"a variant is named by a string, 'family/name', not by {variant!r}"
     if members := [v for v in _registry if v.startswith(f"{variant}/")]:

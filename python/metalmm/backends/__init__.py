@@ -28,7 +28,9 @@ class Backend(Protocol):
     """One kind of device.
 
     name: its own and that of its C++; options: what Device() may give it; libraries: matmuls that it has beside kernels; counts_barriers:
-    whether Device.counters says how often threadgroups met; note: what a reader of its times must know.
+    whether Device.counters says how often threadgroups met; note: what a reader of its times must know; winners: what was measured best
+    on such a device, as (layout, n, k, variant) of m=1 in float16; preferred: what "auto" takes of what is not known, the first that
+    takes the operation.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Backend(Protocol):
     libraries: Sequence[str]
     counts_barriers: bool
     note: str
+    winners: Sequence[tuple[str, int, int, str]]
+    preferred: Sequence[str]
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
@@ -91,6 +95,11 @@ def first_available() -> str:
 def counting_barriers() -> str:
     """The name of the backend that does."""
     return next(name for name, b in _BACKENDS.items() if b.counts_barriers)
+
+
+def debugging() -> str:
+    """The name of the backend that has a debug mode."""
+    return next(name for name, b in _BACKENDS.items() if "debug" in b.options)
 
 
 def with_library(library: str) -> list[str]:

@@ -40,7 +40,17 @@ class _Cpu:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
-    note = "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time; 'vs orig' compares with an Apple GPU in production."
+    note = "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time."
+
+    winners: Sequence[tuple[str, int, int, str]] = ()
+    preferred: Sequence[str] = (
+        "m1_optimized_v6/nt_wide_c7_tg32",
+        "m1_optimized_v6/nn_wide_w32_s8_tg32",
+        "blas/baseline",
+        "small_m/nt_c4_s1_tg128",
+        "small_m/nn_w4_s4_tg128",
+        "gemm_tiled/baseline",
+    )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         options: dict[str, Any] = {

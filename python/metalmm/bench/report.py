@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .sizes import Shape
+from .statistics import Median, median_of
 
 HOST_GAP_GPU_MS = 0.010
 HOST_GAP_CPU_MS = 0.10
@@ -21,8 +22,24 @@ class Result:
     cpu: list[float] = field(default_factory=list)
     max_abs: float = 0.0
     max_rel: float = 0.0
-    wrong: str = ""  # how it misses the float64 bound, or what ended it
+    wrong: str = ""  # how it misses the float64 bound
+    failed: str = ""  # what ended it: it did not compile, broke a rule, took too long
     unlikely: str = ""  # how it misses the statistical bound, which is no proof of a mistake
+    stopped: str = ""  # why it has fewer samples than the rule asks for
+    checked: str = ""  # what --check ran, or why it could not
+
+    @property
+    def is_right(self) -> bool:
+        return not self.wrong and not self.failed and bool(self.cpu)
+
+    @property
+    def times(self) -> list[float]:
+        """What it is ranked by: the device's times, the host's where the device gave none."""
+        known = [g for g in self.gpu if g is not None]
+        return known if known and len(known) == len(self.gpu) else self.cpu
+
+    def median(self, noise: float = 0.0) -> Median | None:
+        return median_of(self.times, noise) if self.times else None
 
     @property
     def family(self) -> str:
@@ -42,7 +59,7 @@ class Result:
 def tags(results: list[Result], baseline: str | None, bad_rel: float) -> dict[str, list[str]]:
     """The tags of each variant, by id, in the order in which they are printed."""
     found: dict[str, list[str]] = {r.variant: [] for r in results}
-    good = [r for r in results if r.max_rel <= bad_rel and not r.wrong]
+    good = [r for r in results if r.max_rel <= bad_rel and r.is_right]
     by_gpu = sorted((r for r in good if r.avg_gpu is not None), key=lambda r: r.avg_gpu or 0.0)
     by_cpu = sorted(good, key=lambda r: r.avg_cpu)
     for r in results:
@@ -85,8 +102,8 @@ def line(shape: Shape, r: Result, tag_list: Iterable[str]) -> str:
         f"   - {r.variant}{tag_text}: avg_gpu={ms(r.avg_gpu)} | avg_cpu={ms(r.avg_cpu)}{versus} maxAbs={r.max_abs:.4e} maxRel={r.max_rel:.4e}"
         f" | med_gpu={ms(median)} range={ms(spread)} eff_bw={bandwidth}"
     )
-    if r.wrong:
-        return f"{text} WRONG: {r.wrong}"
+    if r.wrong or r.failed:
+        return f"{text} WRONG: {r.wrong or r.failed}"
     return f"{text} UNLIKELY: {r.unlikely}" if r.unlikely else text
 
 
@@ -108,7 +125,7 @@ def winners(sections: list[tuple[Shape, list[Result]]], bad_rel: float) -> str:
     """A table of the best variant for each shape."""
     rows = []
     for shape, results in sections:
-        right = [r for r in results if r.max_rel <= bad_rel and not r.wrong]
+        right = [r for r in results if r.max_rel <= bad_rel and r.is_right]
         good = [r for r in right if r.avg_gpu is not None]
         size = f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
         if not good:

@@ -1,29 +1,40 @@
-"""Runs variants on shapes: the same inputs, warm-up and iterations for each, interleaved."""
+"""Runs variants on shapes: the same inputs, warm-up and rule for each, by turns."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import Device, KernelError, Variant, __version__, _core, backends, numerics, variants
+from .. import Device, DTypeError, Error, Variant, __version__, _core, backends, numerics, variants
+from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
+from .statistics import median_of
 
-Progress = Callable[[str], None]
 COLD_LIMIT_BYTES = 4 << 30
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of that name; ml_dtypes' for bfloat16. Raises DTypeError where that is not installed."""
+    if name == "bfloat16":
+        try:
+            import ml_dtypes  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise DTypeError("bfloat16 needs the package ml_dtypes: pip install 'metalmm[bfloat16]'") from None
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 class Inputs:
@@ -33,7 +44,7 @@ class Inputs:
         rng = np.random.default_rng(seed)
 
         def draw(*size: int) -> np.ndarray[Any, Any]:
-            return rng.standard_normal(size, dtype=np.float32).astype(np.float16)
+            return rng.standard_normal(size, dtype=np.float32).astype(np_dtype(shape.dtype))
 
         lead = (shape.batch,) if shape.batch > 1 else ()
         a = draw(*lead, *((shape.k, shape.m) if shape.transpose_a else (shape.m, shape.k)))
@@ -50,7 +61,7 @@ class Inputs:
         self.a, self.weights = device.array(a), [device.array(b) for _ in range(copies)]
         self.bias = None if bias is None else device.array(bias)
         self.c = None if c is None else device.array(c)
-        self.out = device.empty((*lead, shape.m, shape.n))
+        self.out = device.empty((*lead, shape.m, shape.n), shape.dtype)
 
 
 def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -77,62 +88,215 @@ def last_level_cache() -> int:
 
 def cold_copies(shape: Shape) -> int:
     """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES."""
-    weight = 2 * shape.batch * shape.k * shape.n
+    weight = np_dtype(shape.dtype).itemsize * shape.batch * shape.k * shape.n
     return max(1, min(math.ceil(2 * last_level_cache() / weight), COLD_LIMIT_BYTES // weight))
 
 
 TIMEOUT_SECONDS = 60.0  # of a dispatch on the CPU device; its slowest GEMM tiles take four
 
 
-def measuring_device() -> Device:
+def measuring_device(name: str | None = None) -> Device:
     """The kind of the default device, with guards round all memory and an end to what never ends, where it has those."""
-    name = os.environ.get("METALMM_DEVICE") or backends.first_available()
+    name = name or os.environ.get("METALMM_DEVICE") or backends.first_available()
     return Device(name, **backends.get(name).watching(TIMEOUT_SECONDS))
 
 
-def compile_all(device: Device, work: list[tuple[Shape, list[Variant]]], progress: Progress) -> None:
-    """Every pipeline that the runs will need, on all cores."""
+@dataclass(frozen=True)
+class Rule:
+    """When a variant has been measured enough: the median's spread (half its 95% interval) is at most `spread` of it and at least
+    `least` seconds were spent, or `most` seconds were. One that is `slow` times slower than the best after three samples stops there, one
+    that is `hopeless` times slower in the passes before does not begin. `fixed`: so many samples instead, of every variant."""
+
+    spread: float = 0.02
+    least: float = 0.02
+    most: float = 0.25
+    slow: float = 2.0
+    hopeless: float = 4.0
+    warmup: int = 1
+    fixed: int | None = None
+
+    def is_enough(self, r: Result, spent: float) -> bool:
+        if self.fixed is not None:
+            return len(r.cpu) >= self.fixed
+        median = r.median()
+        return spent >= self.most or (median is not None and spent >= self.least and len(r.cpu) >= 6 and median.spread <= self.spread)
+
+
+_LONG_MS = 1000.0  # of a run that is not worth a second one to see that it is slow
+Failures = dict[tuple[str, int], str]
+
+
+def compile_all(device: Device, work: Sequence[tuple[Shape, Sequence[Variant]]], progress: Progress) -> Failures:
+    """Every pipeline that the runs will need, on all cores; what did not compile, by variant and specialization."""
     needed = {(str(v), _core._specialization(v, s.spec)): (v, s) for s, vs in work for v in vs}
-    done = 0
-    with ThreadPoolExecutor(max_workers=device.threads) as pool:
-        for _ in pool.map(lambda pair: _core._prepare_pipeline(device, pair[0], pair[1].spec), needed.values()):
-            done += 1
-            progress(f"compiling {done}/{len(needed)}")
+    failures: Failures = {}
+
+    def build(item: tuple[tuple[str, int], tuple[Variant, Shape]]) -> None:
+        key, (v, shape) = item
+        try:
+            _core._prepare_pipeline(device, v, shape.spec)
+        except Error as error:
+            failures[key] = f"does not compile: {first_lines(str(error))}"
+
+    progress.begin("compiling", len(needed))
+    pool = ThreadPoolExecutor(max_workers=device.threads)
+    try:
+        for _ in pool.map(build, needed.items()):
+            progress.step()
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C: what has begun ends, the rest does not begin
+    return failures
+
+
+def first_lines(text: str) -> str:
+    """What of a compiler's text a line of a report can hold."""
+    lines = [row.strip() for row in text.splitlines() if row.strip()]
+    told = next((row for row in lines if "error" in row), lines[0] if lines else "")
+    return told if len(lines) < 2 else f"{told[:300]} ({len(lines)} lines in all)"
+
+
+class _Contender:
+    """A variant's turns on one shape."""
+
+    def __init__(self, name: str, calls: list[Any]) -> None:
+        self.result, self.calls, self.done, self.spent, self.runs = Result(name), calls, False, 0.0, 0
+        self.before: list[float] = []  # its times in the passes that do not count
+        self.before_gpu: list[float | None] = []
+        self.good: bytes | None = None  # a result that was found right
+
+
+class _Turns:
+    """Every variant on one shape: passes in which each that is not done runs once."""
+
+    def __init__(self, device: Device, inputs: Inputs, rule: Rule) -> None:
+        self.device, self.inputs, self.rule, self.turn = device, inputs, rule, 0
+        self.contenders: list[_Contender] = []
+        self.twin: _Contender | None = None
+
+    def run(self, one: _Contender, counted: bool) -> None:
+        out = np.asarray(self.inputs.out)
+        out.view(np.uint8)[...] = 0xFF  # NaN
+        batch = self.device.batch()
+        self.turn += 1
+        batch.add(one.calls[self.turn % len(one.calls)])  # cold: never the copy that the variant before used
+        start = time.perf_counter()
+        try:
+            batch.submit()
+            batch.wait()
+        except Error as error:
+            one.result.failed, one.done = str(error), True
+            return
+        cpu = time.perf_counter() - start
+        seconds = batch.timing.device
+        gpu = None if seconds is None else seconds * 1e3
+        one.runs += 1
+        if counted:
+            one.spent += cpu
+            one.result.gpu.append(gpu)
+            one.result.cpu.append(cpu * 1e3)
+        else:
+            one.before.append(cpu * 1e3)
+            one.before_gpu.append(gpu)
+        written = out.tobytes()
+        if written != one.good:  # the same bits need not be judged again
+            _check(one.result, out, self.inputs)
+            one.good = written if not one.result.wrong else None
+        one.done |= bool(one.result.wrong)
+
+    def choose_twin(self) -> None:
+        """The fastest so far takes part twice: how far the two come out apart is the noise of this run on this shape."""
+        right = [c for c in self.contenders if c.before and not c.result.wrong]
+        if right:
+            first = min(right, key=lambda c: min(c.before))
+            self.twin = _Contender(first.result.variant, first.calls)
+            self.contenders.insert((self.contenders.index(first) + len(self.contenders) // 2) % len(self.contenders), self.twin)
+
+    def drop_hopeless(self, baseline: str | None) -> None:
+        """Those that are many times slower than the best, by their second run (a first one may convert weights) unless that would take
+        long. What the others are compared with stays."""
+        best = min((min(c.before) for c in self.contenders if c.before and not c.result.wrong), default=0.0)
+        limit = self.rule.hopeless * best
+        for c in self.contenders:
+            if c.before and min(c.before) > limit and c.before[-1] < _LONG_MS and not c.done:
+                self.run(c, counted=False)
+            if c.done or not c.before or min(c.before) <= limit or (c.result.variant == baseline and c.before[-1] < _LONG_MS):
+                continue
+            c.done, c.result.cpu, c.result.gpu = True, [c.before[-1]], [c.before_gpu[-1]]
+            c.result.stopped = f"after {c.runs} runs that do not count, {c.before[-1] / best:.3g} times slower than the best"
+
+    def drop_slow(self) -> None:
+        medians = [m.value for c in self.contenders if c.result.is_right and (m := c.result.median())]
+        best = min(medians, default=0.0)
+        for c in self.contenders:
+            times = c.result.times
+            if not c.done and len(times) >= 3 and best and min(times) > self.rule.slow * best:
+                c.done, c.result.stopped = True, f"after {len(times)} samples, {min(times) / best:.3g} times slower than the best"
+
+
+@dataclass
+class ShapeRun:
+    """What came out on one shape. twin: the second series of the variant it names."""
+
+    shape: Shape
+    results: list[Result]
+    twin: Result | None
+    copies: int
+    baseline: str | None
+
+    @property
+    def noise(self) -> float:
+        """Relative: how far apart the twins' medians are, and no less than either's spread."""
+        first = next((r for r in self.results if self.twin and r.variant == self.twin.variant), None)
+        if not self.twin or not first or not self.twin.times or not first.times:
+            return 0.0
+        a, b = median_of(first.times), median_of(self.twin.times)
+        return max(abs(a.value - b.value) / min(a.value, b.value), a.spread, b.spread) if min(a.value, b.value) > 0 else 0.0
 
 
 def run_shape(
-    device: Device, shape: Shape, chosen: list[Variant], *, iters: int, warmup: int, copies: int, seed: int, progress: Progress
-) -> list[Result]:
-    """Results of the variants on one shape, in their order."""
-    inputs = Inputs(device, shape, seed, copies)
-    calls = {
-        v: [device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options) for w in inputs.weights]
-        for v in chosen
-    }
-    results = {v: Result(str(v)) for v in chosen}
-    out = np.asarray(inputs.out)
-    for step in range(warmup + iters):
-        for index, v in enumerate(chosen):
-            progress(f"{shape}  pass {step + 1}/{warmup + iters}  {index + 1}/{len(chosen)} {v}")
-            if results[v].wrong:
-                continue
-            out.view(np.uint16)[...] = 0xFFFF  # NaN
-            batch = device.batch()
-            batch.add(calls[v][(step * len(chosen) + index) % copies])  # --cold: never the copy that the variant before used
-            start = time.perf_counter()
+    device: Device,
+    shape: Shape,
+    chosen: Sequence[Variant],
+    *,
+    rule: Rule,
+    copies: int,
+    seed: int,
+    progress: Progress,
+    failures: Mapping[str, str] | None = None,
+) -> ShapeRun:
+    """The variants on one shape, in their order; those among `failures` do not run."""
+    inputs, baseline = Inputs(device, shape, seed, copies), baseline_of(shape, device)
+    turns, results = _Turns(device, inputs, rule), list[Result]()
+    for v in chosen:
+        one = _Contender(str(v), [])
+        one.result.failed = (failures or {}).get(str(v), "")
+        if not one.result.failed:
             try:
-                batch.submit()
-                batch.wait()
-            except KernelError as error:
-                results[v].wrong = str(error)
-                continue
-            cpu = time.perf_counter() - start
-            if step >= warmup:
-                device_seconds = batch.timing.device
-                results[v].gpu.append(None if device_seconds is None else device_seconds * 1e3)
-                results[v].cpu.append(cpu * 1e3)
-            _check(results[v], out, inputs)
-    return [results[v] for v in chosen]
+                one.calls = [
+                    device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options) for w in inputs.weights
+                ]
+                turns.contenders.append(one)
+            except Error as error:
+                one.result.failed = first_lines(str(error))
+        results.append(one.result)
+    for _ in range(rule.warmup):
+        for one in turns.contenders:
+            progress.note(f"{shape.short}: {one.result.variant}")
+            if not one.done:
+                turns.run(one, counted=False)
+    if rule.warmup and rule.fixed is None:
+        turns.choose_twin()
+        turns.drop_hopeless(baseline)
+    while active := [c for c in turns.contenders if not c.done]:
+        for one in active:
+            progress.note(f"{shape.short}: {one.result.variant}, {len(active)} to go")
+            turns.run(one, counted=True)
+        # They go on together until the last is through: a machine that changes its pace half way changes it for all of them.
+        if all(c.done or rule.is_enough(c.result, c.spent) for c in active):
+            break
+        if rule.fixed is None:
+            turns.drop_slow()
+    return ShapeRun(shape, results, turns.twin.result if turns.twin else None, copies, baseline)
 
 
 def _check(result: Result, out: Any, inputs: Inputs) -> None:
@@ -172,20 +336,21 @@ def environment(device: Device) -> dict[str, Any]:
     return {
         "device": device.name,
         "threads": device.threads,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "os": platform.platform(),
         "python": sys.version.split()[0],
         "numpy": np.__version__,
         "metalmm": __version__,
         "compiler": device.backend.facts(device)["compiler"],
         "gpu": device.info.get("name"),
+        "note": device.backend.note,
         "commit": commit,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("MATMUL_", "METALMM_"))},
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(row.split(":", 1)[1].strip() for row in lines if row.startswith("model name"))
@@ -193,24 +358,3 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def as_json(shape: Shape, results: list[Result], baseline: str | None, tags: dict[str, list[str]], copies: int) -> dict[str, Any]:
-    by_id = {str(v): v for v in variants()}
-    rows = []
-    for r in results:
-        text = by_id[r.variant].assemble(_core._specialization(r.variant, shape.spec))
-        rows.append(
-            {
-                "variant": r.variant,
-                "kernel_sha256": hashlib.sha256(text.encode()).hexdigest(),
-                "gpu_ms": r.gpu,
-                "cpu_ms": r.cpu,
-                "avg_gpu_ms": r.avg_gpu,
-                "avg_cpu_ms": r.avg_cpu if r.cpu else None,
-                "max_abs": r.max_abs if math.isfinite(r.max_abs) else None,
-                "max_rel": r.max_rel if math.isfinite(r.max_rel) else None,
-                "wrong": r.wrong,
-                "unlikely": r.unlikely,
-                "tags": tags[r.variant],
-            }
-        )
-    return {"shape": asdict(shape), "bytes": shape.bytes, "weight_copies": copies, "baseline": baseline, "results": rows}

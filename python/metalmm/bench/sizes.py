@@ -1,22 +1,32 @@
-"""Shapes to measure, with their production times, from a profile summary such as qwen25_sizes.md."""
+"""Shapes to measure, with their production times and call counts: of a profile summary, of a profile log, or written by hand."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from .. import MatmulSpec
+from .. import MatmulSpec, manifest
+from ..errors import Error, ShapeError
+from ..profile import analysis, log
 
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
-_MS = re.compile(r"avg=([\d.]+)ms")
+_FIGURE = re.compile(r"(count|total|avg)=([\d.]+)")
+_NEEDED = ("op", "batch", "m", "n", "k", "tA", "tB")
+
+
+class SizesError(Error, ValueError):
+    """A sizes file that cannot be read, or has no shapes."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """One operation of the profile.
 
-    op: its name without ``_cache``; orig_ms: the production average in milliseconds; orig_backend: the family it ran on.
+    op: its name without ``_cache``; orig_ms: the production average in milliseconds; orig_backend: the family it ran on; calls: how often
+    it was called; total_ms: what they took together; dtype: of the operands.
     """
 
     op: str
@@ -31,6 +41,9 @@ class Shape:
     beta: float
     orig_ms: float | None = None
     orig_backend: str | None = None
+    calls: int | None = None
+    total_ms: float | None = None
+    dtype: str = "float16"
 
     @property
     def layout(self) -> str:
@@ -48,6 +61,7 @@ class Shape:
             bias=self.bias,
             alpha=self.alpha,
             beta=self.beta,
+            dtype=self.dtype,
         )
 
     @property
@@ -55,39 +69,108 @@ class Shape:
         """The least that must move; see MatmulSpec.least_bytes."""
         return self.spec.least_bytes
 
+    @property
+    def short(self) -> str:
+        """As --spec takes it, without the calls."""
+        words = [f"m={self.m} n={self.n} k={self.k} {self.layout}"]
+        words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
+        words += [f"alpha={self.alpha:g}"] * (self.alpha != 1) + [f"beta={self.beta:g}"] * (self.beta != 0)
+        return " ".join(words + [self.dtype] * (self.dtype != "float16"))
+
     def __str__(self) -> str:
         return (
             f"op={self.op} | batch={self.batch} | m={self.m} | n={self.n} | k={self.k} | "
             f"tA={int(self.transpose_a)} | tB={int(self.transpose_b)}"
         )
 
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
-def parse(text: str) -> list[Shape]:
-    """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line; its first backend line gives the production
-    time. Raises ValueError, with the line's number, for one that lacks a field or holds no number."""
-    shapes: list[Shape] = []
-    waiting: Shape | None = None
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Shape:
+        return Shape(**data)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A shape of the profile that no variant can be asked to run, and why."""
+
+    text: str
+    why: str
+    calls: int | None = None
+    total_ms: float | None = None
+
+
+@dataclass
+class Sizes:
+    """What a profile holds of matmuls, in its order."""
+
+    shapes: list[Shape] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def total_ms(self) -> float:
+        return sum(s.total_ms or 0.0 for s in [*self.shapes, *self.left_out])
+
+    def left_out_lines(self) -> list[str]:
+        """What a reader must know of them, one line each."""
+        lines = []
+        for gone in self.left_out:
+            share = f", {gone.total_ms / self.total_ms:.1%} of the profile's matmul time" if gone.total_ms and self.total_ms else ""
+            calls = f" ({gone.calls} calls{share})" if gone.calls else ""
+            lines.append(f"not run: {gone.text}{calls}: {gone.why}")
+        return lines
+
+
+def parse(text: str) -> Sizes:
+    """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the backend lines
+    under it; the first of those says where it ran. Raises SizesError, with the line's number, for one that lacks a field or holds no
+    number; a ? where the profile did not say is no mistake, and leaves the shape out."""
+    found = Sizes()
+    waiting: Shape | LeftOut | None = None
     for number, line in enumerate(text.splitlines(), 1):
         row = line.strip()
         if row.startswith("op=") and "|" in row and row.endswith(":"):
-            if waiting:
-                shapes.append(waiting)
+            _keep(found, waiting)
             waiting = _shape(row.rstrip(":"), number)
         elif waiting and row.startswith("backend="):
-            average = _MS.search(row)
-            shapes.append(_timed(waiting, row[len("backend=") :].split(":")[0], float(average[1]) if average else None))
+            figures = dict(_FIGURE.findall(row))
+            waiting = _timed(waiting, row[len("backend=") :].split(":")[0], figures)
+        elif row and not row.startswith("backend="):
+            _keep(found, waiting)
             waiting = None
-    return [*shapes, waiting] if waiting else shapes
+    _keep(found, waiting)
+    return found
 
 
-def _timed(shape: Shape, backend: str, average: float | None) -> Shape:
-    return Shape(**{**shape.__dict__, "orig_ms": average, "orig_backend": backend})
+def _keep(found: Sizes, shape: Shape | LeftOut | None) -> None:
+    if isinstance(shape, Shape):
+        found.shapes.append(shape)
+    elif shape:
+        found.left_out.append(shape)
 
 
-def _shape(row: str, number: int) -> Shape:
+def _timed(shape: Shape | LeftOut, backend: str, figures: dict[str, str]) -> Shape | LeftOut:
+    calls = int(float(figures["count"])) + (shape.calls or 0) if "count" in figures else shape.calls
+    total = float(figures["total"]) + (shape.total_ms or 0.0) if "total" in figures else shape.total_ms
+    shape = replace(shape, calls=calls, total_ms=total)
+    if isinstance(shape, Shape) and shape.orig_backend is None:
+        average = float(figures["avg"]) if "avg" in figures else None
+        shape = replace(shape, orig_backend=backend, orig_ms=average)
+    return shape
+
+
+def _shape(row: str, number: int) -> Shape | LeftOut:
     fields = dict(part.strip().split("=", 1) for part in row.split("|") if "=" in part)
     try:
-        return Shape(
+        for name in _NEEDED:
+            if fields[name] == "?":
+                parts = [f"{p}={fields[p]}" for p in ("n0", "n1", "nq", "nk", "nv") if p in fields]
+                why = f"a fused call ({', '.join(parts)}), which no variant runs" if parts else f"the profile does not say its {name}"
+                return LeftOut(row, why)
+        if fields.get("loader", "dense") != "dense":
+            return LeftOut(row, f"its weights are not dense (loader={fields['loader']}), and no variant takes others")
+        shape = Shape(
             op=fields["op"].removesuffix("_cache"),
             batch=int(fields["batch"]),
             m=int(fields["m"]),
@@ -100,7 +183,12 @@ def _shape(row: str, number: int) -> Shape:
             beta=float(fields.get("beta", "0")),
         )
     except (KeyError, ValueError) as error:
-        raise ValueError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
+        raise SizesError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
+    try:
+        _ = shape.spec
+    except ShapeError as error:
+        return LeftOut(row, str(error))
+    return shape
 
 
 def _flag(text: str) -> bool:
@@ -109,11 +197,31 @@ def _flag(text: str) -> bool:
     return text.lower() in ("1", "true", "yes")
 
 
-def load(path: Path = DEFAULT) -> list[Shape]:
-    shapes = parse(path.read_text())
-    if not shapes:
-        raise ValueError(f"{path}: no shapes; they stand in lines 'op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:'")
-    return shapes
+def text_of_log(found: log.Log) -> str:
+    """A sizes file of a log: every matmul shape with its backends, as `metalmm profile sizes` writes it."""
+    section = analysis.Section("Matmul shape backend summary", analysis.shape_rows(found))
+    return f"# Matmuls of {found.name} by shape, with their production times\n\n{section.text()}\n"
+
+
+def load(path: str | Path = DEFAULT) -> Sizes:
+    """A sizes file, or a profile log, which begins with { or is gzip; "-" is a log on standard input. Raises SizesError."""
+    try:
+        if str(path) == "-":
+            start = b"{"
+        else:
+            with open(path, "rb") as file:
+                start = file.read(64).lstrip()
+        if start[:1] == b"{" or start[:2] == b"\x1f\x8b":
+            found = parse(text_of_log(log.read(path)))
+        else:
+            found = parse(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SizesError(f"{path}: {error}") from error
+    except SizesError as error:
+        raise SizesError(f"{path}: {error}") from error
+    if not found.shapes and not found.left_out:
+        raise SizesError(f"{path}: no shapes; they stand in lines 'op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:'")
+    return found
 
 
 def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
@@ -122,17 +230,77 @@ def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
         return shapes
     chosen: list[Shape] = []
     for part in pattern.split(","):
-        if part.strip().isdigit():
+        if part.strip().isdecimal():
             index = int(part)
             if not 1 <= index <= len(shapes):
-                raise ValueError(f"--shapes {part}: there are shapes 1 to {len(shapes)}")
+                raise SizesError(f"--shapes {part}: there are shapes 1 to {len(shapes)}")
             found = [shapes[index - 1]]
         else:
             words = [set(str(s).replace("|", " ").split()) for s in shapes]
             found = [s for s, has in zip(shapes, words, strict=True) if set(part.split()) <= has]
         if not found:
-            raise ValueError(
+            raise SizesError(
                 f"--shapes '{part.strip()}': no shape has it; write for example 'n=896 k=4864' or a number from 1 to {len(shapes)}"
             )
         chosen += [s for s in found if s not in chosen]
     return chosen
+
+
+def parse_spec(words: Sequence[str]) -> MatmulSpec:
+    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``; only n and k must be there. Raises ShapeError."""
+    options: dict[str, Any] = {"m": 1}
+    for word in words:
+        key, _, value = word.partition("=")
+        try:
+            if word in manifest.LAYOUTS:
+                options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
+            elif word in manifest.OPERAND_TYPES:
+                options["dtype"] = word
+            elif word == "bias":
+                options["bias"] = True
+            elif key in ("m", "n", "k", "batch"):
+                options[key] = int(value)
+                if not 1 <= options[key] < 2**32:
+                    raise ShapeError(f"'{word}': a size of {options[key]}; sizes are 1 to 2^32 - 1")
+            elif key in ("alpha", "beta"):
+                options[key] = float(value)
+            else:
+                raise ValueError
+        except ValueError as error:
+            if isinstance(error, ShapeError):
+                raise
+            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16") from None
+    if missing := {"n", "k"} - set(options):
+        raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
+    return MatmulSpec(**options)
+
+
+def from_specs(texts: Iterable[str]) -> Sizes:
+    """Shapes written by hand, as parse_spec() has them, with ``calls=24`` for how often a step makes the call."""
+    found = Sizes()
+    for text in texts:
+        words = text.replace(",", " ").split()
+        counts = [word[len("calls=") :] for word in words if word.startswith("calls=")]
+        if any(not c.isdecimal() or not 0 < int(c) < 10**9 for c in counts):
+            raise ShapeError(f"'calls={counts[0]}' in '{text}': it takes a whole number of at least 1")
+        spec = parse_spec([word for word in words if not word.startswith("calls=")])
+        found.shapes.append(of_spec(spec, int(counts[-1]) if counts else None))
+    return found
+
+
+def of_spec(spec: MatmulSpec, calls: int | None = None) -> Shape:
+    op = "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
+    return Shape(
+        op,
+        spec.batch,
+        spec.m,
+        spec.n,
+        spec.k,
+        spec.transpose_a,
+        spec.transpose_b,
+        spec.bias,
+        spec.alpha,
+        spec.beta,
+        calls=calls,
+        dtype=spec.dtype,
+    )

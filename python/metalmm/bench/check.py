@@ -1,0 +1,71 @@
+"""A variant's trial before it is timed: once on a device that shuffles threads and watches memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .. import Device, Error, Variant, backends, manifest, numerics
+from .runner import TIMEOUT_SECONDS, Inputs, Progress, first_lines
+from .sizes import Shape
+
+_MOST = 1 << 24  # multiplications
+
+
+def is_own(v: Variant) -> bool:
+    """Whether it is from a manifest of the user's."""
+    return v.manifest != manifest.BUILTIN
+
+
+def reduced(v: Variant, shape: Shape) -> Shape:
+    """The shape with fewer columns, matrices and tiles of rows, which sees the same edges and alignment and the whole of k."""
+    bm, bn = v.tile
+    while shape.m * shape.n * shape.k * shape.batch > _MOST:
+        smaller = shape
+        if shape.batch > 2:
+            smaller = replace(shape, batch=2)
+        elif bn and shape.n > (least := 2 * bn + shape.n % bn):
+            smaller = replace(shape, n=least)
+        elif bm and shape.m > (least := 2 * bm + shape.m % bm):
+            smaller = replace(shape, m=least)
+        if smaller == shape:
+            break
+        shape = smaller
+    return shape
+
+
+def check(device: Device, v: Variant, shape: Shape, seed: int) -> tuple[str, str]:
+    """What is wrong with it, or nothing; and what was run, or why nothing was."""
+    if not v.runs_on(device.name):
+        return "", f"not checked: it does not run on device {device.name}, which has the debug mode"
+    small = reduced(v, shape)
+    if v.lacks(small.spec):
+        small = shape
+    try:
+        inputs = Inputs(device, small, seed, 1)
+        prepared = device.prepare(v, inputs.a, inputs.weights[0], bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options)
+        out = np.asarray(inputs.out)
+        out.view(np.uint8)[...] = 0xFF
+        prepared()
+        wrong = numerics.mismatch(out, inputs.reference, inputs.bound)
+        return (f"check: {wrong}" if wrong else ""), f"debug mode: {small.short}"
+    except Error as error:
+        return f"check: {first_lines(str(error))}", f"debug mode: {small.short}"
+
+
+def check_all(work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, progress: Progress) -> dict[tuple[str, Shape], tuple[str, str]]:
+    """By variant and shape: what check() says."""
+    pairs = [(v, shape) for shape, vs in work for v in vs]
+    found: dict[tuple[str, Shape], tuple[str, str]] = {}
+    if not pairs:
+        return found
+    name = backends.debugging()
+    progress.begin("checking", len(pairs))
+    with Device(name, debug=True, timeout=TIMEOUT_SECONDS) as device:
+        for v, shape in pairs:
+            progress.note(f"{shape.short}: {v}")
+            found[str(v), shape] = check(device, v, shape, seed)
+            progress.step()
+    return found

@@ -1,0 +1,41 @@
+"""The bandwidth of a plain copy on a device: what a kernel that streams its weights is held against."""
+
+from __future__ import annotations
+
+import statistics
+
+from .. import Device
+from .runner import last_level_cache
+
+# A thread's share is one vector of four (neighbouring threads, neighbouring vectors, as a GPU likes it), or a run of them (as a CPU does).
+_SOURCE = """
+#include <metal_stdlib>
+using namespace metal;
+template <uint RUN>
+kernel void copied(const device float4* from [[buffer(0)]], device float4* to [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+  for (uint j = 0; j < RUN; j++) to[i * RUN + j] = from[i * RUN + j];
+}
+template [[host_name("copy_1")]] kernel void copied<1>(const device float4*, device float4*, uint);
+template [[host_name("copy_16")]] kernel void copied<16>(const device float4*, device float4*, uint);
+template [[host_name("copy_1024")]] kernel void copied<1024>(const device float4*, device float4*, uint);
+"""
+_LEAST, _MOST = 64 << 20, 1 << 30
+
+
+def measured_copy(device: Device, repeats: int = 7) -> float:
+    """GB/s, read and written bytes together: the best of three access patterns, each by its median, of blocks that together are twice the
+    last-level cache (64 MB to 1 GB each)."""
+    size = min(max(last_level_cache(), _LEAST), _MOST) // (1 << 20) * (1 << 20)
+    library = device.compile(_SOURCE)
+    source, target = device.empty(size // 4, "float32"), device.empty(size // 4, "float32")
+    source.numpy()[...] = 1.0
+    best = 0.0
+    for run in (1, 16, 1024):
+        kernel = library.kernel(f"copy_{run}")
+        times = []
+        for _ in range(repeats + 1):
+            with device.batch() as batch:
+                kernel(source, target, threads=size // 16 // run, threadgroup=256, batch=batch)
+            times.append(batch.timing.device if batch.timing.device is not None else batch.timing.wait)
+        best = max(best, 2 * size / statistics.median(times[1:]) / 1e9)
+    return best

@@ -1,0 +1,98 @@
+"""A run as a page to read: the winner of each shape, what failed, why variants were left out."""
+
+from __future__ import annotations
+
+import re
+
+from .. import terminal
+from .report import ms
+from .results import Run, decide
+from .runner import ShapeRun
+
+
+def step_share(run: Run) -> dict[int, float]:
+    """Each shape's part of calls times winner's time, by its place in the run; empty where no shape says its calls."""
+    times = {}
+    for i, s in enumerate(run.shapes):
+        decision = decide(s, run.bad_rel)
+        if decision and s.shape.calls:
+            times[i] = s.shape.calls * decision.median.value
+    total = sum(times.values())
+    return {i: t / total for i, t in times.items()} if total else {}
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}" if abs(value) >= 0.1 else f"{value:.1%}"
+
+
+def gbps(s: ShapeRun, milliseconds: float) -> float:
+    return s.shape.bytes / milliseconds / 1e6 if milliseconds else 0.0
+
+
+def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:
+    d = decide(s, run.bad_rel)
+    head = [str(i + 1), s.shape.short, str(s.shape.calls or "")]
+    if not d:
+        return [*head, "none is right" if s.results else "no variant supports it", *[""] * 8]
+    ahead = d.runner_up.median() if d.runner_up else None
+    runner_up = ""
+    if d.runner_up and ahead and d.median.value:
+        runner_up = f"{'= ' * (d.runner_up.variant in d.ties)}{d.runner_up.variant} +{percent(ahead.value / d.median.value - 1)}"
+    times = d.over_baseline
+    rate = gbps(s, d.median.value)
+    return [
+        *head,
+        d.winner.variant,
+        ms(d.median.value),
+        f"±{percent(s.noise)}" if s.twin else "",
+        percent(share),
+        f"{times:.2f}x" if times else "",
+        f"{len(d.ties)}" if d.ties else "",
+        runner_up,
+        f"{rate:.1f}",
+        percent(rate / run.copy_gbps) if run.copy_gbps else "",
+    ]
+
+
+def _skip_lines(run: Run) -> list[str]:
+    """One line for each reason, without what differs from shape to shape in it."""
+    reasons: dict[str, list[str]] = {}
+    for skip in run.skipped:
+        reasons.setdefault(re.sub(r"^(\w+)=\d+ is", r"\1 is", skip["why"]), []).append(skip["variant"])
+    return [f"skipped: {why}: {len(set(names))} variants" for why, names in reasons.items()]
+
+
+COLUMNS = ("#", "shape", "calls", "winner", "ms", "noise", "share", "over base", "ties", "runner-up", "GB/s", "of copy")
+
+
+def show(run: Run, path: str, interrupted: bool) -> None:
+    info, args = run.environment, run.arguments
+    weights = "cold weights, rotated through copies" if args.get("cold") else "warm weights, one copy"
+    where = info["gpu"] or f"{info['cpu']}, {info['threads']} threads"
+    terminal.say(f"metalmm {info['metalmm']} on device {info['device']} ({where}); {weights}; a copy moves {run.copy_gbps or 0:.1f} GB/s", "bold")
+    if note := info.get("note"):
+        terminal.say(note)
+    shares = step_share(run)
+    rows = [_row(run, i, s, shares.get(i)) for i, s in enumerate(run.shapes)]
+    numbers = [0, 2, 4, 5, 6, 7, 8, 10, 11]
+    terminal.table(COLUMNS, rows, numbers=numbers)
+    terminal.say(
+        "ms: median of the device's time. noise: how far two series of one variant came out apart. share: of calls x ms. over base: the baseline's "
+        "median over it. ties, =: not to be told from the winner in this run. of copy: bytes that must move over the copy's rate; warm weights may come from a cache, above 100%."
+    )
+    for shape, r in run.bad():
+        terminal.say(f"{shape.short}: {r.variant} {'FAILED' if r.failed else 'WRONG'}: {r.failed or r.wrong or f'maxRel {r.max_rel:.2e}'}", "red")
+    for gone in run.left_out:
+        share = f" ({gone.calls} calls, {gone.total_ms or 0:.1f} ms in production)" if gone.calls else ""
+        terminal.say(f"not run: {gone.text}{share}: {gone.why}")
+    for line in _skip_lines(run):
+        terminal.say(line)
+    total, bad = sum(len(s.results) for s in run.shapes), len(run.bad())
+    stopped = sum(1 for s in run.shapes for r in s.results if r.stopped)
+    terminal.say(
+        f"{total - bad} of {total} results right"
+        + (f", {bad} wrong or failed" if bad else ", each within the float64 bound of docs/method.md")
+        + (f"; {stopped} stopped early, many times slower than the best" if stopped else "")
+        + (f"; {len(run.shapes)} of {run.planned} shapes" if interrupted else "")
+        + f". Every sample: {path}"
+    )

@@ -1,0 +1,241 @@
+"""A run's results: what is kept, how a winner is chosen, and the file that they are written to (docs/bench.schema.json)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import manifest
+from ..errors import Error
+from .report import Result
+from .runner import ShapeRun
+from .sizes import LeftOut, Shape
+from .statistics import Median, verdict
+
+SCHEMA, VERSION = "metalmm-bench", 1
+
+
+class ResultError(Error, ValueError):
+    """A file that holds no results, or others than were asked for."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A shape's winner by the median. ties: those that the run cannot tell from it; runner_up: the next by median, a tie or not."""
+
+    winner: Result
+    median: Median
+    ties: tuple[str, ...]
+    runner_up: Result | None
+    baseline: Result | None
+
+    @property
+    def over_baseline(self) -> float | None:
+        """How many times the winner's median the baseline's is."""
+        if self.baseline is None or not self.baseline.is_right:
+            return None
+        return sorted(self.baseline.times)[len(self.baseline.times) // 2] / self.median.value if self.median.value else None
+
+
+def decide(run: ShapeRun, bad_rel: float = 1e-3) -> Decision | None:
+    """Among those that ran to the end; None where nothing is right."""
+    noise = run.noise
+    ranked = []
+    for r in run.results:
+        median = r.median(noise)
+        # One that was stopped was many times slower than the best beside it; its few samples are of another moment than the others' many.
+        if r.is_right and not r.stopped and r.max_rel <= bad_rel and median:
+            ranked.append((median.value, len(ranked), r, median))
+    ranked.sort()
+    if not ranked:
+        return None
+    _, _, winner, best = ranked[0]
+    ties = tuple(r.variant for _, _, r, m in ranked[1:] if verdict(best, m) != "slower")
+    baseline = next((r for r in run.results if r.variant == run.baseline), None)
+    return Decision(winner, best, ties, ranked[1][2] if len(ranked) > 1 else None, baseline)
+
+
+@dataclass
+class Run:
+    """One benchmark run, whole or interrupted."""
+
+    environment: dict[str, Any]
+    arguments: dict[str, Any]
+    shapes: list[ShapeRun] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    copy_gbps: float | None = None
+    planned: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.shapes) >= self.planned
+
+    @property
+    def bad_rel(self) -> float:
+        return float(self.arguments.get("bad_rel", 1e-3))
+
+    def bad(self) -> list[tuple[Shape, Result]]:
+        """Results that are wrong or failed."""
+        return [(s.shape, r) for s in self.shapes for r in s.results if r.failed or r.wrong or r.max_rel > self.bad_rel]
+
+    def unrunnable(self) -> list[Shape]:
+        """Shapes on which nothing ran."""
+        return [s.shape for s in self.shapes if not s.results]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "complete": self.is_complete,
+            "planned": self.planned,
+            "environment": self.environment,
+            "arguments": self.arguments,
+            "copy_gbps": self.copy_gbps,
+            "skipped": self.skipped,
+            "left_out": [vars(gone) for gone in self.left_out],
+            "shapes": [_shape_json(s, self.bad_rel) for s in self.shapes],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Run:
+        return Run(
+            environment=data["environment"],
+            arguments=data["arguments"],
+            shapes=[_shape_from(s) for s in data["shapes"]],
+            skipped=data["skipped"],
+            left_out=[LeftOut(**gone) for gone in data["left_out"]],
+            copy_gbps=data["copy_gbps"],
+            planned=data["planned"],
+        )
+
+
+def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
+    from . import report
+
+    tags = report.tags(s.results, s.baseline, bad_rel)
+    decision = decide(s, bad_rel)
+    return {
+        "shape": s.shape.as_json(),
+        "bytes": s.shape.bytes,
+        "weight_copies": s.copies,
+        "baseline": s.baseline,
+        "noise": s.noise,
+        "winner": decision.winner.variant if decision else None,
+        "ties": list(decision.ties) if decision else [],
+        "twin": _result_json(s.twin, s.shape) if s.twin else None,
+        "results": [{**_result_json(r, s.shape), "tags": tags[r.variant]} for r in s.results],
+    }
+
+
+def _result_json(r: Result, shape: Shape) -> dict[str, Any]:
+    median = r.median()
+    return {
+        "variant": r.variant,
+        "kernel_sha256": manifest.kernel_sha256(r.variant, shape.spec),
+        "gpu_ms": r.gpu,
+        "cpu_ms": r.cpu,
+        "avg_gpu_ms": r.avg_gpu,
+        "avg_cpu_ms": r.avg_cpu if r.cpu else None,
+        "median_ms": median.value if median else None,
+        "interval_ms": [median.low, median.high] if median else None,
+        "max_abs": r.max_abs if math.isfinite(r.max_abs) else None,
+        "max_rel": r.max_rel if math.isfinite(r.max_rel) else None,
+        "wrong": r.wrong,
+        "failed": r.failed,
+        "unlikely": r.unlikely,
+        "stopped": r.stopped,
+        "checked": r.checked,
+    }
+
+
+def _shape_from(data: Mapping[str, Any]) -> ShapeRun:
+    twin = _result_from(data["twin"]) if data["twin"] else None
+    return ShapeRun(
+        Shape.from_json(data["shape"]), [_result_from(r) for r in data["results"]], twin, data["weight_copies"], data["baseline"]
+    )
+
+
+def _result_from(data: Mapping[str, Any]) -> Result:
+    names = ("variant", "wrong", "failed", "unlikely", "stopped", "checked")
+    infinite = {key: math.inf if data[key] is None else data[key] for key in ("max_abs", "max_rel")}
+    return Result(gpu=list(data["gpu_ms"]), cpu=list(data["cpu_ms"]), **infinite, **{name: data[name] for name in names})
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Whole or not at all: beside the file first, then in its place. Raises OSError."""
+    path = Path(path)
+    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(fresh, 0o666 & ~mask)  # as open() would have made it
+        os.replace(fresh, path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def give_json(where: str | None, data: Any) -> None:
+    """What --json asks for: nothing, a file, or standard output. Raises OSError, ResultError for a file that is none of ours."""
+    if where == "-":
+        print(json.dumps(data, indent=1))
+    elif where is not None:
+        check_writable(Path(where))
+        write_json(where, data)
+
+
+def check_writable(path: Path) -> None:
+    """Before a run, not after. Raises ResultError for what is there and no JSON of ours, OSError."""
+    if path.is_dir():
+        raise ResultError(f"--json {path}: it is a folder")
+    if path.exists():
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip()
+        if start and b'"schema"' not in start:
+            raise ResultError(f"--json {path}: there is a file that is no JSON of ours; it would be overwritten")
+    probe = path.with_name(f".{path.name}.{os.getpid()}")
+    probe.touch()
+    probe.unlink()
+
+
+def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
+    """What such a file holds. Raises ResultError naming what is there instead."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultError(f"{path}: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != schema:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise ResultError(f"{path}: it holds {found!r}, not {schema!r}")
+    if data.get("version") != version:
+        raise ResultError(f"{path}: version {data.get('version')!r} of {schema}; this metalmm reads version {version}")
+    return data
+
+
+def load(path: str | Path) -> Run:
+    """Raises ResultError."""
+    data = read_json(path, SCHEMA, VERSION)
+    try:
+        return Run.from_json(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ResultError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
+
+
+def same_runs(a: Mapping[str, Any], b: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    """Which of `keys` differ."""
+    return [key for key in keys if a.get(key) != b.get(key)]

@@ -1,0 +1,121 @@
+"""metalmm's own dispatches as the events of a profile log, so that `metalmm profile analyze` reads our runs, and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from .. import _core
+from ..errors import ArgumentError
+
+
+class _Tracer:
+    """Writes what the extension tells it. Under a lock of its own: threads dispatch at once."""
+
+    def __init__(self, log: IO[str], chrome: list[dict[str, Any]]) -> None:
+        self._log, self._chrome, self._lock, self._start = log, chrome, threading.Lock(), time.perf_counter()
+        self._owner = os.getpid()
+
+    def __call__(
+        self,
+        what: str,
+        dispatches: list[tuple[str, tuple[int, int, int], _core.MatmulSpec | None]],
+        times: list[float | None],
+        encode: float,
+        commit: float,
+        wait: float,
+        device: float | None,
+    ) -> None:
+        if os.getpid() != self._owner:  # a child of fork(), whose events are not this trace's
+            return
+        now = time.perf_counter() - self._start
+        events: list[tuple[str, dict[str, Any]]] = []
+        known = [*times, *[None] * (len(dispatches) - len(times))]
+        if what == "call" and known[0] is None:
+            known = [device]
+        at = now - (device if device is not None else wait)
+        for (name, grid, spec), seconds in zip(dispatches, known, strict=False):
+            op_name = f"metalmm/{'kernel' if spec is None else 'matmul'}/{name}"
+            events.append(("GpuKernelDispatched", {"kernel_name": name, "op_name": op_name, "thread_groups": list(grid)}))
+            if seconds is None:
+                continue
+            data: dict[str, Any] = {"op_name": op_name, "backend": name.split("/")[0], "duration_us": _us(seconds)}
+            if spec is not None:
+                data["data"] = _pairs(name, spec)
+            events.append(("GpuOpCompleted", data))
+            self._span(name, at, seconds, "device", data.get("data"))
+            at += seconds
+        scope = f"metalmm/{what}"
+        events.append(("GpuOpCompleted", {"op_name": f"{scope}/cb_wait", "backend": "metalmm", "duration_us": _us(wait)}))
+        if device is not None:
+            events.append(("GpuOpCompleted", {"op_name": f"{scope}/cb_gpu", "backend": "metalmm", "duration_us": _us(device)}))
+        if what != "call":
+            host = {"parent_op_name": scope, "internal_kernel_name": "encode", "duration_us": _us(encode)}
+            events.append(("InternalKernelCompleted", host))
+            events.append(("InternalKernelCompleted", {**host, "internal_kernel_name": "commit", "duration_us": _us(commit)}))
+        self._span(f"{what} of {len(dispatches)}: wait", now - wait, wait, "host", None)
+        stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        rest = {"timestamp": stamp, "span_id": None, "parent_span_id": None, "span_name": None}
+        with self._lock:
+            for kind, data in events:
+                self._log.write(json.dumps({**rest, "event": {"type": kind, "data": data}}) + "\n")
+
+    def _span(self, name: str, at: float, seconds: float, track: str, arguments: dict[str, Any] | None) -> None:
+        thread = threading.get_ident() % 1_000_000 if track == "host" else 0
+        span = {"name": name, "cat": track, "ph": "X", "ts": at * 1e6, "dur": seconds * 1e6, "pid": self._owner, "tid": thread}
+        with self._lock:
+            self._chrome.append({**span, **({"args": arguments} if arguments else {})})
+
+
+def _us(seconds: float) -> int:
+    return max(0, round(seconds * 1e6))
+
+
+def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
+    op = "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
+    pairs = {"op": op, "backend": variant.split("/")[0], "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
+    more: dict[str, object] = {"tA": int(spec.transpose_a), "tB": int(spec.transpose_b)}
+    if spec.bias:
+        more["bias"] = 1
+    if op == "matmul_alpha_beta" or spec.alpha != 1 or spec.beta:
+        more.update(alpha=f"{spec.alpha:.4f}", beta=f"{spec.beta:.4f}")
+    return {key: str(value) for key, value in {**pairs, **more}.items()}
+
+
+_active = threading.Lock()
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """Writes what metalmm dispatches inside the with block to `path`, in the format that `metalmm profile analyze` reads: each dispatch
+    with its matmul's sizes, and of each call, batch and replay what the host waited (cb_wait) and the device worked (cb_gpu). chrome: a
+    file for ui.perfetto.dev or chrome://tracing as well, in which the dispatches of a batch stand one after another before its end.
+
+    Batches opened inside are timed dispatch by dispatch, where the device can, which keeps them from overlapping. Durations are whole
+    microseconds, as the format has them. What is still under way at the end of the block is not in it. Off, it costs nothing that can be
+    measured. Raises ArgumentError where a trace is under way already, OSError for a path that cannot be written.
+    """
+    if not _active.acquire(blocking=False):
+        raise ArgumentError("trace: one is under way already; end it first")
+    try:
+        spans: list[dict[str, Any]] = []
+        if chrome is not None:
+            Path(chrome).touch()
+        with open(path, "w", encoding="utf-8") as log:
+            _core._set_trace(_Tracer(log, spans))
+            try:
+                yield
+            finally:
+                _core._set_trace(None)
+        if chrome is not None:
+            names = [{"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": {"name": "device"}}]
+            Path(chrome).write_text(json.dumps({"traceEvents": [*names, *spans]}))
+    finally:
+        _active.release()

@@ -1,0 +1,202 @@
+"""Which variant for which shape: what `metalmm tune` measured, kept by device, and what "auto" makes of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _core, manifest
+from .errors import Error, UnsupportedError
+
+if TYPE_CHECKING:
+    from .device import Device
+
+SCHEMA, VERSION = "metalmm-tuning", 1
+_NEAR = 2.0  # n and k of a shape that a choice may be taken from: within this factor
+
+
+class TuningError(Error, ValueError):
+    """A tuning file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a choice goes by: sizes, layout, epilogue and type. alpha: other than 1; beta: other than 0."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    layout: str
+    bias: bool
+    alpha: bool
+    beta: bool
+    dtype: str
+
+    @staticmethod
+    def of(spec: _core.MatmulSpec) -> Key:
+        return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, spec.bias, spec.alpha != 1.0, spec.beta != 0.0, spec.dtype)
+
+    def distance(self, other: Key) -> float:
+        """How far apart in n and k, as powers of two; infinite for what is another kind of operation."""
+        same = (self.m, self.layout, self.dtype, self.batch > 1) == (other.m, other.layout, other.dtype, other.batch > 1)
+        return max(abs(math.log2(self.n / other.n)), abs(math.log2(self.k / other.k))) if same else math.inf
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant for a shape. median_ms: what it took; kernel_sha256: of the MSL that was measured; time: when."""
+
+    key: Key
+    variant: str
+    kernel_sha256: str | None
+    median_ms: float
+    time: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Choice:
+        return Choice(Key(**data["key"]), data["variant"], data["kernel_sha256"], float(data["median_ms"]), data["time"])
+
+
+def device_key(device: Device) -> str:
+    """What choices are kept under: the kind of device and the hardware."""
+    from .bench.runner import cpu_name  # what a report calls it, too
+
+    name = device.info.get("name") or cpu_name()
+    return f"{device.name}: {name}" + (f", {device.threads} threads" if device.threads else "")
+
+
+def default_path() -> Path:
+    """$METALMM_TUNING, else tuning.json in the user's own data folder for metalmm."""
+    if chosen := os.environ.get("METALMM_TUNING"):
+        return Path(chosen)
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Application Support" / "metalmm" / "tuning.json"
+        return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "metalmm" / "tuning.json"
+    except RuntimeError:
+        raise TuningError("there is no home folder to keep a tuning in; set METALMM_TUNING to a file") from None
+
+
+def read(path: Path) -> dict[str, list[Choice]]:
+    """Choices by device. Raises TuningError."""
+    from .bench import results
+
+    try:
+        data = results.read_json(path, SCHEMA, VERSION)
+        return {key: [Choice.from_json(c) for c in choices] for key, choices in data["devices"].items()}
+    except results.ResultError as error:
+        raise TuningError(str(error)) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TuningError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
+
+
+def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
+    """Adds to the file what was chosen on that device; what it says of other shapes and devices stays. Raises TuningError, OSError."""
+    from .bench import results
+
+    kept = read(path) if path.exists() else {}
+    merged = {c.key: c for c in [*kept.get(device, []), *choices]}
+    kept[device] = list(merged.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    devices = {key: [c.as_json() for c in all_of_it] for key, all_of_it in kept.items()}
+    results.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
+
+
+_lock = threading.RLock()
+_loaded: dict[str, list[Choice]] | None = None  # None: nothing was looked for yet
+_path: Path | None = None
+
+
+def load_tuning(path: str | os.PathLike[str] | None = None) -> int:
+    """Makes `"auto"` go by that file, which `metalmm tune` wrote; by default $METALMM_TUNING, else the one in the user's data folder.
+
+    Returns how many choices it holds. Without a call, the default file is read when "auto" is first asked. Raises TuningError for one that
+    is not there or cannot be read.
+    """
+    global _loaded, _path
+    chosen = Path(path) if path is not None else default_path()
+    found = read(chosen)
+    with _lock:
+        _loaded, _path = found, chosen
+    _core._forget_choices()
+    return sum(len(choices) for choices in found.values())
+
+
+def _choices(device: Device) -> list[Choice]:
+    global _loaded, _path
+    with _lock:
+        if _loaded is None:
+            _path = default_path()
+            _loaded = read(_path) if _path.exists() else {}
+        return _loaded.get(device_key(device), [])
+
+
+def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
+    """The variant that "auto" stands for, and why. In this order: what was tuned for this very shape on this device; what was tuned for
+    the nearest one of its kind, n and k within a factor of two; what was measured best near it on such a device; the first of the device's
+    preferred variants that takes it; any that is on; any. Raises UnsupportedError where none does, TuningError for a file that is broken."""
+
+    def usable(name: str) -> bool:
+        try:
+            v = manifest.get(name)
+        except Error:
+            return False
+        return v.runs_on(device.name) and not v.lacks(spec)
+
+    key = Key.of(spec)
+    tuned = sorted((c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)), key=lambda c: (c.key != key, key.distance(c.key)))
+    stale = []
+    for c in tuned:
+        if not usable(c.variant):
+            continue
+        if c.kernel_sha256 != manifest.kernel_sha256(c.variant, spec_of(c.key)):
+            stale.append(c.variant)
+            continue
+        what = "this shape" if c.key == key else f"the near shape n={c.key.n} k={c.key.k}"
+        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
+    if key.m == 1 and key.batch == 1 and key.dtype == "float16":
+        near = [(max(abs(math.log2(key.n / n)), abs(math.log2(key.k / k))), name, n, k) for layout, n, k, name in device.backend.winners if layout == key.layout]
+        for distance, name, n, k in sorted(near):
+            if distance <= math.log2(_NEAR) and usable(name):
+                return name, f"measured best on n={n} k={k} by the user's runs on such a device; not tuned on this one" + _stale_text(stale)
+    for name in device.backend.preferred:
+        if usable(name):
+            return name, f"nothing is tuned near it on {device_key(device)}; the first of device {device.name}'s preferred that takes it" + _stale_text(stale)
+    for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
+        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
+    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}")
+
+
+def _stale_text(stale: list[str]) -> str:
+    return f" (a choice of {stale[0]} is not used: its kernel has changed since; tune again)" if stale else ""
+
+
+def spec_of(key: Key) -> _core.MatmulSpec:
+    """An operation of that key; the factors stand for any."""
+    return _core.MatmulSpec(
+        key.m,
+        key.n,
+        key.k,
+        key.batch,
+        transpose_a=key.layout[0] == "t",
+        transpose_b=key.layout[1] == "t",
+        bias=key.bias,
+        alpha=0.5 if key.alpha else 1.0,
+        beta=0.5 if key.beta else 0.0,
+        dtype=key.dtype,
+    )
+
+
+def choose_variant(device: Device, spec: _core.MatmulSpec) -> str:
+    """For the extension, which asks once for a shape and device."""
+    return choose(device, spec)[0]
