@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, backends, manifest
+from . import __version__, _core, backends, manifest, tuning
 from .bench import command as bench_command
+from .bench import compare, frameworks, html, results, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
 from .errors import Error
@@ -41,6 +42,26 @@ def _list(args: argparse.Namespace) -> int:
             state += f" (device {', '.join(v.devices)})"
         kernel = v.library or f"{v.source.name}:{v.kernel}"
         rows.append((str(v), kernel, f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), parameters, _supports(v), state))
+    if args.json:
+        listed = [
+            {
+                "id": str(v),
+                "kernel": v.kernel or None,
+                "library": v.library or None,
+                "source": v.source.name,
+                "parameters": v.params,
+                "tile": v.tile,
+                "threads": v.threads,
+                "supports": v.supports,
+                "without": v.without,
+                "devices": v.devices,
+                "off": v.reason or None,
+            }
+            for v in chosen
+        ]
+        results.give_json(args.json, {"schema": "metalmm-variants", "version": 1, "variants": listed})
+        if args.json == "-":
+            return 0
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
     for row in rows:
         print("  ".join([*(cell.ljust(w) for cell, w in zip(row[:6], widths, strict=True)), row[6]]).rstrip())
@@ -72,40 +93,88 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
     return f"{int(counted['barriers']) / int(counted['threadgroups']):g} a threadgroup"
 
 
+_SEEDS_GBPS = 142.0  # what the user's machine sustained at n=151936; of a GPU whose figure nobody measured
+_LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
+
+
 def _explain(args: argparse.Namespace) -> int:
-    v, spec = manifest.get(args.id), parse_spec([*args.spec, *(args.spec_text or "").split()])
+    spec = parse_spec([*args.spec, *(args.spec_text or "").split()])
+    device = default_device()
+    facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
+    why = ""
+    if args.id == "auto":
+        name, why = tuning.choose(device, spec)
+        v = manifest.get(name)
+    else:
+        v = manifest.get(args.id)
     if lack := v.lacks(spec):
         others = [str(o) for o in variants(spec, enabled=True)]
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
         return 1
-    device = default_device()
     if not v.runs_on(device.name):
         device = Device(v.devices[0])
-    print(f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}")
-    print(f"  {spec!r}")
+    lines = [
+        f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}",
+        f"  {spec!r}",
+    ]
+    if why:
+        lines.append(f"  auto                {why}")
     if not v.enabled:
-        print(f"  off by default: {v.reason}")
+        lines.append(f"  off by default: {v.reason}")
+    facts.update(variant=str(v), why=why or None, device=device.name, off=v.reason or None)
     if not v.library:
-        grid, limit, memory = _core._describe(device, v, spec)
-        groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
-        print(f"  device              {device.name}: the limits below are its own")
-        print(f"  grid                {grid[0]} x {grid[1]} x {grid[2]} threadgroups of {v.tile[0]} x {v.tile[1] or spec.n} outputs")
-        print(
-            f"  threads             {v.threads} a threadgroup (limit {limit}), {groups * v.threads} in all, {groups * v.threads / outputs:.3g} an output"
-        )
-        print(f"  threadgroup memory  {memory} bytes of {device.info['max_threadgroup_memory_length']}")
-        if v.runs_on(backends.counting_barriers()):
-            print(f"  barriers            {_barriers(v, spec)}")
-    least = spec.least_bytes
-    flops = 2 * spec.m * spec.n * spec.k * spec.batch
-    print(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
+        lines += _dispatch_lines(device, v, spec, facts)
+    least, flops = spec.least_bytes, 2 * spec.m * spec.n * spec.k * spec.batch
+    lines.append(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
+    facts.update(least_bytes=least, operations=flops)
+    if args.json != "-":
+        print("\n".join(lines))
+    results.give_json(args.json, facts)
     return 0
+
+
+def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: dict[str, Any]) -> list[str]:
+    grid, limit, memory = _core._describe(device, v, spec)
+    groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
+    lines = [
+        f"  device              {device.name}: the limits below are its own",
+        f"  grid                {grid[0]} x {grid[1]} x {grid[2]} threadgroups of {v.tile[0]} x {v.tile[1] or spec.n} outputs",
+        f"  threads             {v.threads} a threadgroup (limit {limit}), {groups * v.threads} in all, {groups * v.threads / outputs:.3g} an output",
+        f"  threadgroup memory  {memory} bytes of {device.info['max_threadgroup_memory_length']}",
+    ]
+    facts.update(grid=list(grid), threads=v.threads, threads_limit=limit, threadgroup_memory=memory)
+    if v.runs_on(backends.counting_barriers()):
+        facts["barriers"] = _barriers(v, spec)
+        lines.append(f"  barriers            {facts['barriers']}")
+    if loads := v.loads(spec):
+        rounds, each, together = loads
+        known = device.backend.memory_gbps(device)
+        gbps, where = (known, str(device.info["name"])) if known else (_SEEDS_GBPS, "the user's Apple GPU")
+        product = gbps * 1e9 * _LATENCY
+        keeps = together >= min(product, spec.k * spec.n * spec.batch * (4 if spec.dtype == "float32" else 2))
+        lines += [
+            f"  load rounds         {rounds} one after another a thread, {each} bytes of B in flight each: about {rounds * _LATENCY * 1e6:.1f} us if nothing hides them",
+            f"  bytes in flight     {together / 1e3:.1f} KB over the whole GPU; {where} ({gbps:g} GB/s, {_LATENCY * 1e6:g} us a load) needs {product / 1e3:.0f} KB",
+        ]
+        if not keeps:
+            lines.append("  CANNOT KEEP THE MEMORY BUSY on this shape: fewer bytes are in flight than latency times bandwidth")
+        facts["loads"] = {
+            "rounds": rounds,
+            "bytes_each": each,
+            "bytes_in_flight": together,
+            "needed": product,
+            "gbps": gbps,
+            "keeps_memory_busy": keeps,
+        }
+    return lines
 
 
 def _common(device: bool = True) -> argparse.ArgumentParser:
     """What every command takes."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md); again for more")
+    parser.add_argument(
+        "--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md); again for more"
+    )
     parser.add_argument("--device", choices=backends.names(), help="default: $METALMM_DEVICE, else metal where there is one")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it all there as JSON; to standard output without FILE")
     return parser
@@ -120,7 +189,14 @@ def _parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)
 
     bench_command.add_arguments(add("bench", "which variant is right and which is fastest on each shape"))
-    profile_command.add_arguments(add("profile", "an inference engine's log: sections to read, or the sizes file that bench takes"), _common)
+    step.add_arguments(add("step", "a whole decode step as one recording: how long it is under one choice of variants or another"))
+    tune_command.add_arguments(add("tune", "measure, and keep the choice for matmul('auto', ...)"))
+    compare.add_arguments(add("compare", "two bench results: what became faster or slower"))
+    frameworks.add_arguments(add("frameworks", "operations of MLX, PyTorch and metalmm side by side, for what is installed"))
+    html.add_arguments(add("report", "results as one page to show"))
+    profile_command.add_arguments(
+        add("profile", "an inference engine's log: sections to read, or the sizes file that bench takes"), _common
+    )
     listing = add("variants", "ids, parameters, what they take, which are off and why")
     listing.add_argument("--family")
     listing.add_argument("--all", action="store_true", help="those that are off, too")

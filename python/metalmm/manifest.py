@@ -39,6 +39,9 @@ _FIELDS = {
     "baseline",
     "library",
     "devices",
+    "search",
+    "flight",
+    "busy",
 }
 _OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
@@ -56,6 +59,8 @@ class Variant(str):
     Attributes: family, name; enabled and, if not, reason; source (path of the .metal file), kernel (template in it),
     template (names of its arguments) and params (their values); tile (bm, bn: outputs of a threadgroup; bn 0: all columns), threads of
     a threadgroup; supports (sizes, layouts, epilogue); types of operands that it takes, and without: why it does not take the others;
+    flight (elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said), busy
+    (how many threads of a threadgroup load, likewise; empty or 0: all);
     baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; library, if it is a library's
     matmul and no kernel of ours; manifest, the file that it is from.
     """
@@ -75,6 +80,8 @@ class Variant(str):
     library: str
     devices: tuple[str, ...]
     without: dict[str, str]
+    flight: str
+    busy: str
     manifest: Path
 
     @property
@@ -97,6 +104,22 @@ class Variant(str):
         chosen[_TYPE] = _MSL_TYPES[OPERAND_TYPES[specialization >> _core._TYPE_SHIFT]]
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
         return f"{self.kernel}<{', '.join(values[name] for name in self.template)}>"
+
+    def loads(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
+        """Of a thread: how often it waits for loads of B that none before it hides, one round after another, and the bytes of B that it
+        has in flight meanwhile; and those of all threads together. None where the manifest does not say."""
+        if not self.flight:
+            return None
+        each = min(max(1, evaluate(self.flight, self._numbers())), spec.k * spec.n)
+        columns = min(self.tile[1] or spec.n, spec.n)
+        groups = -(-spec.n // columns) * -(-spec.m // self.tile[0]) * spec.batch
+        threads = min(self.threads, (evaluate(self.busy, self._numbers()) if self.busy else 0) or self.threads)
+        item = 4 if spec.dtype == "float32" else 2
+        rounds = -(-spec.k * columns // (threads * each))
+        return max(1, rounds), each * item, min(each * threads * groups, spec.k * spec.n * spec.batch) * item
+
+    def _numbers(self) -> dict[str, int]:
+        return {"threads": self.threads, **{key: int(value) for key, value in self.params.items()}}
 
     def assemble(self, specialization: int) -> str:
         """The MSL source of that instance; nothing for what a library computes alone."""
@@ -190,11 +213,21 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
             _registry[str(v)] = v  # first: who builds a pipeline from now on builds the new one, and what was built before is forgotten
             _core._register_variant(**row)
             _forget_pipelines(v)
-        for gone in [v for v in _registry.values() if v.manifest == path and v not in loaded]:
-            del _registry[str(gone)]
-            _forget_pipelines(gone)
-            _core._unregister_variant(str(gone))
+        _remove([v for v in _registry.values() if v.manifest == path and v not in loaded])
     return list(loaded.values())
+
+
+def unload(path: Path) -> None:
+    """Takes the variants of a manifest out again."""
+    with _lock():
+        _remove([v for v in _registry.values() if v.manifest == path.resolve()])
+
+
+def _remove(gone: Sequence[Variant]) -> None:
+    for v in gone:
+        del _registry[str(v)]
+        _forget_pipelines(v)
+        _core._unregister_variant(str(v))
 
 
 def _forget_pipelines(v: Variant) -> None:
@@ -252,6 +285,8 @@ def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
     kernels = {name: _table(path, f"kernels.{name}", k) for name, k in _table(path, "kernels", data.get("kernels", {})).items()}
     for name, template in kernels.items():
         _check_keys(f"{path}: kernels.{name}", template, _arguments(template))
+        if "search" in template:
+            _check_search(f"{path}: kernels.{name}", template)
         template.setdefault("kernel", name)
         template.setdefault("source", f"{name}.metal")
     for name, family in _table(path, "families", data.get("families", {})).items():
@@ -374,6 +409,13 @@ class _Entry:
             self.table = {**self.table, "source": self.path.name, "kernel": "", "template": []}
         self._source()
         self._parameters()
+        v.flight, v.busy = str(self.take("flight", str, "")), str(self.take("busy", str, ""))
+        for key, rule in (("flight", v.flight), ("busy", v.busy)):
+            try:
+                if rule:
+                    evaluate(rule, v._numbers())
+            except ValueError:
+                raise self.fail(f"{key} is {rule!r}; it takes + - * // of parameters and whole numbers") from None
         self._supports()
         self._types()
         return v
@@ -421,19 +463,9 @@ class _Entry:
         if not isinstance(rule, str) or len(rule) > 200:
             return None
         values = {"threads": self.v.threads, **self.v.params}
-
-        def value(node: ast.AST) -> int:
-            if isinstance(node, ast.Constant) and type(node.value) is int:
-                return node.value
-            if isinstance(node, ast.Name) and type(values.get(node.id)) is int:
-                return values[node.id]
-            if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-                return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            raise ValueError
-
         try:
-            return value(ast.parse(rule, mode="eval").body)
-        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+            return evaluate(rule, values)
+        except ValueError:
             raise self.fail(
                 f"tile has {rule!r}; it takes a number, a parameter, or + - * // of them; there are: {', '.join(values)}"
             ) from None
@@ -476,6 +508,79 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
 }
+_CONDITIONS: dict[type, Callable[[int, int], int]] = {
+    **_OPERATORS,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def evaluate(rule: str, values: Mapping[str, int], operators: Mapping[type, Callable[[int, int], int]] = _OPERATORS) -> int:
+    """What an expression of whole numbers and names gives. Raises ValueError for any other."""
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name) and type(values.get(node.id)) is int:
+            return values[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in operators:
+            return int(operators[type(node.op)](value(node.left), value(node.right)))
+        if operators is _CONDITIONS and isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in operators:
+            return int(operators[type(node.ops[0])](value(node.left), value(node.comparators[0])))
+        if operators is _CONDITIONS and isinstance(node, ast.BoolOp):
+            parts = [bool(value(part)) for part in node.values]
+            return int(all(parts) if isinstance(node.op, ast.And) else any(parts))
+        raise ValueError
+
+    try:
+        return value(ast.parse(rule, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def holds(condition: str, values: Mapping[str, int]) -> bool:
+    """Whether a condition does: comparisons of expressions, with and, or. Raises ValueError for what is none."""
+    return bool(evaluate(condition, values, _CONDITIONS))
+
+
+def search_space(path: Path) -> dict[str, dict[str, Any]]:
+    """The kernels of a manifest that say what `metalmm tune --search` may try: their tables by name, `search` as
+    {argument: values} and "where": conditions. Raises ManifestError."""
+    found = {}
+    data = tomllib.loads(path.read_text())
+    for name, table in data.get("kernels", {}).items():
+        if "search" in table:
+            found[name] = {"kernel": name, "source": f"{name}.metal", **table}
+            _check_search(f"{path}: kernels.{name}", found[name])
+    return found
+
+
+def _check_search(where: str, table: Mapping[str, Any]) -> None:
+    search = table["search"]
+    if not isinstance(search, dict):
+        raise ManifestError(f"{where}: search is {search!r}; it takes a table of template arguments with lists of values")
+    arguments = _arguments(table) | {"threads"}
+    sample = {name: 1 for name in (*arguments, *_SIZES)}
+    for key, values in search.items():
+        if key != "where" and key not in arguments:
+            raise ManifestError(f"{where}: search has '{key}', which is no argument of the template; {_hint(key, sorted(arguments))}")
+        kind = str if key == "where" else int
+        if not isinstance(values, list) or not values or not all(isinstance(x, kind) for x in values):
+            raise ManifestError(
+                f"{where}: search.{key} is {values!r}; it takes a list of {'conditions' if kind is str else 'whole numbers'}"
+            )
+        for condition in values if key == "where" else ():
+            try:
+                holds(condition, sample)
+            except ValueError:
+                raise ManifestError(
+                    f"{where}: search.where has {condition!r}; it takes comparisons of + - * // % of arguments and m, n, k, batch"
+                ) from None
 
 
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}

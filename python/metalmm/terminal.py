@@ -60,7 +60,9 @@ class Progress:
     """What goes on, on standard error: a line that is redrawn on a terminal, now and then a plain one elsewhere. A context manager."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._quiet, self._bar, self._task = quiet, None, None
+        self._quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
         self._done, self._total, self._started, self._last, self._what = 0.0, 0.0, time.monotonic(), time.monotonic(), ""
 
     def __enter__(self) -> Progress:
@@ -71,7 +73,9 @@ class Progress:
                 rich.progress.BarColumn(bar_width=20),
                 rich.progress.MofNCompleteColumn(),
                 rich.progress.TimeRemainingColumn(compact=True),
-                rich.progress.TextColumn("[dim]{task.fields[note]}", table_column=rich.table.Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+                rich.progress.TextColumn(
+                    "[dim]{task.fields[note]}", table_column=rich.table.Column(no_wrap=True, overflow="ellipsis", ratio=1)
+                ),
                 console=err,
                 transient=True,
                 expand=True,

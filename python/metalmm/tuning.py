@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, manifest
 from .errors import Error, UnsupportedError
+from .fork import Lock
 
 if TYPE_CHECKING:
     from .device import Device
@@ -112,7 +112,7 @@ def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
     results.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
 
 
-_lock = threading.RLock()
+_lock = Lock()
 _loaded: dict[str, list[Choice]] | None = None  # None: nothing was looked for yet
 _path: Path | None = None
 
@@ -126,7 +126,7 @@ def load_tuning(path: str | os.PathLike[str] | None = None) -> int:
     global _loaded, _path
     chosen = Path(path) if path is not None else default_path()
     found = read(chosen)
-    with _lock:
+    with _lock():
         _loaded, _path = found, chosen
     _core._forget_choices()
     return sum(len(choices) for choices in found.values())
@@ -134,7 +134,7 @@ def load_tuning(path: str | os.PathLike[str] | None = None) -> int:
 
 def _choices(device: Device) -> list[Choice]:
     global _loaded, _path
-    with _lock:
+    with _lock():
         if _loaded is None:
             _path = default_path()
             _loaded = read(_path) if _path.exists() else {}
@@ -154,7 +154,9 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         return v.runs_on(device.name) and not v.lacks(spec)
 
     key = Key.of(spec)
-    tuned = sorted((c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)), key=lambda c: (c.key != key, key.distance(c.key)))
+    tuned = sorted(
+        (c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)), key=lambda c: (c.key != key, key.distance(c.key))
+    )
     stale = []
     for c in tuned:
         if not usable(c.variant):
@@ -165,13 +167,21 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         what = "this shape" if c.key == key else f"the near shape n={c.key.n} k={c.key.k}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
     if key.m == 1 and key.batch == 1 and key.dtype == "float16":
-        near = [(max(abs(math.log2(key.n / n)), abs(math.log2(key.k / k))), name, n, k) for layout, n, k, name in device.backend.winners if layout == key.layout]
+        near = [
+            (max(abs(math.log2(key.n / n)), abs(math.log2(key.k / k))), name, n, k)
+            for layout, n, k, name in device.backend.winners
+            if layout == key.layout
+        ]
         for distance, name, n, k in sorted(near):
             if distance <= math.log2(_NEAR) and usable(name):
                 return name, f"measured best on n={n} k={k} by the user's runs on such a device; not tuned on this one" + _stale_text(stale)
     for name in device.backend.preferred:
         if usable(name):
-            return name, f"nothing is tuned near it on {device_key(device)}; the first of device {device.name}'s preferred that takes it" + _stale_text(stale)
+            return (
+                name,
+                f"nothing is tuned near it on {device_key(device)}; the first of device {device.name}'s preferred that takes it"
+                + _stale_text(stale),
+            )
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}")
@@ -197,6 +207,9 @@ def spec_of(key: Key) -> _core.MatmulSpec:
     )
 
 
-def choose_variant(device: Device, spec: _core.MatmulSpec) -> str:
+def choose_variant(device: _core.Device, spec: _core.MatmulSpec) -> str:
     """For the extension, which asks once for a shape and device."""
+    from .device import Device
+
+    assert isinstance(device, Device)
     return choose(device, spec)[0]

@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Options of a device that tells of kernels which write elsewhere or take longer than `timeout` seconds, where it can."""
         ...
 
+    def memory_gbps(self, device: Device) -> float | None:
+        """What its memory moves, where somebody measured it on a GPU of that name."""
+        ...
+
     def facts(self, device: Device) -> dict[str, str | None]:
         """What a report says of it beside Device.info: compiler, and summary, a line for its head."""
         ...

@@ -103,6 +103,9 @@ class _Cpu:
     def watching(self, timeout: float) -> dict[str, Any]:
         return {"guards": True, "timeout": timeout}
 
+    def memory_gbps(self, device: Device) -> float | None:
+        return None
+
     def facts(self, device: Device) -> dict[str, str | None]:
         version = compiler.find_compiler().version
         return {"compiler": version, "summary": f"threads={device.threads} cpu={{cpu}} compiler={version}"}

@@ -26,6 +26,12 @@ class Options(TypedDict, total=False):
     max_bytes: int | None
 
 
+# GB/s of memory, of the families of GPUs; docs/method.md says where they are from.
+_GBPS = {
+    "M1": 68, "M1 Pro": 200, "M1 Max": 400, "M2": 100, "M2 Pro": 200, "M2 Max": 400, "M3": 100, "M3 Pro": 150, "M4": 120,
+}  # fmt: skip
+
+
 class _Metal:
     name = "metal"
     options: Sequence[str] = tuple(Options.__annotations__)
@@ -85,6 +91,9 @@ class _Metal:
 
     def watching(self, timeout: float) -> dict[str, Any]:
         return {}
+
+    def memory_gbps(self, device: Device) -> float | None:
+        return _GBPS.get(str(device.info["name"]).removeprefix("Apple "))
 
     def facts(self, device: Device) -> dict[str, str | None]:
         return {"compiler": None, "summary": f"gpu={device.info['name']} cpu={{cpu}} os={{os}}"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .. import Device, Error, Variant, backends, manifest, numerics
-from .runner import TIMEOUT_SECONDS, Inputs, Progress, first_lines
+from ..terminal import Progress
+from .runner import TIMEOUT_SECONDS, Inputs, first_lines
 from .sizes import Shape
 
 _MOST = 1 << 24  # multiplications
@@ -36,13 +37,22 @@ def reduced(v: Variant, shape: Shape) -> Shape:
     return shape
 
 
-def check(device: Device, v: Variant, shape: Shape, seed: int) -> tuple[str, str]:
-    """What is wrong with it, or nothing; and what was run, or why nothing was."""
+@dataclass(frozen=True)
+class Checked:
+    """wrong: how its result missed the bound; failed: what ended it; ran: what was run, or why nothing was."""
+
+    wrong: str = ""
+    failed: str = ""
+    ran: str = ""
+
+
+def check(device: Device, v: Variant, shape: Shape, seed: int) -> Checked:
     if not v.runs_on(device.name):
-        return "", f"not checked: it does not run on device {device.name}, which has the debug mode"
+        return Checked(ran=f"not checked: it does not run on device {device.name}, which has the debug mode")
     small = reduced(v, shape)
     if v.lacks(small.spec):
         small = shape
+    ran = f"debug mode: {small.short}"
     try:
         inputs = Inputs(device, small, seed, 1)
         prepared = device.prepare(v, inputs.a, inputs.weights[0], bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options)
@@ -50,15 +60,15 @@ def check(device: Device, v: Variant, shape: Shape, seed: int) -> tuple[str, str
         out.view(np.uint8)[...] = 0xFF
         prepared()
         wrong = numerics.mismatch(out, inputs.reference, inputs.bound)
-        return (f"check: {wrong}" if wrong else ""), f"debug mode: {small.short}"
+        return Checked(wrong and f"in debug mode, {small.short}: {wrong}", "", ran)
     except Error as error:
-        return f"check: {first_lines(str(error))}", f"debug mode: {small.short}"
+        return Checked("", f"in debug mode, {small.short}: {first_lines(str(error))}", ran)
 
 
-def check_all(work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, progress: Progress) -> dict[tuple[str, Shape], tuple[str, str]]:
+def check_all(work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, progress: Progress) -> dict[tuple[str, Shape], Checked]:
     """By variant and shape: what check() says."""
     pairs = [(v, shape) for shape, vs in work for v in vs]
-    found: dict[tuple[str, Shape], tuple[str, str]] = {}
+    found: dict[tuple[str, Shape], Checked] = {}
     if not pairs:
         return found
     name = backends.debugging()

@@ -34,8 +34,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser, positional: bool = Fals
     if positional:
         parser.add_argument("sizes", nargs="?", type=Path, metavar="SIZES|LOG", help="default: a Qwen2.5-0.5B decode")
     else:
-        parser.add_argument("--sizes", type=Path, metavar="SIZES|LOG", help="profile summary or log with the shapes (default: a Qwen2.5-0.5B decode)")
-    parser.add_argument("--spec", action="append", default=[], help="a shape instead, such as 'm=1 n=4864 k=896 nt bias calls=24'; again for more")
+        parser.add_argument(
+            "--sizes", type=Path, metavar="SIZES|LOG", help="profile summary or log with the shapes (default: a Qwen2.5-0.5B decode)"
+        )
+    parser.add_argument(
+        "--spec", action="append", default=[], help="a shape instead, such as 'm=1 n=4864 k=896 nt bias calls=24'; again for more"
+    )
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
 
 
@@ -44,16 +48,31 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     env = {key: value for key, value in os.environ.items() if value.strip()}
     parser.add_argument("--backends", default=env.get("MATMUL_BACKENDS"), help="families, comma-separated [MATMUL_BACKENDS]")
     parser.add_argument("--all", action="store_true", help="include the variants that are off")
-    parser.add_argument("--iters", type=int, default=env.get("MATMUL_BENCH_ITERS"), help="so many samples of each, instead of the rule [MATMUL_BENCH_ITERS]")
-    parser.add_argument("--warmup", type=int, default=env.get("MATMUL_BENCH_WARMUP", "1"), help="passes that do not count [MATMUL_BENCH_WARMUP]")
-    parser.add_argument("--spread", type=float, default=Rule.spread, help="measure until half the median's 95%% interval is at most this part of it")
+    parser.add_argument(
+        "--iters", type=int, default=env.get("MATMUL_BENCH_ITERS"), help="so many samples of each, instead of the rule [MATMUL_BENCH_ITERS]"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=env.get("MATMUL_BENCH_WARMUP", "1"), help="passes that do not count [MATMUL_BENCH_WARMUP]"
+    )
+    parser.add_argument(
+        "--spread", type=float, default=Rule.spread, help="measure until half the median's 95%% interval is at most this part of it"
+    )
     parser.add_argument("--least-time", type=float, default=Rule.least, help="seconds of samples of a variant, at least")
     parser.add_argument("--most-time", type=float, default=Rule.most, help="and at most")
     parser.add_argument(
-        "--bad-rel", type=float, default=env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3"), help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]"
+        "--bad-rel",
+        type=float,
+        default=env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3"),
+        help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]",
     )
+    parser.add_argument("--rounds", type=int, default=Rule.rounds, help="turns of each shape, apart in time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=None, help="run each variant in debug mode first; default: those of your own manifests")
+    parser.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run each variant in debug mode first; default: those of your own manifests",
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=["page", "seeds"], default="page", help="seeds: the older harness's lines, with its tags")
     parser.add_argument("--sort", choices=["gpu", "cpu"], help="of --format seeds; default: the manifest's order")
     parser.add_argument("--best-only", action="store_true", help="of --format seeds: only lines with a tag")
-    parser.add_argument("--cold", action="store_true", help="rotate the weights through copies that together are twice the last-level cache")
+    parser.add_argument(
+        "--cold", action="store_true", help="rotate the weights through copies that together are twice the last-level cache"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in the --json file")
     parser.set_defaults(run=main)
 
@@ -80,11 +101,15 @@ def read_sizes(args: argparse.Namespace) -> Sizes:
 
 def rule_of(args: argparse.Namespace) -> Rule:
     iters = None if args.iters is None else int(args.iters)
-    if iters is not None and iters < 1 or args.warmup < 0 or (iters is None and args.warmup < 1):
+    if (iters is not None and iters < 1) or args.warmup < 0 or (iters is None and args.warmup < 1):
         raise UsageError("--iters takes at least 1, --warmup at least 0, and 1 without --iters")
+    if not 1 <= args.rounds <= 100:
+        raise UsageError("--rounds takes 1 to 100")
     if not 0 < args.spread < 1 or not 0 <= args.least_time <= args.most_time < 1e6:
         raise UsageError("--spread is between 0 and 1, --least-time at most --most-time")
-    return Rule(spread=args.spread, least=args.least_time, most=args.most_time, warmup=args.warmup, fixed=iters)
+    return Rule(
+        spread=args.spread, least=args.least_time, most=args.most_time, warmup=args.warmup, rounds=1 if iters else args.rounds, fixed=iters
+    )
 
 
 def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) -> tuple[Work, dict[tuple[str, str], int]]:
@@ -108,41 +133,58 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
     return work, skipped
 
 
-def measure(device: Device, work: Work, rule: Rule, run: Run, args: argparse.Namespace, progress: terminal.Progress) -> Iterator[runner.ShapeRun]:
+def measure(
+    device: Device, work: Work, rule: Rule, run: Run, args: argparse.Namespace, progress: terminal.Progress
+) -> Iterator[runner.ShapeRun]:
     """Runs what `run` does not have yet, shape by shape, into it."""
-    done = {s.shape for s in run.shapes}
-    todo = [(shape, vs) for shape, vs in work if shape not in done]
-    checked = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, progress)
-    uncompiled = runner.compile_all(device, todo, progress)
-    progress.begin("measuring", sum(_work(shape, vs) for shape, vs in todo))
-    for shape, vs in todo:
-        failures = {str(v): text for v in vs if (text := uncompiled.get((str(v), _core._specialization(v, shape.spec))))}
-        failures |= {str(v): text for v in vs if (text := checked.get((str(v), shape), ("", ""))[0])}
-        copies = runner.cold_copies(shape) if args.cold else 1
-        if vs:
-            done_one = runner.run_shape(device, shape, vs, rule=rule, copies=copies, seed=args.seed, progress=progress, failures=failures)
-        else:
-            done_one = runner.ShapeRun(shape, [], None, copies, None)
-        for r in done_one.results:
-            r.checked = checked.get((r.variant, shape), ("", ""))[1]
-        run.shapes.append(done_one)
-        progress.step(_work(shape, vs))
-        yield done_one
-
-
-def _work(shape: Shape, vs: Sequence[Variant]) -> float:
-    """What it is likely to take, beside others: variants times megabytes, and a share that does not grow with them."""
-    return len(vs) * (1.0 + shape.bytes / 4e6)
+    known = {s.shape: s for s in run.shapes}
+    todo = [(shape, vs) for shape, vs in work if shape not in known]
+    left = [(shape, vs) for shape, vs in work if shape not in known or known[shape].rounds < rule.rounds]
+    trials = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, progress)
+    uncompiled = runner.compile_all(device, left, progress)
+    progress.begin("measuring", sum(_work(shape, vs) for shape, vs in todo) + (rule.rounds - 1) * sum(_work(s, []) for s, _ in left))
+    for turn in range(rule.rounds):
+        for shape, vs in left:
+            before = known.get(shape)
+            if before and before.rounds > turn:
+                continue
+            tried = {str(v): trials.get((str(v), shape), check.Checked()) for v in vs}
+            failures = {str(v): text for v in vs if (text := uncompiled.get((str(v), _core._specialization(v, shape.spec))))}
+            failures |= {name: text for name, trial in tried.items() if (text := trial.failed or trial.wrong)}
+            copies = runner.cold_copies(shape) if args.cold else 1
+            chosen = [v for v in vs if str(v) in before.survivors()] if before else vs
+            twin = before.twin.variant if before and before.twin else None
+            done = runner.ShapeRun(shape, [], None, copies, None)
+            if chosen:
+                done = runner.run_shape(
+                    device, shape, chosen, rule=rule, copies=copies, seed=args.seed + turn, progress=progress, failures=failures, twin=twin
+                )
+            if before:
+                before.merge(done)
+            else:
+                known[shape] = done
+                run.shapes.append(done)
+                for r in done.results:
+                    r.checked = tried[r.variant].ran
+                    if wrong := tried[r.variant].wrong:
+                        r.wrong, r.failed = wrong, ""
+            progress.step(_work(shape, [] if before else vs))
+            yield known[shape]
 
 
 def _is_checked(v: Variant, asked: bool | None) -> bool:
     return check.is_own(v) if asked is None else asked
 
 
+def _work(shape: Shape, vs: Sequence[Variant]) -> float:
+    """What it is likely to take, beside others: variants times megabytes, and a share that does not grow with them."""
+    return (len(vs) + 8) * (1.0 + shape.bytes / 4e6)
+
+
 def start_run(args: argparse.Namespace, device: Device, found: Sizes, skipped: dict[tuple[str, str], int], rule: Rule) -> Run:
     kept = {key: value for key, value in vars(args).items() if key not in ("run", "command")}
     arguments = {key: value if isinstance(value, (bool, int, float, type(None))) else str(value) for key, value in kept.items()}
-    arguments["rule"] = str(rule)
+    arguments["rule"], arguments["rounds"] = str(rule), rule.rounds
     skips = [{"variant": v, "why": why, "shapes": count} for (v, why), count in skipped.items()]
     return Run(runner.environment(device), arguments, skipped=skips, left_out=found.left_out, planned=len(found.shapes))
 
@@ -202,7 +244,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         page.show(run, str(path), interrupted)
     if interrupted:
-        kept = f"{len(run.shapes)} of {run.planned} shapes are kept in {path}; --resume goes on" if path else "nothing was kept: give --json FILE"
+        kept = f"what is finished is kept in {path}; --resume goes on" if path else "nothing was kept: give --json FILE"
         print(f"metalmm bench: interrupted; {kept}", file=sys.stderr)
         return 130
     return 1 if run.bad() else 0
@@ -241,7 +283,9 @@ class _Seeds:
         if skipped:
             lines.append("Skipped:")
             lines += [f"   - {v} on {'all' if n == self.shapes else n} of {self.shapes} shapes: {why}" for (v, why), n in skipped.items()]
-        lines.append("Winners by shape:\n" + report.winners([(s.shape, s.results) for s in self.run.shapes if s.results], self.args.bad_rel))
+        lines.append(
+            "Winners by shape:\n" + report.winners([(s.shape, s.results) for s in self.run.shapes if s.results], self.args.bad_rel)
+        )
         total, wrong = sum(len(s.results) for s in self.run.shapes), len(self.run.bad())
         verdict = f", {wrong} WRONG" if wrong else "; each within the float64 bound of docs/method.md"
         lines.append(f"{total - wrong} of {total} results right{verdict}")

@@ -13,6 +13,7 @@ from .results import Run
 from .runner import ShapeRun
 from .statistics import verdict
 
+_FAR = 3.0  # times
 _FLOOR = 0.02  # relative: less is no change, whatever the intervals say
 
 
@@ -33,18 +34,24 @@ class Change:
 
 
 def changes(old: Run, new: Run) -> list[Change]:
-    """Every variant of every shape that both runs have, and those that only one has."""
+    """Every variant of every shape that both runs have."""
     before = {s.shape.short: s for s in old.shapes}
     found = []
     for s in new.shapes:
-        was = before.pop(s.shape.short, None)
-        earlier = {r.variant: r for r in was.results} if was else {}
+        was = before.get(s.shape.short)
+        if was is None:
+            continue
+        earlier = {r.variant: r for r in was.results}
         for r in s.results:
             found.append(_change(s, was, r, earlier.pop(r.variant, None)))
         found += [Change(s.shape.short, r.variant, "gone", _value(r), None) for r in earlier.values()]
-    for gone in before.values():
-        found += [Change(gone.shape.short, r.variant, "gone", _value(r), None) for r in gone.results]
     return found
+
+
+def only_in(one: Run, other: Run) -> list[str]:
+    """Shapes that `other` does not have."""
+    known = {s.shape.short for s in other.shapes}
+    return [s.shape.short for s in one.shapes if s.shape.short not in known]
 
 
 def _value(r: Result) -> float | None:
@@ -52,9 +59,9 @@ def _value(r: Result) -> float | None:
     return median.value if median else None
 
 
-def _change(s: ShapeRun, was: ShapeRun | None, new: Result, old: Result | None) -> Change:
+def _change(s: ShapeRun, was: ShapeRun, new: Result, old: Result | None) -> Change:
     name = s.shape.short
-    if old is None or was is None:
+    if old is None:
         return Change(name, new.variant, "new", None, _value(new))
     if old.is_right != new.is_right:
         return Change(name, new.variant, "broke" if old.is_right else "mended", _value(old), _value(new))
@@ -62,7 +69,12 @@ def _change(s: ShapeRun, was: ShapeRun | None, new: Result, old: Result | None) 
     a, b = old.median(noise), new.median(noise)
     if not old.is_right or not a or not b:
         return Change(name, new.variant, "same", None, None)
-    return Change(name, new.variant, verdict(a, b), a.value, b.value, noise)
+    found = verdict(a, b)
+    if old.stopped or new.stopped:  # a few samples of a moment of their own: only what is far outside counts
+        slower = new.stopped and not old.stopped and min(new.times) > _FAR * a.high
+        faster = old.stopped and not new.stopped and min(old.times) > _FAR * b.high
+        found = "slower" if slower else "faster" if faster else "unclear"
+    return Change(name, new.variant, found, a.value, b.value, noise)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,16 +94,32 @@ def main(args: argparse.Namespace) -> int:
     if args.json != "-":
         winners = {(s.shape.short, d.winner.variant) for run in (old, new) for s in run.shapes if (d := results.decide(s, run.bad_rel))}
         shown = [c for c in found if args.all or c.verdict not in ("same", "unclear") or (c.shape, c.variant) in winners]
-        rows = [[c.verdict, c.shape, c.variant, ms(c.old_ms), ms(c.new_ms), _percent(c), f"{c.noise:.1%}" if c.noise else ""] for c in shown]
-        terminal.table(("", "shape", "variant", "old", "new", "change", "noise"), rows, numbers=(3, 4, 5, 6), marked=[i for i, c in enumerate(shown) if c.is_regression])
+        rows = [
+            [c.verdict, c.shape, c.variant, ms(c.old_ms), ms(c.new_ms), _percent(c), f"{c.noise:.1%}" if c.noise else ""] for c in shown
+        ]
+        terminal.table(
+            ("", "shape", "variant", "old", "new", "change", "noise"),
+            rows,
+            numbers=(3, 4, 5, 6),
+            marked=[i for i, c in enumerate(shown) if c.is_regression],
+        )
         for what in different:
             terminal.say(f"the runs differ in {what}: {_of(old, what)} and {_of(new, what)}", "yellow")
+        for which, missing in (("OLD", only_in(old, new)), ("NEW", only_in(new, old))):
+            if missing:
+                terminal.say(f"{len(missing)} shapes are in {which} alone: {', '.join(missing)}")
         terminal.say(", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing in common")
         terminal.say(
             "faster, slower: the 95% intervals of the medians (order statistics) are apart, and the medians by more than the noise of either run's "
-            f"twins and {_FLOOR:.0%}; same: neither; unclear: one of the two."
+            f"twins and {_FLOOR:.0%}; same: neither; unclear: one of the two, and what was stopped early, unless three times apart."
         )
-    data: dict[str, Any] = {"schema": "metalmm-compare", "version": 1, "counts": counts, "different": different, "changes": [vars(c) for c in found]}
+    data: dict[str, Any] = {
+        "schema": "metalmm-compare",
+        "version": 1,
+        "counts": counts,
+        "different": different,
+        "changes": [vars(c) for c in found],
+    }
     results.give_json(args.json, data)
     return 1 if any(c.is_regression for c in found) else 0
 

@@ -54,7 +54,7 @@ def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:
     ]
 
 
-def _skip_lines(run: Run) -> list[str]:
+def skip_lines(run: Run) -> list[str]:
     """One line for each reason, without what differs from shape to shape in it."""
     reasons: dict[str, list[str]] = {}
     for skip in run.skipped:
@@ -69,7 +69,9 @@ def show(run: Run, path: str, interrupted: bool) -> None:
     info, args = run.environment, run.arguments
     weights = "cold weights, rotated through copies" if args.get("cold") else "warm weights, one copy"
     where = info["gpu"] or f"{info['cpu']}, {info['threads']} threads"
-    terminal.say(f"metalmm {info['metalmm']} on device {info['device']} ({where}); {weights}; a copy moves {run.copy_gbps or 0:.1f} GB/s", "bold")
+    terminal.say(
+        f"metalmm {info['metalmm']} on device {info['device']} ({where}); {weights}; a copy moves {run.copy_gbps or 0:.1f} GB/s", "bold"
+    )
     if note := info.get("note"):
         terminal.say(note)
     shares = step_share(run)
@@ -81,11 +83,13 @@ def show(run: Run, path: str, interrupted: bool) -> None:
         "median over it. ties, =: not to be told from the winner in this run. of copy: bytes that must move over the copy's rate; warm weights may come from a cache, above 100%."
     )
     for shape, r in run.bad():
-        terminal.say(f"{shape.short}: {r.variant} {'FAILED' if r.failed else 'WRONG'}: {r.failed or r.wrong or f'maxRel {r.max_rel:.2e}'}", "red")
+        terminal.say(
+            f"{shape.short}: {r.variant} {'FAILED' if r.failed else 'WRONG'}: {r.failed or r.wrong or f'maxRel {r.max_rel:.2e}'}", "red"
+        )
     for gone in run.left_out:
         share = f" ({gone.calls} calls, {gone.total_ms or 0:.1f} ms in production)" if gone.calls else ""
         terminal.say(f"not run: {gone.text}{share}: {gone.why}")
-    for line in _skip_lines(run):
+    for line in skip_lines(run):
         terminal.say(line)
     total, bad = sum(len(s.results) for s in run.shapes), len(run.bad())
     stopped = sum(1 for s in run.shapes for r in s.results if r.stopped)

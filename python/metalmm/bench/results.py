@@ -46,7 +46,7 @@ class Decision:
 def decide(run: ShapeRun, bad_rel: float = 1e-3) -> Decision | None:
     """Among those that ran to the end; None where nothing is right."""
     noise = run.noise
-    ranked = []
+    ranked: list[tuple[float, int, Result, Median]] = []
     for r in run.results:
         median = r.median(noise)
         # One that was stopped was many times slower than the best beside it; its few samples are of another moment than the others' many.
@@ -75,7 +75,11 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.shapes) >= self.planned
+        return len(self.shapes) >= self.planned and all(s.rounds >= self.rounds for s in self.shapes)
+
+    @property
+    def rounds(self) -> int:
+        return int(self.arguments.get("rounds") or 1)
 
     @property
     def bad_rel(self) -> float:
@@ -126,6 +130,8 @@ def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
         "bytes": s.shape.bytes,
         "weight_copies": s.copies,
         "baseline": s.baseline,
+        "rounds": s.rounds,
+        "drift": s.drift,
         "noise": s.noise,
         "winner": decision.winner.variant if decision else None,
         "ties": list(decision.ties) if decision else [],
@@ -157,15 +163,18 @@ def _result_json(r: Result, shape: Shape) -> dict[str, Any]:
 
 def _shape_from(data: Mapping[str, Any]) -> ShapeRun:
     twin = _result_from(data["twin"]) if data["twin"] else None
-    return ShapeRun(
-        Shape.from_json(data["shape"]), [_result_from(r) for r in data["results"]], twin, data["weight_copies"], data["baseline"]
-    )
+    found = [_result_from(r) for r in data["results"]]
+    copies, rounds, drift = int(data["weight_copies"]), int(data["rounds"]), float(data["drift"])
+    return ShapeRun(Shape.from_json(data["shape"]), found, twin, copies, data["baseline"], rounds, drift)
 
 
 def _result_from(data: Mapping[str, Any]) -> Result:
-    names = ("variant", "wrong", "failed", "unlikely", "stopped", "checked")
-    infinite = {key: math.inf if data[key] is None else data[key] for key in ("max_abs", "max_rel")}
-    return Result(gpu=list(data["gpu_ms"]), cpu=list(data["cpu_ms"]), **infinite, **{name: data[name] for name in names})
+    names = ("wrong", "failed", "unlikely", "stopped", "checked")
+    abs_rel = [math.inf if data[key] is None else float(data[key]) for key in ("max_abs", "max_rel")]
+    found = Result(gpu=list(data["gpu_ms"]), cpu=list(data["cpu_ms"]), max_abs=abs_rel[0], max_rel=abs_rel[1], variant=data["variant"])
+    for name in names:
+        setattr(found, name, str(data[name]))
+    return found
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -33,8 +33,9 @@ def np_dtype(name: str) -> np.dtype[Any]:
             import ml_dtypes  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
             raise DTypeError("bfloat16 needs the package ml_dtypes: pip install 'metalmm[bfloat16]'") from None
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+        name = ml_dtypes.bfloat16
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 class Inputs:
@@ -105,14 +106,16 @@ def measuring_device(name: str | None = None) -> Device:
 class Rule:
     """When a variant has been measured enough: the median's spread (half its 95% interval) is at most `spread` of it and at least
     `least` seconds were spent, or `most` seconds were. One that is `slow` times slower than the best after three samples stops there, one
-    that is `hopeless` times slower in the passes before does not begin. `fixed`: so many samples instead, of every variant."""
+    that is `hopeless` times slower in the passes before does not begin. `rounds`: turns of each shape, apart in time, for
+    a machine changes its pace from minute to minute. `fixed`: so many samples instead, of every variant."""
 
     spread: float = 0.02
     least: float = 0.02
-    most: float = 0.25
+    most: float = 0.15
     slow: float = 2.0
     hopeless: float = 4.0
     warmup: int = 1
+    rounds: int = 2
     fixed: int | None = None
 
     def is_enough(self, r: Result, spent: float) -> bool:
@@ -122,6 +125,7 @@ class Rule:
         return spent >= self.most or (median is not None and spent >= self.least and len(r.cpu) >= 6 and median.spread <= self.spread)
 
 
+_SHORT_MS = 5.0  # of a run that some tens of microseconds would change
 _LONG_MS = 1000.0  # of a run that is not worth a second one to see that it is slow
 Failures = dict[tuple[str, int], str]
 
@@ -203,11 +207,20 @@ class _Turns:
             one.good = written if not one.result.wrong else None
         one.done |= bool(one.result.wrong)
 
-    def choose_twin(self) -> None:
-        """The fastest so far takes part twice: how far the two come out apart is the noise of this run on this shape."""
+    def take(self, one: _Contender) -> None:
+        """A turn: once for what the one before leaves behind (threads of OpenBLAS that go on spinning made the next run of a small shape
+        three times slower, as twins showed), and once that counts."""
+        if (one.result.cpu or one.before or [_SHORT_MS])[-1] < _SHORT_MS:
+            self.run(one, counted=False)
+        if not one.done:
+            self.run(one, counted=True)
+
+    def choose_twin(self, known: str | None) -> None:
+        """The fastest so far, or the one of an earlier round, takes part twice: how far the two come out apart is the noise of this run on
+        this shape."""
         right = [c for c in self.contenders if c.before and not c.result.wrong]
         if right:
-            first = min(right, key=lambda c: min(c.before))
+            first = min(right, key=lambda c: (c.result.variant != known, min(c.before)))
             self.twin = _Contender(first.result.variant, first.calls)
             self.contenders.insert((self.contenders.index(first) + len(self.contenders) // 2) % len(self.contenders), self.twin)
 
@@ -221,8 +234,8 @@ class _Turns:
                 self.run(c, counted=False)
             if c.done or not c.before or min(c.before) <= limit or (c.result.variant == baseline and c.before[-1] < _LONG_MS):
                 continue
-            c.done, c.result.cpu, c.result.gpu = True, [c.before[-1]], [c.before_gpu[-1]]
-            c.result.stopped = f"after {c.runs} runs that do not count, {c.before[-1] / best:.3g} times slower than the best"
+            c.done, c.result.cpu, c.result.gpu = True, list(c.before), list(c.before_gpu)
+            c.result.stopped = f"after {c.runs} runs before those that count, {min(c.before) / best:.3g} times slower than the best"
 
     def drop_slow(self) -> None:
         medians = [m.value for c in self.contenders if c.result.is_right and (m := c.result.median())]
@@ -235,22 +248,54 @@ class _Turns:
 
 @dataclass
 class ShapeRun:
-    """What came out on one shape. twin: the second series of the variant it names."""
+    """What came out on one shape. twin: the second series of the variant it names; rounds: how often the shape had its turn, drift: how
+    far apart, relative, a variant's medians in two of them were at most."""
 
     shape: Shape
     results: list[Result]
     twin: Result | None
     copies: int
     baseline: str | None
+    rounds: int = 1
+    drift: float = 0.0
 
     @property
     def noise(self) -> float:
-        """Relative: how far apart the twins' medians are, and no less than either's spread."""
-        first = next((r for r in self.results if self.twin and r.variant == self.twin.variant), None)
+        """Relative: how far apart the twins' medians are, or those of two rounds, and no less than the twins' spread."""
+        first = self.of(self.twin.variant) if self.twin else None
         if not self.twin or not first or not self.twin.times or not first.times:
-            return 0.0
+            return self.drift
         a, b = median_of(first.times), median_of(self.twin.times)
-        return max(abs(a.value - b.value) / min(a.value, b.value), a.spread, b.spread) if min(a.value, b.value) > 0 else 0.0
+        return max(_apart(a.value, b.value), a.spread, b.spread, self.drift)
+
+    def of(self, variant: str) -> Result | None:
+        return next((r for r in self.results if r.variant == variant), None)
+
+    def survivors(self) -> list[str]:
+        """Those that a further round is for."""
+        return [r.variant for r in self.results if r.is_right and not r.stopped]
+
+    def merge(self, again: ShapeRun) -> None:
+        """Takes in a further round of the survivors."""
+        for r in again.results:
+            mine = self.of(r.variant)
+            assert mine
+            if r.is_right and not r.stopped:
+                self.drift = max(self.drift, _apart(median_of(mine.times).value, median_of(r.times).value))
+            if not r.stopped:
+                mine.gpu += r.gpu
+                mine.cpu += r.cpu
+            mine.max_abs, mine.max_rel = max(mine.max_abs, r.max_abs), max(mine.max_rel, r.max_rel)
+            mine.wrong, mine.failed, mine.unlikely = mine.wrong or r.wrong, mine.failed or r.failed, mine.unlikely or r.unlikely
+            mine.stopped = mine.stopped or r.stopped
+        if self.twin and again.twin and again.twin.variant == self.twin.variant:
+            self.twin.gpu += again.twin.gpu
+            self.twin.cpu += again.twin.cpu
+        self.rounds += 1
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(a - b) / min(a, b) if min(a, b) > 0 else 0.0
 
 
 def run_shape(
@@ -263,8 +308,10 @@ def run_shape(
     seed: int,
     progress: Progress,
     failures: Mapping[str, str] | None = None,
+    twin: str | None = None,
 ) -> ShapeRun:
-    """The variants on one shape, in their order; those among `failures` do not run."""
+    """The variants on one shape, in their order; those among `failures` do not run. twin: the variant that takes part twice; by default
+    the fastest in the passes that do not count."""
     inputs, baseline = Inputs(device, shape, seed, copies), baseline_of(shape, device)
     turns, results = _Turns(device, inputs, rule), list[Result]()
     for v in chosen:
@@ -285,12 +332,12 @@ def run_shape(
             if not one.done:
                 turns.run(one, counted=False)
     if rule.warmup and rule.fixed is None:
-        turns.choose_twin()
+        turns.choose_twin(twin)
         turns.drop_hopeless(baseline)
     while active := [c for c in turns.contenders if not c.done]:
         for one in active:
             progress.note(f"{shape.short}: {one.result.variant}, {len(active)} to go")
-            turns.run(one, counted=True)
+            turns.take(one)
         # They go on together until the last is through: a machine that changes its pace half way changes it for all of them.
         if all(c.done or rule.is_enough(c.result, c.spent) for c in active):
             break
@@ -356,5 +403,3 @@ def cpu_name() -> str:
         return next(row.split(":", 1)[1].strip() for row in lines if row.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-

@@ -107,10 +107,11 @@ class Sizes:
 
     shapes: list[Shape] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    steps: int | None = None  # that the profile saw, as counted by steps_of(); None where it has no counts
 
     @property
     def total_ms(self) -> float:
-        return sum(s.total_ms or 0.0 for s in [*self.shapes, *self.left_out])
+        return sum(s.total_ms or 0.0 for s in self.shapes) + sum(s.total_ms or 0.0 for s in self.left_out)
 
     def left_out_lines(self) -> list[str]:
         """What a reader must know of them, one line each."""
@@ -140,7 +141,15 @@ def parse(text: str) -> Sizes:
             _keep(found, waiting)
             waiting = None
     _keep(found, waiting)
+    found.steps = steps_of(found.shapes)
     return found
+
+
+def steps_of(shapes: Sequence[Shape]) -> int | None:
+    """The calls of the widest unbatched shape with m=1: the projection to the vocabulary, which a decode step makes once."""
+    counted = [s for s in shapes if s.calls]
+    heads = [s for s in counted if s.m == 1 and s.batch == 1] or counted
+    return max(heads, key=lambda s: s.n).calls if heads else None
 
 
 def _keep(found: Sizes, shape: Shape | LeftOut | None) -> None:
@@ -211,10 +220,8 @@ def load(path: str | Path = DEFAULT) -> Sizes:
         else:
             with open(path, "rb") as file:
                 start = file.read(64).lstrip()
-        if start[:1] == b"{" or start[:2] == b"\x1f\x8b":
-            found = parse(text_of_log(log.read(path)))
-        else:
-            found = parse(Path(path).read_text())
+        is_log = start[:1] == b"{" or start[:2] == b"\x1f\x8b"
+        found = parse(text_of_log(log.read(path)) if is_log else Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise SizesError(f"{path}: {error}") from error
     except SizesError as error:

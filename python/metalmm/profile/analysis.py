@@ -213,7 +213,9 @@ def sections(
     found = [
         Section("Backend selection summary", kept(_selections(log, lambda key: f"backend={key[1]}"), top), counts_only=True),
         Section("Backend selection reasons", kept(_selections(log, lambda key: f"reason={key[2]}"), top), counts_only=True),
-        Section("Backend selection by op/backend", kept(_selections(log, lambda key: f"op={key[0]} backend={key[1]}"), top), counts_only=True),
+        Section(
+            "Backend selection by op/backend", kept(_selections(log, lambda key: f"op={key[0]} backend={key[1]}"), top), counts_only=True
+        ),
         Section("Internal kernel by parent", kept(_grouped(log.internal, lambda key: key[0]), top)),
         Section("Internal kernel by parent/op", kept(_grouped(log.internal, lambda key: f"{key[0]} :: {key[1]}"), top)),
         Section("Kernel aggregate (all parents)", kept(_grouped(log.internal, internal_name), kernel_top)),

@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser, common: Callable[[], argparse
     analyze.add_argument("--include-kernel-totals", action="store_true", help="leave totals and cb_wait in the kernel aggregate")
     analyze.add_argument("--kernel-filter", metavar="TEXT", help="only rows whose name contains it, case aside")
     analyze.set_defaults(run=_analyze)
-    sizes = kinds.add_parser("sizes", help="the matmuls by shape, with counts and times: the file that bench takes", parents=[common()], allow_abbrev=False)
+    sizes = kinds.add_parser(
+        "sizes", help="the matmuls by shape, with counts and times: the file that bench takes", parents=[common()], allow_abbrev=False
+    )
     sizes.add_argument("log", metavar="LOG", help="JSON lines, also gzip; - for standard input")
     sizes.add_argument("-o", "--output", metavar="FILE", help="write it there")
     sizes.set_defaults(run=_sizes)
@@ -64,7 +66,9 @@ def _sizes(args: argparse.Namespace) -> int:
         print(text, end="")
     listed = sizes.parse(text)
     shapes = [s.as_json() for s in listed.shapes]
-    results.give_json(args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]})
+    results.give_json(
+        args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]}
+    )
     for line in listed.left_out_lines():
         print(f"metalmm profile: {line}", file=sys.stderr)
     _tell(found)

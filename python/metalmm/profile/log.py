@@ -16,8 +16,21 @@ from typing import Any, BinaryIO
 from ..errors import Error
 
 KNOWN_EVENTS = frozenset(
-    "GpuKernelDispatched GpuOpCompleted InternalKernelCompleted KernelBackendSelected ResourceCacheAccess ResourceCacheSummary CacheEviction "
-    "TensorPreparationStats HostMemory TensorMemory ForwardStep ModelWeights GgufFileMmap".split()
+    [
+        "GpuKernelDispatched",
+        "GpuOpCompleted",
+        "InternalKernelCompleted",
+        "KernelBackendSelected",
+        "ResourceCacheAccess",
+        "ResourceCacheSummary",
+        "CacheEviction",
+        "TensorPreparationStats",
+        "HostMemory",
+        "TensorMemory",
+        "ForwardStep",
+        "ModelWeights",
+        "GgufFileMmap",
+    ]
 )
 _NAMED_LINES = 20  # broken lines whose numbers are kept
 
