@@ -209,7 +209,7 @@ def show(results: list[tuple[str, sizes.Shape, dict[str, Any], dict[str, Any]]],
 
 
 def main() -> int:
-    shapes = [s for s in sizes.load() if s.batch == 1]
+    shapes = [s for s in sizes.load().shapes if s.batch == 1]
     shapes = sizes.select(shapes, ARGS.shapes)
     if ARGS.turn:
         library, wanted, has_bias, chosen = json.loads(ARGS.turn)

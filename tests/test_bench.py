@@ -21,7 +21,7 @@ def made(variant: str, gpu: float | None, cpu: float, rel: float = 4.8e-4) -> re
 
 
 def test_sizes_of_the_embedded_table() -> None:
-    shapes = sizes.load()
+    shapes = sizes.load().shapes
     assert len(shapes) == 39
     assert [(s.n, s.k, s.layout, s.orig_ms, s.orig_backend) for s in shapes[:5]] == [
         (9728, 896, "nt", 0.324, "mps"),
@@ -47,7 +47,7 @@ def test_sizes_that_cannot_be_read_name_the_line(text: str, message: str) -> Non
 
 
 def test_selection_of_shapes() -> None:
-    shapes = sizes.load()
+    shapes = sizes.load().shapes
     assert sizes.select(shapes, "1,3") == [shapes[0], shapes[2]]
     assert sizes.select(shapes, "n=896 k=4864,n=896 k=896") == [shapes[1], shapes[3]]
     for pattern in ("n=7", "0", "99"):

@@ -1,4 +1,4 @@
-"""The command line: ``metalmm variants`` lists them, ``metalmm explain ID m=1 n=9728 k=896 nt`` says what one does with a shape."""
+"""The command line: from a profile log to the variant for each matmul and the length of the step. docs/decide.md walks through it."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _Cpu:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
-    note = "Times are the CPU device's own and say nothing about a GPU: avg_gpu is its kernel time."
+    note = "Times are the CPU device's own and say nothing about a GPU: device times are its kernels', host times hold what guards cost."
 
     winners: Sequence[tuple[str, int, int, str]] = ()
     preferred: Sequence[str] = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import Device, Error, Variant, backends, manifest, numerics
 from ..terminal import Progress
-from .runner import TIMEOUT_SECONDS, Inputs, first_lines
+from .runner import Inputs, first_lines
 from .sizes import Shape
 
 _MOST = 1 << 24  # multiplications
@@ -65,7 +65,9 @@ def check(device: Device, v: Variant, shape: Shape, seed: int) -> Checked:
         return Checked("", f"in debug mode, {small.short}: {first_lines(str(error))}", ran)
 
 
-def check_all(work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, progress: Progress) -> dict[tuple[str, Shape], Checked]:
+def check_all(
+    work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, timeout: float, progress: Progress
+) -> dict[tuple[str, Shape], Checked]:
     """By variant and shape: what check() says."""
     pairs = [(v, shape) for shape, vs in work for v in vs]
     found: dict[tuple[str, Shape], Checked] = {}
@@ -73,7 +75,7 @@ def check_all(work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, progre
         return found
     name = backends.debugging()
     progress.begin("checking", len(pairs))
-    with Device(name, debug=True, timeout=TIMEOUT_SECONDS) as device:
+    with Device(name, debug=True, timeout=timeout) as device:
         for v, shape in pairs:
             progress.note(f"{shape.short}: {v}")
             found[str(v), shape] = check(device, v, shape, seed)

@@ -57,7 +57,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spread", type=float, default=Rule.spread, help="measure until half the median's 95%% interval is at most this part of it"
     )
-    parser.add_argument("--least-time", type=float, default=Rule.least, help="seconds of samples of a variant, at least")
+    parser.add_argument("--least-time", type=float, default=Rule.least, help="seconds of a variant's turns, at least")
     parser.add_argument("--most-time", type=float, default=Rule.most, help="and at most")
     parser.add_argument(
         "--bad-rel",
@@ -66,6 +66,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]",
     )
     parser.add_argument("--rounds", type=int, default=Rule.rounds, help="turns of each shape, apart in time")
+    parser.add_argument(
+        "--timeout", type=float, default=runner.TIMEOUT_SECONDS, help="seconds after which a dispatch is ended, on device cpu (60)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--check",
@@ -105,6 +108,8 @@ def rule_of(args: argparse.Namespace) -> Rule:
         raise UsageError("--iters takes at least 1, --warmup at least 0, and 1 without --iters")
     if not 1 <= args.rounds <= 100:
         raise UsageError("--rounds takes 1 to 100")
+    if not 0 < args.timeout <= 1e6:
+        raise UsageError("--timeout takes seconds, up to a million")
     if not 0 < args.spread < 1 or not 0 <= args.least_time <= args.most_time < 1e6:
         raise UsageError("--spread is between 0 and 1, --least-time at most --most-time")
     return Rule(
@@ -140,7 +145,7 @@ def measure(
     known = {s.shape: s for s in run.shapes}
     todo = [(shape, vs) for shape, vs in work if shape not in known]
     left = [(shape, vs) for shape, vs in work if shape not in known or known[shape].rounds < rule.rounds]
-    trials = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, progress)
+    trials = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, args.timeout, progress)
     uncompiled = runner.compile_all(device, left, progress)
     progress.begin("measuring", sum(_work(shape, vs) for shape, vs in todo) + (rule.rounds - 1) * sum(_work(s, []) for s, _ in left))
     for turn in range(rule.rounds):
@@ -209,7 +214,7 @@ def main(args: argparse.Namespace) -> int:
     found = read_sizes(args)
     to_stdout = args.json == "-"
     path = None if to_stdout else Path(args.json) if args.json else None if seeds_format else Path(DEFAULT_JSON)
-    device = runner.measuring_device(args.device)
+    device = runner.measuring_device(args.device, args.timeout)
     work, skipped = choose(found.shapes, args, device)
     run = start_run(args, device, found, skipped, rule)
     if args.resume:

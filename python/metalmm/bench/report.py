@@ -111,7 +111,7 @@ def section(
     shape: Shape, results: list[Result], baseline: str | None, *, bad_rel: float, sort: str | None = None, best_only: bool = False
 ) -> str:
     """The lines of one shape. sort: gpu, cpu or None for manifest order; best_only: only lines with a tag."""
-    marked = tags(results, baseline, bad_rel)
+    marked = tags(results, baseline, shape.rel_limit(bad_rel))
     if sort == "gpu":
         results = sorted(results, key=lambda r: (r.avg_gpu is None, r.avg_gpu or 0.0))
     elif sort == "cpu":
@@ -125,7 +125,7 @@ def winners(sections: list[tuple[Shape, list[Result]]], bad_rel: float) -> str:
     """A table of the best variant for each shape."""
     rows = []
     for shape, results in sections:
-        right = [r for r in results if r.max_rel <= bad_rel and r.is_right]
+        right = [r for r in results if r.max_rel <= shape.rel_limit(bad_rel) and r.is_right]
         good = [r for r in right if r.avg_gpu is not None]
         size = f"{shape.batch}x{shape.m}x{shape.n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
         if not good:

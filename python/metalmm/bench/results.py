@@ -50,7 +50,7 @@ def decide(run: ShapeRun, bad_rel: float = 1e-3) -> Decision | None:
     for r in run.results:
         median = r.median(noise)
         # One that was stopped was many times slower than the best beside it; its few samples are of another moment than the others' many.
-        if r.is_right and not r.stopped and r.max_rel <= bad_rel and median:
+        if r.is_right and not r.stopped and r.max_rel <= run.shape.rel_limit(bad_rel) and median:
             ranked.append((median.value, len(ranked), r, median))
     ranked.sort()
     if not ranked:
@@ -87,7 +87,7 @@ class Run:
 
     def bad(self) -> list[tuple[Shape, Result]]:
         """Results that are wrong or failed."""
-        return [(s.shape, r) for s in self.shapes for r in s.results if r.failed or r.wrong or r.max_rel > self.bad_rel]
+        return [(s.shape, r) for s in self.shapes for r in s.results if r.failed or r.wrong or r.max_rel > s.shape.rel_limit(self.bad_rel)]
 
     def unrunnable(self) -> list[Shape]:
         """Shapes on which nothing ran."""
@@ -123,7 +123,7 @@ class Run:
 def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
     from . import report
 
-    tags = report.tags(s.results, s.baseline, bad_rel)
+    tags = report.tags(s.results, s.baseline, s.shape.rel_limit(bad_rel))
     decision = decide(s, bad_rel)
     return {
         "shape": s.shape.as_json(),

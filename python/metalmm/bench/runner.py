@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import Device, DTypeError, Error, Variant, __version__, _core, backends, numerics, variants
+from .. import Array, Device, DTypeError, Error, Variant, __version__, _core, backends, numerics, variants
 from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
 from .statistics import median_of
 
 COLD_LIMIT_BYTES = 4 << 30
+_MOST_COPIES = 512  # each has a prepared call of every variant
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
@@ -59,10 +60,19 @@ class Inputs:
             "transpose_b": shape.transpose_b,
         }
         self.reference, self.bound, self.likely = _reference(a, b, bias, c, self.options)
-        self.a, self.weights = device.array(a), [device.array(b) for _ in range(copies)]
+        self.a, self.weights = device.array(a), _copies(device, b, copies)
         self.bias = None if bias is None else device.array(bias)
         self.c = None if c is None else device.array(c)
         self.out = device.empty((*lead, shape.m, shape.n), shape.dtype)
+
+
+def _copies(device: Device, b: np.ndarray[Any, Any], count: int) -> list[Array]:
+    """Small ones are slices of one array: a device may have few thousands of those."""
+    if count == 1 or b.nbytes >= 1 << 20:
+        return [device.array(b) for _ in range(count)]
+    room = device.empty((count, *b.shape), b.dtype)
+    room.numpy()[...] = b
+    return [room[i] for i in range(count)]
 
 
 def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -88,24 +98,25 @@ def last_level_cache() -> int:
 
 
 def cold_copies(shape: Shape) -> int:
-    """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES."""
+    """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES and _MOST_COPIES: what is smaller than that
+    leaves room for may still come from a cache."""
     weight = np_dtype(shape.dtype).itemsize * shape.batch * shape.k * shape.n
-    return max(1, min(math.ceil(2 * last_level_cache() / weight), COLD_LIMIT_BYTES // weight))
+    return max(1, min(math.ceil(2 * last_level_cache() / weight), COLD_LIMIT_BYTES // weight, _MOST_COPIES))
 
 
 TIMEOUT_SECONDS = 60.0  # of a dispatch on the CPU device; its slowest GEMM tiles take four
 
 
-def measuring_device(name: str | None = None) -> Device:
+def measuring_device(name: str | None = None, timeout: float = TIMEOUT_SECONDS) -> Device:
     """The kind of the default device, with guards round all memory and an end to what never ends, where it has those."""
     name = name or os.environ.get("METALMM_DEVICE") or backends.first_available()
-    return Device(name, **backends.get(name).watching(TIMEOUT_SECONDS))
+    return Device(name, **backends.get(name).watching(timeout))
 
 
 @dataclass(frozen=True)
 class Rule:
     """When a variant has been measured enough: the median's spread (half its 95% interval) is at most `spread` of it and at least
-    `least` seconds were spent, or `most` seconds were. One that is `slow` times slower than the best after three samples stops there, one
+    `least` seconds of its turns are over, or `most` seconds are. One that is `slow` times slower than the best after three samples stops there, one
     that is `hopeless` times slower in the passes before does not begin. `rounds`: turns of each shape, apart in time, for
     a machine changes its pace from minute to minute. `fixed`: so many samples instead, of every variant."""
 
@@ -195,7 +206,6 @@ class _Turns:
         gpu = None if seconds is None else seconds * 1e3
         one.runs += 1
         if counted:
-            one.spent += cpu
             one.result.gpu.append(gpu)
             one.result.cpu.append(cpu * 1e3)
         else:
@@ -210,10 +220,12 @@ class _Turns:
     def take(self, one: _Contender) -> None:
         """A turn: once for what the one before leaves behind (threads of OpenBLAS that go on spinning made the next run of a small shape
         three times slower, as twins showed), and once that counts."""
+        start = time.perf_counter()
         if (one.result.cpu or one.before or [_SHORT_MS])[-1] < _SHORT_MS:
             self.run(one, counted=False)
         if not one.done:
             self.run(one, counted=True)
+        one.spent += time.perf_counter() - start
 
     def choose_twin(self, known: str | None) -> None:
         """The fastest so far, or the one of an earlier round, takes part twice: how far the two come out apart is the noise of this run on
@@ -334,10 +346,15 @@ def run_shape(
     if rule.warmup and rule.fixed is None:
         turns.choose_twin(twin)
         turns.drop_hopeless(baseline)
+    look, passes = 1, 0
     while active := [c for c in turns.contenders if not c.done]:
         for one in active:
             progress.note(f"{shape.short}: {one.result.variant}, {len(active)} to go")
             turns.take(one)
+        passes += 1
+        if rule.fixed is None and passes < look:
+            continue
+        look = passes + 1 + passes // 8  # of many passes not after each: looking takes time, too
         # They go on together until the last is through: a machine that changes its pace half way changes it for all of them.
         if all(c.done or rule.is_enough(c.result, c.spent) for c in active):
             break

@@ -69,6 +69,10 @@ class Shape:
         """The least that must move; see MatmulSpec.least_bytes."""
         return self.spec.least_bytes
 
+    def rel_limit(self, bad_rel: float) -> float:
+        """The maxRel of a wrong result: `bad_rel` is float16's, and bfloat16 has three bits less."""
+        return bad_rel * 8 if self.dtype == "bfloat16" else bad_rel
+
     @property
     def short(self) -> str:
         """As --spec takes it, without the calls."""

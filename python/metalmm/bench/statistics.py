@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -35,16 +36,15 @@ def median_of(samples: Sequence[float], noise: float = 0.0) -> Median:
     return Median(statistics.median(ordered), ordered[rank], ordered[-1 - rank], len(ordered), noise)
 
 
+@functools.lru_cache
 def _rank(count: int) -> int:
     """How many samples lie outside the interval on each side: as many as leave at most 2.5% on each."""
-    outside, rank = 0.5**count, 0
-    while True:
-        outside += math.comb(count, rank + 1) * 0.5**count if count < 1000 else 1.0
-        if count >= 1000:  # the normal approximation of the binomial distribution
-            return int(count / 2 - 0.98 * math.sqrt(count))
-        if outside > 0.025:
-            return rank
+    if count > 200:  # the normal approximation of the binomial distribution
+        return int(count / 2 - 0.98 * math.sqrt(count))
+    rank, outside = 0, 0.5**count
+    while (outside := outside + math.comb(count, rank + 1) * 0.5**count) <= 0.025:
         rank += 1
+    return rank
 
 
 def verdict(old: Median, new: Median) -> str:

@@ -282,10 +282,10 @@ def main(args: argparse.Namespace) -> int:
         raise command.UsageError(
             f"the step's weights take {size / 1e9:.2f} GB of {limit / 1e9:.2f} GB that are allowed; --memory or --shapes changes that"
         )
-    device = runner.measuring_device(args.device)
+    device = Device(args.device)  # without guards, which the host's time would hold; each call is judged once before
     names = list(dict.fromkeys(args.choice or POLICIES))
     with terminal.Progress() as progress, contextlib.redirect_stdout(sys.stderr if args.json == "-" else sys.stdout):
-        best = _best(args, plan, device, rule, progress) if "best" in names else {}
+        best = _best(args, plan, rule, progress) if "best" in names else {}
         policies = [policy_of(name, plan, device, best) for name in names]
         progress.begin("copy", 1)
         copy = measured_copy(device)
@@ -305,11 +305,12 @@ def free_memory() -> float:
         return math.inf
 
 
-def _best(args: argparse.Namespace, plan: Plan, device: Device, rule: Rule, progress: terminal.Progress) -> dict[Shape, str]:
+def _best(args: argparse.Namespace, plan: Plan, rule: Rule, progress: terminal.Progress) -> dict[Shape, str]:
     if args.results:
         run = results.load(args.results)
         by_name = {s.shape.short: d.winner.variant for s in run.shapes if (d := decide(s, run.bad_rel))}
         return {shape: by_name[shape.short] for shape, _ in plan.calls if shape.short in by_name}
+    device = runner.measuring_device(args.device, args.timeout)
     wanted = Sizes([shape for shape, _ in plan.calls])
     asked = command.arguments_of(args.device, cold=True, seed=args.seed, check=args.check, all=args.all, backends=args.backends)
     work, skipped = command.choose(wanted.shapes, asked, device)

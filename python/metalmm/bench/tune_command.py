@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     path = args.output or tuning.default_path()
     if path.exists():
         tuning.read(path)  # one that is no tuning is refused before the run
-    device = runner.measuring_device(args.device)
+    device = runner.measuring_device(args.device, args.timeout)
     work, skipped = command.choose(found.shapes, args, device)
     run = command.start_run(args, device, found, skipped, rule)
     searched: list[search.Found] = []

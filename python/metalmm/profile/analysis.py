@@ -90,8 +90,8 @@ class Row:
             "avg_ms": total / 1000 / count,
             "min_ms": min(self.samples.seen) / 1000,
             "max_ms": max(self.samples.seen) / 1000,
-            "p95_ms": p95 / 1000,
-            "p99_ms": p99 / 1000,
+            "p95_ms": p95,
+            "p99_ms": p99,
         }
 
     def text(self) -> str:

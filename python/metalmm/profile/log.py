@@ -61,10 +61,10 @@ class Samples:
         return math.fsum(value * times for value, times in self.seen.items())
 
     def quantiles(self, *at: float) -> list[float]:
-        """Linear interpolation between ranks, as numpy.quantile has it. Of at least one sample."""
-        ordered = sorted(self.seen)
-        ends, count = [], 0
-        for value in ordered:
+        """Milliseconds, by linear interpolation between ranks, as numpy.quantile has it. Of at least one sample."""
+        values = sorted(self.seen)
+        ordered, ends, count = [value / 1000 for value in values], [], 0
+        for value in values:
             count += self.seen[value]
             ends.append(count)
 
@@ -187,7 +187,7 @@ def _read_lines(log: Log, lines: Iterator[bytes]) -> int:
             _broken(log, number, str(error))
         except json.JSONDecodeError as error:
             if not line.isspace():
-                _broken(log, number, "cut off" if error.pos >= len(error.doc.rstrip()) - 1 else f"no JSON at column {error.colno}")
+                _broken(log, number, f"no JSON at column {error.colno}" if line.endswith(b"\n") else "cut off")
         except UnicodeDecodeError:
             _broken(log, number, "not UTF-8")
         except KeyError as error:
