@@ -9,7 +9,7 @@ SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 .PHONY: bench test lint sanitize mutants clean
 
 bench: $(VENV)/.built
-	$(BIN)/python benchmarks/hot_shapes.py $(ARGS)
+	$(BIN)/metalmm bench --json build/bench.json $(ARGS)
 
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"

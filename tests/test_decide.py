@@ -769,3 +769,30 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_page_numbers() -> None:
     assert [page.percent(x) for x in (None, 0.012, 0.1, 2.5)] == ["", "1.2%", "10%", "250%"]
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="another process, without the fake")
+def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
+    """Every block of docs/decide.md, in its order, on a small log."""
+    from test_profile import event, written
+
+    shapes = [
+        {"m": "1", "n": "64", "k": "96", "tA": "0", "tB": "1"},
+        {"m": "1", "n": "96", "k": "64", "tA": "0", "tB": "0", "bias": "1"},
+        {"m": "1", "k": "64", "n0": "4", "n1": "4"},
+    ]
+    events = []
+    for i in range(30):
+        pairs = {"op": "matmul", "backend": "mlx", "batch": "1", **shapes[i % 3]}
+        events.append(event("GpuOpCompleted", op_name="x/matmul/mlx", backend="mlx", duration_us=100 + i, data=pairs))
+    written(tmp_path / "run.jsonl", events)
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "decide.md").read_text(), re.S)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert [line.split()[1] for line in commands] == ["profile", "profile", "bench", "tune", "step", "compare", "report"]
+    for line in commands:
+        words = line.split()[1:]
+        quick = [*QUICK, "--backends", "gemv,m1_optimized,m1_optimized_v6,mlx"] if words[0] in ("bench", "tune", "step") else []
+        run = started(*words, *quick)
+        out, err = run.communicate(timeout=200)
+        assert run.returncode == 0, (line, out, err)
+    assert "The step: 2 matmuls" in Path("page.html").read_text()
