@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import tempfile
 import threading
 import time
 
@@ -29,7 +30,7 @@ def main(seconds: float) -> None:
     device = metalmm.Device()
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((1, 200)).astype(np.float16), rng.standard_normal((300, 200)).astype(np.float16)
-    names = ["m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg128", "gemm_tiled/baseline"]
+    names = ["m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg128", "gemm_tiled/baseline", "auto"]
     names += ["mps/baseline"] if device.name == "metal" else ["blas/baseline"]
     expected = {v: metalmm.matmul(v, a, b, transpose_b=True, device=device) for v in names}
     diverges = device.compile(SOURCE).kernel("diverges")
@@ -71,7 +72,16 @@ def main(seconds: float) -> None:
         except BaseException as error:
             problems.append(error)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    def trace() -> None:
+        """Looks on, now and then, while the others dispatch, and makes "auto" be asked anew."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with tempfile.TemporaryDirectory() as folder, metalmm.trace(f"{folder}/log", f"{folder}/chrome"):
+                time.sleep(0.2)
+            metalmm._core._forget_choices()
+            time.sleep(0.1)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)] + [threading.Thread(target=trace)]
     for t in threads:
         t.start()
     for t in threads:
