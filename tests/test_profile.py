@@ -419,3 +419,36 @@ def test_a_log_from_a_pipe() -> None:
         [sys.executable, "-m", "metalmm", "profile", "analyze", "-", "--top", "1"], input=text * 3, capture_output=True, text=True
     )
     assert done.returncode == 0 and "k: count=3" in done.stdout
+
+
+def test_a_trace_that_ends_while_threads_dispatch(tmp_path: Path, device: metalmm.Device) -> None:
+    import threading
+
+    x, w = np.ones((1, 64), np.float16), np.ones((32, 64), np.float16)
+    call, over, problems = device.prepare("auto", x, w, transpose_b=True), threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not over.is_set():
+                call()
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for _ in range(30):
+        with metalmm.trace(tmp_path / "t.jsonl"):
+            pass
+    over.set()
+    for t in threads:
+        t.join()
+    assert problems == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_ends_the_trace_and_not_the_matmul(device: metalmm.Device) -> None:
+    x, w = np.ones((1, 64), np.float16), np.ones((32, 64), np.float16)
+    with pytest.raises(OSError, match="No space left"), metalmm.trace("/dev/full"):
+        for _ in range(100):
+            assert metalmm.matmul("auto", x, w, transpose_b=True, device=device)[0, 0] == 64

@@ -19,9 +19,15 @@ from ..errors import ArgumentError
 class _Tracer:
     """Writes what the extension tells it. Under a lock of its own: threads dispatch at once."""
 
-    def __init__(self, log: IO[str], chrome: list[dict[str, Any]]) -> None:
+    def __init__(self, log: IO[str], chrome: list[dict[str, Any]] | None) -> None:
         self._log, self._chrome, self._lock, self._start = log, chrome, threading.Lock(), time.perf_counter()
-        self._owner = os.getpid()
+        self._owner, self._is_open = os.getpid(), True
+        self.failure: OSError | None = None  # of a write: the matmul that is traced is not to blame
+
+    def close(self) -> None:
+        """A thread may be on its way in: what it brings comes too late."""
+        with self._lock:
+            self._is_open = False
 
     def __call__(
         self,
@@ -63,12 +69,18 @@ class _Tracer:
         self._span(f"{what} of {len(dispatches)}: wait", now - wait, wait, "host", None)
         stamp = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         rest = {"timestamp": stamp, "span_id": None, "parent_span_id": None, "span_name": None}
+        lines = "".join(json.dumps({**rest, "event": {"type": kind, "data": data}}) + "\n" for kind, data in events)
         with self._lock:
-            for kind, data in events:
-                self._log.write(json.dumps({**rest, "event": {"type": kind, "data": data}}) + "\n")
+            try:
+                if self._is_open and self.failure is None:
+                    self._log.write(lines)
+            except OSError as error:
+                self.failure = error
 
     def _span(self, name: str, at: float, seconds: float, track: str, arguments: dict[str, Any] | None) -> None:
         thread = threading.get_ident() % 1_000_000 if track == "host" else 0
+        if self._chrome is None:
+            return
         span = {"name": name, "cat": track, "ph": "X", "ts": at * 1e6, "dur": seconds * 1e6, "pid": self._owner, "tid": thread}
         with self._lock:
             self._chrome.append({**span, **({"args": arguments} if arguments else {})})
@@ -100,21 +112,27 @@ def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = 
 
     Batches opened inside are timed dispatch by dispatch, where the device can, which keeps them from overlapping. Durations are whole
     microseconds, as the format has them. What is still under way at the end of the block is not in it. Off, it costs nothing that can be
-    measured. Raises ArgumentError where a trace is under way already, OSError for a path that cannot be written.
+    measured. Raises ArgumentError where a trace is under way already, OSError for a path that cannot be written, at the end also for a disk
+    that became full.
     """
     if not _active.acquire(blocking=False):
         raise ArgumentError("trace: one is under way already; end it first")
     try:
-        spans: list[dict[str, Any]] = []
+        spans: list[dict[str, Any]] | None = None
         if chrome is not None:
+            spans = []
             Path(chrome).touch()
         with open(path, "w", encoding="utf-8") as log:
-            _core._set_trace(_Tracer(log, spans))
+            tracer = _Tracer(log, spans)
+            _core._set_trace(tracer)
             try:
                 yield
             finally:
                 _core._set_trace(None)
-        if chrome is not None:
+                tracer.close()
+        if tracer.failure:
+            raise tracer.failure
+        if chrome is not None and spans is not None:
             names = [{"name": "thread_name", "ph": "M", "pid": os.getpid(), "tid": 0, "args": {"name": "device"}}]
             Path(chrome).write_text(json.dumps({"traceEvents": [*names, *spans]}))
     finally:
