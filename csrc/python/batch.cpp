@@ -4,8 +4,7 @@ namespace metalmm {
 
 // -- recordings -------------------------------------------------------------------------------------------------------
 
-PyRecording::PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held,
-                         TracedDispatches traced)
+PyRecording::PyRecording(nb::object device, std::shared_ptr<Recording> recording, size_t size, Held held, TracedDispatches traced)
     : device_(std::move(device)),
       state_(&state_of(device_)),
       recording_(std::move(recording)),
@@ -66,7 +65,11 @@ void PyRecording::wait_for_first(Device& device) {
 // -- batches ----------------------------------------------------------------------------------------------------------
 
 Batch::Batch(nb::object device, bool per_dispatch)
-    : device_(std::move(device)), state_(&state_of(device_)), running_(state_->open()), per_dispatch_(per_dispatch || tracing()), batch_(fresh()) {}
+    : device_(std::move(device)),
+      state_(&state_of(device_)),
+      running_(state_->open()),
+      per_dispatch_(per_dispatch || tracing()),
+      batch_(fresh()) {}
 
 nb::object Batch::matmul(const MatmulCall& args) {
   state_->open();

@@ -68,7 +68,10 @@ class Batch {
   nb::object matmul(const MatmulCall& args);
   nb::object add(nb::handle call);
   void encode(const Dispatch& d);
-  void note(TracedDispatch traced) { traced_.push_back(std::move(traced)); }  // where tracing() is
+  void note(TracedDispatch traced) {  // of what was added last, where tracing() is
+    traced.index = batch_->size() - 1;
+    traced_.push_back(std::move(traced));
+  }
   void hold(const Operand& operand) { held_.add(operand); }
   void submit();
   void wait();

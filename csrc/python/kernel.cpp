@@ -3,8 +3,8 @@
 #include <deque>
 
 #include "batch.h"
-#include "trace.h"
 #include "source.h"
+#include "trace.h"
 
 namespace metalmm {
 

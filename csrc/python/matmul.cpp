@@ -120,10 +120,16 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
   ChoiceKey key = {s.m, s.n, s.k, s.batch, flags};
   auto known = state.choices.find(key);
   if (known != state.choices.end()) return *known->second;
-  uint64_t before = choices_generation;
-  const Variant& v = find_variant(call_python(hooks().choose_variant, device, s));
-  if (choices_generation == before && state.choices_generation == before) state.choices[key] = &v;
-  return v;
+  for (;;) {
+    uint64_t before = choices_generation;
+    try {
+      const Variant& v = find_variant(call_python(hooks().choose_variant, device, s));
+      if (choices_generation == before && state.choices_generation == before) state.choices[key] = &v;
+      return v;
+    } catch (const Error& e) {  // another thread took the variant out between its choice and here
+      if (e.kind != ErrorKind::unknown_variant || choices_generation == before) throw;
+    }
+  }
 }
 
 void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
@@ -152,7 +158,9 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
           call.transpose_a, call.transpose_b};
   plan = plan_matmul(args);
   const std::shared_ptr<Device>& running = state.open();
-  if (variant == &automatic()) variant = &chosen_variant(state, device, plan.spec);
+  bool is_automatic = variant == &automatic();
+  uint64_t chosen_at = choices_generation;
+  if (is_automatic) variant = &chosen_variant(state, device, plan.spec);
   check_supports(*variant, plan.spec, *running);
   DType type = plan.spec.a_type;
   bool is_given = !call.out.is_none();
@@ -171,7 +179,14 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   do {  // again where a manifest was loaded meanwhile: a kernel of the one and a tiling of the other do not fit
     before = state.pipelines.changes();
     tiling = variant->tiling;
-    pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+    try {
+      pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+    } catch (const nb::python_error&) {
+      if (!is_automatic || choices_generation == chosen_at) throw;
+      chosen_at = choices_generation;  // what was chosen is gone: a manifest was loaded meanwhile
+      variant = &chosen_variant(state, device, plan.spec);
+      before = state.pipelines.changes() - 1;
+    }
   } while (state.pipelines.changes() != before);
 }
 

@@ -22,7 +22,7 @@ void trace(const char* what, const TracedDispatches& dispatches, const BatchTimi
   for (const TracedDispatch& d : dispatches)
     all.append(nb::make_tuple(d.name, nb::make_tuple(d.grid[0], d.grid[1], d.grid[2]), d.spec ? nb::cast(*d.spec) : nb::none()));
   nb::list times;
-  for (double s : t.dispatches) times.append(seconds_or_none(s));
+  for (const TracedDispatch& d : dispatches) times.append(seconds_or_none(d.index < t.dispatches.size() ? t.dispatches[d.index] : -1));
   call(what, all, times, t.encode, t.commit, t.wait, seconds_or_none(t.device));
 }
 

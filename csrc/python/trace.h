@@ -11,6 +11,7 @@ struct TracedDispatch {
   std::string name;  // a variant's id, or a kernel's host name
   Size3 grid;
   std::optional<MatmulSpec> spec;  // of a matmul
+  size_t index = 0;                // in its batch, which may have had others before anybody traced
 };
 using TracedDispatches = std::vector<TracedDispatch>;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -157,7 +158,7 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
             f"  bytes in flight     {together / 1e3:.1f} KB over the whole GPU; {where} ({gbps:g} GB/s, {_LATENCY * 1e6:g} us a load) needs {product / 1e3:.0f} KB",
         ]
         if not keeps:
-            lines.append("  CANNOT KEEP THE MEMORY BUSY on this shape: fewer bytes are in flight than latency times bandwidth")
+            lines.append("  CANNOT KEEP A GPU'S MEMORY BUSY on this shape: fewer bytes are in flight than latency times bandwidth")
         facts["loads"] = {
             "rounds": rounds,
             "bytes_each": each,
@@ -186,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     def add(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)
+        parser = commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)
+        parser.set_defaults(schema=f"metalmm-{name}")
+        return parser
 
     bench_command.add_arguments(add("bench", "which variant is right and which is fastest on each shape"))
     step.add_arguments(add("step", "a whole decode step as one recording: how long it is under one choice of variants or another"))
@@ -194,9 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_arguments(add("compare", "two bench results: what became faster or slower"))
     frameworks.add_arguments(add("frameworks", "operations of MLX, PyTorch and metalmm side by side, for what is installed"))
     html.add_arguments(add("report", "results as one page to show"))
-    profile_command.add_arguments(
-        add("profile", "an inference engine's log: sections to read, or the sizes file that bench takes"), _common
-    )
+    what = "an inference engine's log: sections to read, or the sizes file that bench takes"
+    profile_command.add_arguments(commands.add_parser("profile", help=what, description=what, allow_abbrev=False), _common)
     listing = add("variants", "ids, parameters, what they take, which are off and why")
     listing.add_argument("--family")
     listing.add_argument("--all", action="store_true", help="those that are off, too")
@@ -211,11 +213,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 for what is wrong, failed or became slower; 2 for arguments that say nothing; 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks is written as an escape
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
     try:
         try:
             args = _parser().parse_args(argv)
         except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
             return stop.code if isinstance(stop.code, int) else 2
+        results.check_json(args.json, args.schema)
         for path in args.manifest:
             load_variants(path)
         if args.device:

@@ -113,7 +113,7 @@ class Variant(str):
         each = min(max(1, evaluate(self.flight, self._numbers())), spec.k * spec.n)
         columns = min(self.tile[1] or spec.n, spec.n)
         groups = -(-spec.n // columns) * -(-spec.m // self.tile[0]) * spec.batch
-        threads = min(self.threads, (evaluate(self.busy, self._numbers()) if self.busy else 0) or self.threads)
+        threads = min(self.threads, max(evaluate(self.busy, self._numbers()) if self.busy else 0, 0) or self.threads)
         item = 4 if spec.dtype == "float32" else 2
         rounds = -(-spec.k * columns // (threads * each))
         return max(1, rounds), each * item, min(each * threads * groups, spec.k * spec.n * spec.batch) * item
@@ -141,10 +141,10 @@ def variants(
         raise DeviceError("device is not a metalmm.Device")
     if spec is not None and not isinstance(spec, _core.MatmulSpec):
         raise ArgumentError(f"variants: spec is {spec!r}; it takes a MatmulSpec")
-    families = {v.family for v in _registry.values()}
+    families = {v.family for v in list(_registry.values())}
     if family is not None and family not in families:
         raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
-    found = [v for v in _registry.values() if family in (None, v.family) and enabled in (None, v.enabled)]
+    found = [v for v in list(_registry.values()) if family in (None, v.family) and enabled in (None, v.enabled)]
     return [v for v in found if (device is None or v.runs_on(device.name)) and (spec is None or not v.lacks(spec))]
 
 
@@ -170,10 +170,11 @@ def unknown_message(variant: str) -> str:
         return "'auto' is no variant: it stands for the one that metalmm chooses for a shape; 'metalmm explain auto SPEC' says which"
     if not isinstance(variant, str):
         return f"a variant is named by a string, 'family/name', not by {variant!r}"
-    if members := [v for v in _registry if v.startswith(f"{variant}/")]:
+    known = list(_registry)  # another thread may load a manifest meanwhile
+    if members := [v for v in known if v.startswith(f"{variant}/")]:
         hint = f"it is a family; its members are {', '.join(members[:12])}{' and more' if len(members) > 12 else ''}"
         return f"no variant '{variant}'; {hint}"
-    near = difflib.get_close_matches(variant, _registry, n=4, cutoff=0.5)
+    near = difflib.get_close_matches(variant, known, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "metalmm.variants() lists all"
     return f"no variant '{variant}'; {hint}"
 
@@ -537,9 +538,11 @@ def evaluate(rule: str, values: Mapping[str, int], operators: Mapping[type, Call
             return int(all(parts) if isinstance(node.op, ast.And) else any(parts))
         raise ValueError
 
+    if len(rule) > 200:
+        raise ValueError("an expression of more than 200 characters")
     try:
         return value(ast.parse(rule, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, RecursionError) as error:
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -39,11 +39,17 @@ def console(file: IO[str] | None = None) -> Any:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = (), marked: Iterable[int] = ()) -> None:
     """Prints one. numbers: columns set to the right; marked: rows in bold. Columns that are empty throughout are left out."""
     rows = [list(row) for row in rows]
+    out = console()
+    widths = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns))]
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     right, bold = set(numbers), set(marked)
     drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False) if rich else None
-    out = console()
     assert drawn is not None
+    if sum(widths[i] + 3 for i in shown) > out.width:  # a terminal too narrow for columns: what is in them, one after another
+        for number, row in enumerate(rows):
+            parts = [f"{columns[i]}: {row[i]}" if columns[i] else row[i] for i in shown if row[i]]
+            out.print(rich.markup.escape("; ".join(parts)), style="bold" if number in bold else None)
+        return
     for i in shown:
         drawn.add_column(columns[i], justify="right" if i in right else "left", overflow="fold")
     for number, row in enumerate(rows):
@@ -96,6 +102,7 @@ class Progress:
             self._task = self._bar.add_task(what, total=total, what=what, note="")
 
     def step(self, amount: float = 1.0) -> None:
+        amount = min(amount, max(self._total - self._done, 0.0))
         self._done += amount
         if self._bar and self._task is not None:
             self._bar.advance(self._task, amount)

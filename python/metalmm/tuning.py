@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,9 +46,13 @@ class Key:
         return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, spec.bias, spec.alpha != 1.0, spec.beta != 0.0, spec.dtype)
 
     def distance(self, other: Key) -> float:
-        """How far apart in n and k, as powers of two; infinite for what is another kind of operation."""
+        """How far apart in n, k and batch at most, as powers of two; infinite for what is another kind of operation."""
         same = (self.m, self.layout, self.dtype, self.batch > 1) == (other.m, other.layout, other.dtype, other.batch > 1)
-        return max(abs(math.log2(self.n / other.n)), abs(math.log2(self.k / other.k))) if same else math.inf
+        sizes = ((self.n, other.n), (self.k, other.k), (self.batch, other.batch))
+        return max(abs(math.log2(a / b)) for a, b in sizes) if same else math.inf
+
+    def epilogues_apart(self, other: Key) -> int:
+        return sum(getattr(self, name) != getattr(other, name) for name in ("bias", "alpha", "beta"))
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,13 @@ class Choice:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Choice:
-        return Choice(Key(**data["key"]), data["variant"], data["kernel_sha256"], float(data["median_ms"]), data["time"])
+        key = Key(**data["key"])
+        spec_of(key)  # raises for sizes that are none
+        if key.layout not in manifest.LAYOUTS:
+            raise ValueError(f"layout is {key.layout!r}")
+        if not math.isfinite(float(data["median_ms"])):
+            raise ValueError(f"median_ms is {data['median_ms']!r}")
+        return Choice(key, str(data["variant"]), data["kernel_sha256"], float(data["median_ms"]), str(data["time"]))
 
 
 def device_key(device: Device) -> str:
@@ -96,7 +108,7 @@ def read(path: Path) -> dict[str, list[Choice]]:
         return {key: [Choice.from_json(c) for c in choices] for key, choices in data["devices"].items()}
     except results.ResultError as error:
         raise TuningError(str(error)) from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, Error) as error:
         raise TuningError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
 
 
@@ -104,12 +116,21 @@ def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
     """Adds to the file what was chosen on that device; what it says of other shapes and devices stays. Raises TuningError, OSError."""
     from .bench import results
 
-    kept = read(path) if path.exists() else {}
-    merged = {c.key: c for c in [*kept.get(device, []), *choices]}
-    kept[device] = list(merged.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    devices = {key: [c.as_json() for c in all_of_it] for key, all_of_it in kept.items()}
-    results.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
+    with _alone(path):
+        kept = read(path) if path.exists() else {}
+        merged = {c.key: c for c in [*kept.get(device, []), *choices]}
+        kept[device] = list(merged.values())
+        devices = {key: [c.as_json() for c in all_of_it] for key, all_of_it in kept.items()}
+        results.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Other processes that write there wait; the lock is on a file beside it, for the file itself is replaced."""
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 _lock = Lock()
@@ -155,7 +176,8 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
 
     key = Key.of(spec)
     tuned = sorted(
-        (c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)), key=lambda c: (c.key != key, key.distance(c.key))
+        (c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)),
+        key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)),
     )
     stale = []
     for c in tuned:
@@ -164,7 +186,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         if c.kernel_sha256 != manifest.kernel_sha256(c.variant, spec_of(c.key)):
             stale.append(c.variant)
             continue
-        what = "this shape" if c.key == key else f"the near shape n={c.key.n} k={c.key.k}"
+        what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
     if key.m == 1 and key.batch == 1 and key.dtype == "float16":
         near = [

@@ -40,7 +40,9 @@ class _Cpu:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
-    note = "Times are the CPU device's own and say nothing about a GPU: device times are its kernels', host times hold what guards cost."
+    note = (
+        "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."
+    )
 
     winners: Sequence[tuple[str, int, int, str]] = ()
     preferred: Sequence[str] = (

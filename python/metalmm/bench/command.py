@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import Device, Variant, _core, terminal, variants
+from .. import Device, Variant, _core, manifest, terminal, variants
 from ..errors import Error
 from . import check, page, report, results, runner, sizes
 from .copy import measured_copy
@@ -21,7 +21,7 @@ from .sizes import Shape, Sizes
 DEFAULT_JSON = "metalmm-bench.json"
 Work = list[tuple[Shape, list[Variant]]]
 # What a run must have in common with the one that it goes on from.
-_SAME_ARGUMENTS = ("sizes", "spec", "shapes", "backends", "manifest", "cold", "all", "seed", "rule", "check")
+_SAME_ARGUMENTS = ("sizes", "spec", "shapes", "top", "backends", "manifest", "cold", "all", "seed", "rule", "check")
 _SAME_ENVIRONMENT = ("device", "threads", "cpu", "gpu", "metalmm", "compiler", "commit")
 
 
@@ -40,6 +40,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser, positional: bool = Fals
     parser.add_argument(
         "--spec", action="append", default=[], help="a shape instead, such as 'm=1 n=4864 k=896 nt bias calls=24'; again for more"
     )
+    parser.add_argument("--top", type=int, help="only so many shapes, those of most time in the profile")
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
 
 
@@ -69,7 +70,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=runner.TIMEOUT_SECONDS, help="seconds after which a dispatch is ended, on device cpu (60)"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0, help="of the operands")
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
@@ -97,9 +98,22 @@ def read_sizes(args: argparse.Namespace) -> Sizes:
         raise UsageError("--spec and a sizes file: give one of them")
     found = sizes.from_specs(args.spec) if args.spec else sizes.load(args.sizes or sizes.DEFAULT)
     found.shapes = sizes.select(found.shapes, args.shapes)
+    if args.top is not None:
+        if args.top < 1:
+            raise UsageError("--top takes at least 1")
+        sizes.keep_top(found, args.top)
+    if len(found.shapes) > 100:
+        print(f"metalmm: {len(found.shapes)} shapes; --top 50 keeps those of most time", file=sys.stderr)
     if not found.shapes:
         raise UsageError("there is no shape that can be run\n" + "\n".join(found.left_out_lines()))
     return found
+
+
+def seed(text: str) -> int:
+    """For argparse."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
 
 
 def rule_of(args: argparse.Namespace) -> Rule:
@@ -199,12 +213,32 @@ def go_on(run: Run, path: Path) -> None:
     if not path.exists():
         raise UsageError(f"--resume: there is no {path}")
     before = results.load(path)
+    stored = results.read_json(path, results.SCHEMA, results.VERSION)["shapes"]
+    before.shapes = [s for s, data in zip(before.shapes, stored, strict=True) if _has_same_kernels(s, data)]
     different = results.same_runs(before.arguments, run.arguments, _SAME_ARGUMENTS)
     different += results.same_runs(before.environment, run.environment, _SAME_ENVIRONMENT)
     if different:
         raise UsageError(f"--resume: {path} was measured with another {', '.join(different)}; run it as it was, or without --resume")
-    run.shapes, run.copy_gbps = before.shapes, before.copy_gbps
-    run.arguments["resumed"] = int(before.arguments.get("resumed", 0)) + 1
+    run.shapes, run.copy_readings = before.shapes, before.copy_readings
+    resumed = before.arguments.get("resumed")
+    run.arguments["resumed"] = (resumed if isinstance(resumed, int) else 0) + 1
+
+
+def _has_same_kernels(s: runner.ShapeRun, data: dict[str, Any]) -> bool:
+    """A shape whose kernels have changed since is measured anew."""
+    return all(row["kernel_sha256"] == manifest.kernel_sha256(row["variant"], s.shape.spec) for row in data["results"])
+
+
+def _check_no_rest(path: Path) -> None:
+    """Raises UsageError for a file that holds the finished part of an interrupted run."""
+    try:
+        before = results.load(path)
+    except results.ResultError:
+        return
+    if before.shapes and not before.is_complete:
+        raise UsageError(
+            f"{path} holds {len(before.shapes)} shapes of an interrupted run; --resume goes on with it, or give another --json, or remove it"
+        )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -222,7 +256,8 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError("--resume goes on with the run in the file of --json FILE")
         go_on(run, path)
     elif path:
-        results.check_writable(path)
+        results.check_output(path, f'"schema": "{results.SCHEMA}"', f"{results.SCHEMA} JSON")
+        _check_no_rest(path)
     show = _Seeds(args, device, run, len(found.shapes)) if seeds_format else None
     interrupted = False
     with terminal.Progress() as progress, contextlib.redirect_stdout(sys.stderr if to_stdout else sys.stdout):
@@ -232,15 +267,17 @@ def main(args: argparse.Namespace) -> int:
                 for gone in found.left_out_lines():
                     print(gone)
             else:
-                run.copy_gbps = run.copy_gbps or measured_copy(device)
+                run.copy_readings.append(measured_copy(device))
             for done in measure(device, work, rule, run, args, progress):
                 if show:
                     print(show.section(done), flush=True)
                 if path:
                     results.write_json(path, run.as_json())
+            if not show:
+                run.copy_readings.append(measured_copy(device))
         except KeyboardInterrupt:
             interrupted = True
-    if path:
+    if path and (run.shapes or not interrupted):
         results.write_json(path, run.as_json())
     if to_stdout:
         results.give_json("-", run.as_json())
@@ -249,7 +286,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         page.show(run, str(path), interrupted)
     if interrupted:
-        kept = f"what is finished is kept in {path}; --resume goes on" if path else "nothing was kept: give --json FILE"
+        kept = f"what is finished is kept in {path}; --resume goes on" if path and run.shapes else "nothing was kept"
         print(f"metalmm bench: interrupted; {kept}", file=sys.stderr)
         return 130
     return 1 if run.bad() else 0
@@ -269,7 +306,7 @@ class _Seeds:
             runner.describe(self.device, info),
             f"metalmm={info['metalmm']} commit={info['commit']} warmup={args.warmup} {weights}",
         ]
-        if note := self.device.backend.note:
+        if note := info["note"]:
             lines.append(f"{note} 'vs orig' compares with an Apple GPU in production.")
         return "\n".join(lines)
 

@@ -11,10 +11,11 @@ from . import results
 from .report import Result, ms
 from .results import Run
 from .runner import ShapeRun
+from .sizes import Shape
 from .statistics import verdict
 
 _FAR = 3.0  # times
-_FLOOR = 0.02  # relative: less is no change, whatever the intervals say
+FLOOR = 0.10  # relative: less is no change; between sessions identical kernels differ by that much
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Change:
 
     shape: str
     variant: str
-    verdict: str  # same, faster, slower, unclear, broke, mended, gone, new
+    verdict: str  # same, faster, slower, unclear, stopped (early, in both), broke, mended, gone, new
     old_ms: float | None
     new_ms: float | None
     noise: float = 0.0
@@ -33,17 +34,19 @@ class Change:
         return self.verdict in ("slower", "broke")
 
 
-def changes(old: Run, new: Run) -> list[Change]:
-    """Every variant of every shape that both runs have."""
-    before = {s.shape.short: s for s in old.shapes}
+def changes(old: Run, new: Run, floor: float = FLOOR) -> list[Change]:
+    """Every variant of every shape that both runs have; of several of one spec the first with the first. floor: what is no change."""
+    before: dict[str, list[ShapeRun]] = {}
+    for s in old.shapes:
+        before.setdefault(s.shape.short, []).append(s)
     found = []
     for s in new.shapes:
-        was = before.get(s.shape.short)
-        if was is None:
+        if not before.get(s.shape.short):
             continue
+        was = before[s.shape.short].pop(0)
         earlier = {r.variant: r for r in was.results}
         for r in s.results:
-            found.append(_change(s, was, r, earlier.pop(r.variant, None)))
+            found.append(_change(s, was, r, earlier.pop(r.variant, None), floor))
         found += [Change(s.shape.short, r.variant, "gone", _value(r), None) for r in earlier.values()]
     return found
 
@@ -59,13 +62,13 @@ def _value(r: Result) -> float | None:
     return median.value if median else None
 
 
-def _change(s: ShapeRun, was: ShapeRun, new: Result, old: Result | None) -> Change:
+def _change(s: ShapeRun, was: ShapeRun, new: Result, old: Result | None, floor: float) -> Change:
     name = s.shape.short
     if old is None:
         return Change(name, new.variant, "new", None, _value(new))
     if old.is_right != new.is_right:
         return Change(name, new.variant, "broke" if old.is_right else "mended", _value(old), _value(new))
-    noise = max(s.noise, was.noise, _FLOOR)
+    noise = max(s.noise, was.noise, floor)
     a, b = old.median(noise), new.median(noise)
     if not old.is_right or not a or not b:
         return Change(name, new.variant, "same", None, None)
@@ -73,7 +76,7 @@ def _change(s: ShapeRun, was: ShapeRun, new: Result, old: Result | None) -> Chan
     if old.stopped or new.stopped:  # a few samples of a moment of their own: only what is far outside counts
         slower = new.stopped and not old.stopped and min(new.times) > _FAR * a.high
         faster = old.stopped and not new.stopped and min(old.times) > _FAR * b.high
-        found = "slower" if slower else "faster" if faster else "unclear"
+        found = "slower" if slower else "faster" if faster else "stopped" if old.stopped and new.stopped else "unclear"
     return Change(name, new.variant, found, a.value, b.value, noise)
 
 
@@ -81,19 +84,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="OLD.json")
     parser.add_argument("new", metavar="NEW.json")
     parser.add_argument("--all", action="store_true", help="every variant, not the changes and winners alone")
+    parser.add_argument(
+        "--least", type=float, default=FLOOR, help="the part of a median that is no change, whatever the intervals say (0.1)"
+    )
     parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> int:
-    """0; 1 where something became slower or broke."""
-    old, new = results.load(args.old), results.load(args.new)
-    found = changes(old, new)
-    counts = {v: sum(c.verdict == v for c in found) for v in ("faster", "slower", "broke", "mended", "same", "unclear", "gone", "new")}
+    """0; 1 where something became slower or broke. Results of bench, of tune or of step, two of a kind."""
+    if not 0 <= args.least < 10:
+        raise results.ResultError("--least takes a part such as 0.1")
+    old, new = _load(args.old), _load(args.new)
+    found = changes(old, new, args.least)
+    counts = {
+        v: sum(c.verdict == v for c in found) for v in ("faster", "slower", "broke", "mended", "same", "unclear", "stopped", "gone", "new")
+    }
     different = results.same_runs(old.environment, new.environment, ("device", "threads", "cpu", "gpu", "compiler", "metalmm"))
     different += results.same_runs(old.arguments, new.arguments, ("cold", "rule"))
     if args.json != "-":
         winners = {(s.shape.short, d.winner.variant) for run in (old, new) for s in run.shapes if (d := results.decide(s, run.bad_rel))}
-        shown = [c for c in found if args.all or c.verdict not in ("same", "unclear") or (c.shape, c.variant) in winners]
+        shown = [c for c in found if args.all or c.verdict not in ("same", "unclear", "stopped") or (c.shape, c.variant) in winners]
         rows = [
             [c.verdict, c.shape, c.variant, ms(c.old_ms), ms(c.new_ms), _percent(c), f"{c.noise:.1%}" if c.noise else ""] for c in shown
         ]
@@ -111,7 +121,8 @@ def main(args: argparse.Namespace) -> int:
         terminal.say(", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing in common")
         terminal.say(
             "faster, slower: the 95% intervals of the medians (order statistics) are apart, and the medians by more than the noise of either run's "
-            f"twins and {_FLOOR:.0%}; same: neither; unclear: one of the two, and what was stopped early, unless three times apart."
+            f"twins and {args.least:.0%} (--least); same: neither; unclear: one of the two (a noisy machine: measure longer, --most-time). What was stopped "
+            "early in both is not compared, in one of them only if it lies three times outside."
         )
     data: dict[str, Any] = {
         "schema": "metalmm-compare",
@@ -122,6 +133,33 @@ def main(args: argparse.Namespace) -> int:
     }
     results.give_json(args.json, data)
     return 1 if any(c.is_regression for c in found) else 0
+
+
+def _load(path: str) -> Run:
+    """A bench; a tune's bench; a step, each choice of it as a variant of one shape."""
+    schema = results.schema_of(path)
+    if schema == "metalmm-tune":
+        return results.load(path, part="bench")
+    if schema != "metalmm-step":
+        return results.load(path)
+    data = results.read_json(path, schema, 1)
+    try:
+        rows = [
+            Result(
+                str(p["name"]),
+                [None if t is None else float(t) for t in p["device_ms"]],
+                [float(t) for t in p["host_ms"]],
+                wrong="; ".join(p["wrong"]),
+            )
+            for p in data["policies"]
+        ]
+        return Run(data["environment"], {"rounds": 1}, [ShapeRun(_STEP, rows, None, 1, None)], planned=1)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise results.ResultError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
+
+
+# Stands for the whole step.
+_STEP = Shape("step", 1, 1, 1, 1, False, False, False, 1.0, 0.0)
 
 
 def _of(run: Run, what: str) -> object:

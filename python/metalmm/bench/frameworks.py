@@ -95,7 +95,7 @@ def _rows() -> Iterator[Row]:
         yield from many(operation, *(f"{s} {n}" for s in ("64x16", "1024x32") for n in (10, 1000, 1000000)))
     yield from many("SeLU", "128x16x1024", "64x128x1024")
     yield from many("Sigmoid", "128x16x1024", "64x128x1024")
-    yield from many("Softmax", "64x1000000", "1000000x64", "64x16x32x1024", "128x16x32x1024", "1024x16x32x128", axes=(-1,))
+    yield from many("Softmax", "64x1000000", "1000000x64", "64x16x32x1024", "128x16x32x1024", "1024x16x32x128", "1024x64x32x8", axes=(-1,))
     yield from many("Softplus", "128x16x1024", "64x128x1024")
     yield from many("Sort", "64x128x1024", axes=(0, 1, 2))
     yield from many("Sum", "64x128x128x128", axes=(0, 1, 2, 3))
@@ -148,7 +148,7 @@ class Torch:
             "Conv2d": lambda: f.conv2d(x[0], x[1]),
             "Gather": lambda: x[0].index_select(0, x[1]),
             "LeakyReLU": lambda: f.leaky_relu(x[0]),
-            "Linear": lambda: t.matmul(x[0], x[1]) + x[2],
+            "Linear": lambda: f.linear(x[0], x[1].T, x[2]),
             "MatMul": lambda: t.matmul(x[0], x[1]),
             "PReLU": lambda: f.prelu(x[0], x[1]),
             "ReLU": lambda: f.relu(x[0]),
@@ -194,7 +194,7 @@ class Mlx:
             "Conv2d": mx.conv2d,
             "Gather": lambda a, i: mx.take(a, i, axis=0),
             "LeakyReLU": nn.leaky_relu,
-            "Linear": lambda a, b, c: a @ b + c,
+            "Linear": lambda a, b, c: mx.addmm(c, a, b),
             "MatMul": lambda a, b: a @ b,
             "PReLU": nn.prelu,
             "ReLU": nn.relu,
@@ -292,7 +292,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--time", type=float, default=0.2, help="seconds of a measurement (at least three calls)")
     parser.add_argument("--memory", type=float, help="GB that a row may take; default: half of what is free")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=command.seed, default=0)
     parser.set_defaults(run=main)
 
 
@@ -403,10 +403,12 @@ def _show(
     head = ("Operation", *names, *(f"{a}/{b} speedup" for a, b in pairs))
     numbers = range(1, len(head))
     terminal.say("; ".join(f"{f.name}: {f.version}" for f in found) + "; float32, ms, medians of synchronised calls")
+    terminal.say("metalmm writes into one result again and again by a prepared call; the others make a result at each call")
     terminal.say("Detailed benchmark:", "bold")
     terminal.table(head, [[text, *_cells(values, names, pairs)] for text, values in times.items()], numbers=numbers)
     terminal.say("Average benchmark:", "bold")
     terminal.table(head, [[name, *_cells(values, names, pairs)] for name, values in averages(rows, times).items()], numbers=numbers)
+    terminal.say("averages are of the rows that every framework with such an operation measured")
     for what, why in skipped.items():
         terminal.say(f"skipped: {what}: {why}")
     for why in missing:

@@ -15,7 +15,7 @@ from . import page, results
 from .report import ms
 from .results import Run, decide
 from .runner import ShapeRun
-from .statistics import Median, median_of
+from .statistics import Median, median_of, verdict
 
 _SHOWN = 8  # variants of a shape's chart
 
@@ -36,6 +36,7 @@ p, li { max-width: 78ch; } .soft, figcaption, small { color: var(--soft); font-s
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 10px; border-top: 1px solid var(--line); vertical-align: top; } thead th { border-top: 0; color: var(--soft); font-weight: 500; font-size: 13px; }
+td .mono { white-space: nowrap; overflow-wrap: normal; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 .row { display: grid; grid-template-columns: minmax(0, 1fr) 74px; gap: 2px 10px; margin: 7px 0; align-items: baseline; } .row .v { text-align: right; font-variant-numeric: tabular-nums; font-size: 13px; }
 .track { grid-column: 1 / -1; position: relative; height: 8px; border-radius: 4px; background: var(--line); }
@@ -111,8 +112,13 @@ def _step(data: dict[str, Any]) -> str:
     widest = max(m.high for m in times.values())
     count = sum(c["calls"] for c in data["calls"])
     out = [_tag("h2", f"The step: {count} matmuls on {escape(_where(data['environment']))}")]
-    lead = f"{ms(times[best].value)} of device time under <b>{escape(best)}</b>"
-    others = [f"{m.value / times[best].value:.2f} times that under {escape(name)}" for name, m in times.items() if name != best]
+    lead = f"of device time under <b>{escape(best)}</b>"
+    others = []
+    for name, m in times.items():
+        if name != best and verdict(times[best], m) == "slower":
+            others.append(f"{escape(name)} takes {m.value / times[best].value:.2f} times as long")
+        elif name != best:
+            others.append(f"{escape(name)} cannot be told from it")
     out.append(
         _tag("p", f'<span class="big">{ms(times[best].value)}</span><br>{lead}' + (f"; {', '.join(others)}" if others else "") + ".")
     )
@@ -134,6 +140,10 @@ def _step(data: dict[str, Any]) -> str:
         body += _tag("p", f"without: {escape('; '.join(missing))}", "bad") if missing else ""
         cards.append(_tag("div", body, "card"))
     out.append(_tag("div", "".join(cards), "cards"))
+    environment = data["environment"]
+    out.append(
+        _tag("p", escape(f"metalmm {environment['metalmm']}, commit {str(environment['commit'])[:10]}, {environment['time']}"), "soft")
+    )
     if data["left_out"]:
         rows = [[escape(g["text"]), str(g["calls"] or ""), escape(g["why"])] for g in data["left_out"]]
         out.append(
@@ -289,6 +299,9 @@ def make(benches: Sequence[tuple[str, Run]], steps: Sequence[dict[str, Any]]) ->
     body += [_step(data) for data in steps]
     if benches:
         body.append(_tag("h2", "Winners") + _winners(benches))
+        body += [
+            _tag("p", escape(f"{name}: {page.copy_text(run)}; {'; '.join(page.baseline_lines(run))}"), "soft") for name, run in benches
+        ]
         body.append(
             _tag(
                 "p",
@@ -324,7 +337,7 @@ def read(paths: Sequence[str]) -> tuple[list[tuple[str, Run]], list[dict[str, An
         if schema == results.SCHEMA:
             benches.append((name, results.load(path)))
         elif schema == "metalmm-tune":
-            benches.append((name, Run.from_json(results.read_json(path, schema, 1)["bench"])))
+            benches.append((name, results.load(path, part="bench")))
         elif schema == "metalmm-step":
             steps.append(results.read_json(path, schema, 1))
         else:
@@ -333,6 +346,7 @@ def read(paths: Sequence[str]) -> tuple[list[tuple[str, Run]], list[dict[str, An
 
 
 def main(args: argparse.Namespace) -> int:
+    results.check_output(Path(args.output), "<!doctype html>", "page")
     benches, steps = read(args.files)
     try:
         text = make(benches, steps)

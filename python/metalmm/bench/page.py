@@ -31,7 +31,7 @@ def gbps(s: ShapeRun, milliseconds: float) -> float:
 
 def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:
     d = decide(s, run.bad_rel)
-    head = [str(i + 1), s.shape.short, str(s.shape.calls or "")]
+    head = ["" if run.arguments.get("shapes") else str(i + 1), s.shape.short, str(s.shape.calls or "")]
     if not d:
         return [*head, "none is right" if s.results else "no variant supports it", *[""] * 8]
     ahead = d.runner_up.median() if d.runner_up else None
@@ -58,22 +58,45 @@ def skip_lines(run: Run) -> list[str]:
     """One line for each reason, without what differs from shape to shape in it."""
     reasons: dict[str, list[str]] = {}
     for skip in run.skipped:
-        reasons.setdefault(re.sub(r"^(\w+)=\d+ is", r"\1 is", skip["why"]), []).append(skip["variant"])
-    return [f"skipped: {why}: {len(set(names))} variants" for why, names in reasons.items()]
+        why = re.sub(r"^layout \w+ is not one of .*", "not their layout", skip["why"])
+        reasons.setdefault(re.sub(r"^(\w+)=\d+ is", r"\1 is", why), []).append(skip["variant"])
+    return [f"skipped: {why}: {len(set(names))} variant{'s' * (len(set(names)) > 1)}" for why, names in reasons.items()]
 
 
 COLUMNS = ("#", "shape", "calls", "winner", "ms", "noise", "share", "over base", "ties", "runner-up", "GB/s", "of copy")
+
+
+def copy_text(run: Run) -> str:
+    readings = run.copy_readings
+    return (
+        f"a copy moves {max(readings):.1f} GB/s (the best of {len(readings)} readings from {min(readings):.1f})"
+        if readings
+        else "no copy was timed"
+    )
+
+
+def baseline_lines(run: Run) -> list[str]:
+    """What the baselines are, and what production ran on: by pairs of the two."""
+    counts: dict[tuple[str, str], int] = {}
+    for s in run.shapes:
+        if s.baseline and s.shape.orig_backend:
+            counts[s.shape.orig_backend, s.baseline] = counts.get((s.shape.orig_backend, s.baseline), 0) + 1
+    return [
+        f"base: {base} {'is what' if ran in (base, base.split('/')[0]) else 'in place of'} {ran}{' of' if ran in (base, base.split('/')[0]) else ', which'} "
+        f"production ran on, {count} shapes"
+        for (ran, base), count in counts.items()
+    ]
 
 
 def show(run: Run, path: str, interrupted: bool) -> None:
     info, args = run.environment, run.arguments
     weights = "cold weights, rotated through copies" if args.get("cold") else "warm weights, one copy"
     where = info["gpu"] or f"{info['cpu']}, {info['threads']} threads"
-    terminal.say(
-        f"metalmm {info['metalmm']} on device {info['device']} ({where}); {weights}; a copy moves {run.copy_gbps or 0:.1f} GB/s", "bold"
-    )
+    terminal.say(f"metalmm {info['metalmm']} on device {info['device']} ({where}); {weights}; {copy_text(run)}", "bold")
     if note := info.get("note"):
         terminal.say(note)
+    if not run.shapes:
+        return
     shares = step_share(run)
     rows = [_row(run, i, s, shares.get(i)) for i, s in enumerate(run.shapes)]
     numbers = [0, 2, 4, 5, 6, 7, 8, 10, 11]
@@ -82,6 +105,8 @@ def show(run: Run, path: str, interrupted: bool) -> None:
         "ms: median of the device's time. noise: how far two series of one variant came out apart. share: of calls x ms. over base: the baseline's "
         "median over it. ties, =: not to be told from the winner in this run. of copy: bytes that must move over the copy's rate; warm weights may come from a cache, above 100%."
     )
+    for line in baseline_lines(run):
+        terminal.say(line)
     for shape, r in run.bad():
         terminal.say(
             f"{shape.short}: {r.variant} {'FAILED' if r.failed else 'WRONG'}: {r.failed or r.wrong or f'maxRel {r.max_rel:.2e}'}", "red"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +42,7 @@ class Decision:
         """How many times the winner's median the baseline's is."""
         if self.baseline is None or not self.baseline.is_right:
             return None
-        return sorted(self.baseline.times)[len(self.baseline.times) // 2] / self.median.value if self.median.value else None
+        return statistics.median(self.baseline.times) / self.median.value if self.median.value else None
 
 
 def decide(run: ShapeRun, bad_rel: float = 1e-3) -> Decision | None:
@@ -70,7 +72,7 @@ class Run:
     shapes: list[ShapeRun] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    copy_gbps: float | None = None
+    copy_readings: list[float] = field(default_factory=list)
     planned: int = 0
 
     @property
@@ -80,6 +82,11 @@ class Run:
     @property
     def rounds(self) -> int:
         return int(self.arguments.get("rounds") or 1)
+
+    @property
+    def copy_gbps(self) -> float | None:
+        """The best reading: a machine that others use reads low, never high."""
+        return max(self.copy_readings, default=None)
 
     @property
     def bad_rel(self) -> float:
@@ -102,6 +109,7 @@ class Run:
             "environment": self.environment,
             "arguments": self.arguments,
             "copy_gbps": self.copy_gbps,
+            "copy_readings_gbps": self.copy_readings,
             "skipped": self.skipped,
             "left_out": [vars(gone) for gone in self.left_out],
             "shapes": [_shape_json(s, self.bad_rel) for s in self.shapes],
@@ -109,14 +117,18 @@ class Run:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Run:
+        for key in ("environment", "arguments"):
+            if not isinstance(data[key], dict):
+                raise TypeError(f"{key} is no object")
+        float(data["arguments"].get("bad_rel") or 1e-3)
         return Run(
             environment=data["environment"],
             arguments=data["arguments"],
             shapes=[_shape_from(s) for s in data["shapes"]],
             skipped=data["skipped"],
             left_out=[LeftOut(**gone) for gone in data["left_out"]],
-            copy_gbps=data["copy_gbps"],
-            planned=data["planned"],
+            copy_readings=[float(g) for g in data["copy_readings_gbps"]],
+            planned=int(data["planned"]),
         )
 
 
@@ -171,18 +183,24 @@ def _shape_from(data: Mapping[str, Any]) -> ShapeRun:
 def _result_from(data: Mapping[str, Any]) -> Result:
     names = ("wrong", "failed", "unlikely", "stopped", "checked")
     abs_rel = [math.inf if data[key] is None else float(data[key]) for key in ("max_abs", "max_rel")]
-    found = Result(gpu=list(data["gpu_ms"]), cpu=list(data["cpu_ms"]), max_abs=abs_rel[0], max_rel=abs_rel[1], variant=data["variant"])
+    gpu, cpu = [None if g is None else float(g) for g in data["gpu_ms"]], [float(c) for c in data["cpu_ms"]]
+    found = Result(gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=str(data["variant"]))
     for name in names:
         setattr(found, name, str(data[name]))
     return found
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Whole or not at all: beside the file first, then in its place. Raises OSError."""
-    path = Path(path)
+    """Whole or not at all: beside the file first, then in its place; a link's target, not the link. What is no file (a pipe, /dev/null) is
+    written to as it is. Raises OSError."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        return
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -200,32 +218,56 @@ def write_json(path: str | Path, data: Any) -> None:
 
 
 def give_json(where: str | None, data: Any) -> None:
-    """What --json asks for: nothing, a file, or standard output. Raises OSError, ResultError for a file that is none of ours."""
+    """What --json asks for: nothing, a file (which check_output() has seen before the work), or standard output. Raises OSError."""
     if where == "-":
         print(json.dumps(data, indent=1))
     elif where is not None:
-        check_writable(Path(where))
         write_json(where, data)
 
 
-def check_writable(path: Path) -> None:
-    """Before a run, not after. Raises ResultError for what is there and no JSON of ours, OSError."""
+def check_output(path: Path, mark: str, what: str) -> None:
+    """Before the work, not after it: that the path can be written, and that what is there and would be replaced is of the same kind, by
+    `mark` near its beginning. Raises ResultError, OSError."""
     if path.is_dir():
-        raise ResultError(f"--json {path}: it is a folder")
+        raise ResultError(f"{path}: it is a folder")
+    if path.exists() and not path.is_file():
+        return
     if path.exists():
         with open(path, "rb") as file:
-            start = file.read(64).lstrip()
-        if start and b'"schema"' not in start:
-            raise ResultError(f"--json {path}: there is a file that is no JSON of ours; it would be overwritten")
-    probe = path.with_name(f".{path.name}.{os.getpid()}")
-    probe.touch()
-    probe.unlink()
+            start = file.read(400)
+        if start.strip() and mark.encode() not in start:
+            raise ResultError(f"{path}: there is a file that is no {what} of ours; it would be overwritten")
+    target = Path(os.path.realpath(path))
+    handle, probe = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    os.unlink(probe)
+
+
+def check_json(where: str | None, schema: str) -> None:
+    """check_output() of a --json option."""
+    if where not in (None, "-"):
+        check_output(Path(str(where)), f'"schema": "{schema}"', f"{schema} JSON")
+
+
+def _text_of(path: str | Path) -> str:
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("it is no file")
+    return Path(path).read_text()
+
+
+def schema_of(path: str | Path) -> object:
+    """What a file says that it is. Raises ResultError."""
+    try:
+        data = json.loads(_text_of(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultError(f"{path}: {error}") from error
+    return data.get("schema") if isinstance(data, dict) else type(data).__name__
 
 
 def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     """What such a file holds. Raises ResultError naming what is there instead."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(_text_of(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path}: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != schema:
@@ -236,12 +278,12 @@ def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     return data
 
 
-def load(path: str | Path) -> Run:
-    """Raises ResultError."""
-    data = read_json(path, SCHEMA, VERSION)
+def load(path: str | Path, part: str | None = None) -> Run:
+    """A bench's results; part: those within a tune's. Raises ResultError."""
+    data = read_json(path, "metalmm-tune", 1) if part else read_json(path, SCHEMA, VERSION)
     try:
-        return Run.from_json(data)
-    except (KeyError, TypeError, AttributeError) as error:
+        return Run.from_json(data[part] if part else data)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ResultError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
 
 

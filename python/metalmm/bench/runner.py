@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Array, Device, DTypeError, Error, Variant, __version__, _core, backends, numerics, variants
+from .. import Array, Device, DTypeError, Error, Variant, __version__, _core, backends, manifest, numerics, variants
 from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
@@ -116,7 +117,7 @@ def measuring_device(name: str | None = None, timeout: float = TIMEOUT_SECONDS) 
 @dataclass(frozen=True)
 class Rule:
     """When a variant has been measured enough: the median's spread (half its 95% interval) is at most `spread` of it and at least
-    `least` seconds of its turns are over, or `most` seconds are. One that is `slow` times slower than the best after three samples stops there, one
+    `least` seconds of its turns are over, or `most` seconds are. One that is `slow` times slower than the best can be after six samples stops there, one
     that is `hopeless` times slower in the passes before does not begin. `rounds`: turns of each shape, apart in time, for
     a machine changes its pace from minute to minute. `fixed`: so many samples instead, of every variant."""
 
@@ -136,6 +137,7 @@ class Rule:
         return spent >= self.most or (median is not None and spent >= self.least and len(r.cpu) >= 6 and median.spread <= self.spread)
 
 
+_NEAR = 1.5  # times the best's median: one that was stopped and is nearer gets another round
 _SHORT_MS = 5.0  # of a run that some tens of microseconds would change
 _LONG_MS = 1000.0  # of a run that is not worth a second one to see that it is slow
 Failures = dict[tuple[str, int], str]
@@ -237,8 +239,8 @@ class _Turns:
             self.contenders.insert((self.contenders.index(first) + len(self.contenders) // 2) % len(self.contenders), self.twin)
 
     def drop_hopeless(self, baseline: str | None) -> None:
-        """Those that are many times slower than the best, by their second run (a first one may convert weights) unless that would take
-        long. What the others are compared with stays."""
+        """Those that are many times slower than the best, by their second run unless that would take long. What the others are compared with
+        stays."""
         best = min((min(c.before) for c in self.contenders if c.before and not c.result.wrong), default=0.0)
         limit = self.rule.hopeless * best
         for c in self.contenders:
@@ -249,13 +251,24 @@ class _Turns:
             c.done, c.result.cpu, c.result.gpu = True, list(c.before), list(c.before_gpu)
             c.result.stopped = f"after {c.runs} runs before those that count, {min(c.before) / best:.3g} times slower than the best"
 
-    def drop_slow(self) -> None:
-        medians = [m.value for c in self.contenders if c.result.is_right and (m := c.result.median())]
-        best = min(medians, default=0.0)
+    def drop_slow(self, baseline: str | None) -> None:
+        """Those whose fastest run is slower than all that the best's median can be, several times."""
+        medians = [m for c in self.contenders if c.result.is_right and (m := c.result.median())]
+        best = min(medians, key=lambda m: m.value, default=None)
         for c in self.contenders:
             times = c.result.times
-            if not c.done and len(times) >= 3 and best and min(times) > self.rule.slow * best:
-                c.done, c.result.stopped = True, f"after {len(times)} samples, {min(times) / best:.3g} times slower than the best"
+            if best and not c.done and len(times) >= 6 and min(times) > self.rule.slow * best.high and c.result.variant != baseline:
+                c.done, c.result.stopped = True, f"after {len(times)} samples, {min(times) / best.value:.3g} times slower than the best"
+
+    def convert(self) -> None:
+        """A library may keep a converted copy of each array of weights: made before anything counts."""
+        for c in self.contenders:
+            if manifest.get(c.result.variant).library:
+                for _ in c.calls:
+                    if not c.done:
+                        self.run(c, counted=False)
+                c.before.clear()
+                c.before_gpu.clear()
 
 
 @dataclass
@@ -284,15 +297,19 @@ class ShapeRun:
         return next((r for r in self.results if r.variant == variant), None)
 
     def survivors(self) -> list[str]:
-        """Those that a further round is for."""
-        return [r.variant for r in self.results if r.is_right and not r.stopped]
+        """Those that a further round is for: what ran to the end, and what was stopped though its fastest run is near that of the best."""
+        ran = [median_of(r.times).value for r in self.results if r.is_right and not r.stopped]
+        limit = _NEAR * min(ran, default=0.0)
+        return [r.variant for r in self.results if r.is_right and (not r.stopped or min(r.times) <= limit)]
 
     def merge(self, again: ShapeRun) -> None:
         """Takes in a further round of the survivors."""
         for r in again.results:
             mine = self.of(r.variant)
             assert mine
-            if r.is_right and not r.stopped:
+            if mine.stopped and r.is_right and not r.stopped:  # not so slow after all
+                mine.gpu, mine.cpu, mine.stopped = [], [], ""
+            elif r.is_right and not r.stopped:
                 self.drift = max(self.drift, _apart(median_of(mine.times).value, median_of(r.times).value))
             if not r.stopped:
                 mine.gpu += r.gpu
@@ -338,6 +355,7 @@ def run_shape(
             except Error as error:
                 one.result.failed = first_lines(str(error))
         results.append(one.result)
+    turns.convert()
     for _ in range(rule.warmup):
         for one in turns.contenders:
             progress.note(f"{shape.short}: {one.result.variant}")
@@ -359,7 +377,7 @@ def run_shape(
         if all(c.done or rule.is_enough(c.result, c.spent) for c in active):
             break
         if rule.fixed is None:
-            turns.drop_slow()
+            turns.drop_slow(baseline)
     return ShapeRun(shape, results, turns.twin.result if turns.twin else None, copies, baseline)
 
 
@@ -374,7 +392,12 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
     """The id that the shape ran on in production; NumPy's BLAS stands in for one that the device does not have."""
     if not shape.orig_backend:
         return None
-    for family in (shape.orig_backend, "blas"):
+    if "/" in shape.orig_backend:  # of our own trace, which says the variant
+        with contextlib.suppress(Error):
+            v = manifest.get(shape.orig_backend)
+            if v.runs_on(device.name) and not v.lacks(shape.spec):
+                return str(v)
+    for family in (shape.orig_backend.split("/")[0], "blas"):
         found = [v for v in variants(device=device) if v.family == family and shape.layout in v.baseline]
         if found:
             return str(found[0])
@@ -407,7 +430,7 @@ def environment(device: Device) -> dict[str, Any]:
         "metalmm": __version__,
         "compiler": device.backend.facts(device)["compiler"],
         "gpu": device.info.get("name"),
-        "note": device.backend.note,
+        "note": device.backend.note + (" Host times hold what guards cost." if device.options.get("guards") else ""),
         "commit": commit,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("MATMUL_", "METALMM_"))},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import random
 import shutil
 import tempfile
@@ -23,6 +24,19 @@ from .sizes import Shape
 
 _QUICK = Rule(least=0.01, most=0.05, spread=0.05)
 _FINALISTS = 3
+_MOST = 1_000_000  # combinations of a kernel
+
+
+class SearchError(Error, ValueError):
+    """A space that cannot be searched."""
+
+
+def _holds(rule: str, values: dict[str, int]) -> bool:
+    """Also where it divides by zero: it does not."""
+    try:
+        return manifest.holds(rule, values)
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -51,13 +65,17 @@ class Space:
         for path in paths:
             for name, table in manifest.search_space(path).items():
                 values = {key: choices for key, choices in table["search"].items() if key != "where"}
+                if math.prod(map(len, values.values())) > _MOST:
+                    raise SearchError(
+                        f"{path}: kernels.{name}: search has {math.prod(map(len, values.values()))} combinations; the limit is {_MOST}"
+                    )
                 combinations = [tuple(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
                 fixed = {key: value for key, value in table.items() if isinstance(value, int)}
                 self.tables[name] = (path, table)
                 self.candidates[name] = [
                     Candidate(name, c)
                     for c in combinations
-                    if all(manifest.holds(rule, {**sizes, **fixed, **dict(c)}) for rule in table["search"].get("where", []))
+                    if all(_holds(rule, {**sizes, **fixed, **dict(c)}) for rule in table["search"].get("where", []))
                 ]
 
     def neighbours(self, of: Candidate) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +14,9 @@ from ..errors import Error, ShapeError
 from ..profile import analysis, log
 
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
-_FIGURE = re.compile(r"(count|total|avg)=([\d.]+)")
+_FIGURE = re.compile(r"(count|total|avg)=(\d{1,15}(?:\.\d{1,9})?)")
+NO_TIMES: dict[str, Any] = {"orig_ms": None, "orig_backend": None, "calls": None, "total_ms": None}
+_OPERATION = re.compile(r"(\w+ @ [^:]+): count=")
 _NEEDED = ("op", "batch", "m", "n", "k", "tA", "tB")
 
 
@@ -76,6 +79,8 @@ class Shape:
     @property
     def short(self) -> str:
         """As --spec takes it, without the calls."""
+        if self.op == "step":
+            return "the step"
         words = [f"m={self.m} n={self.n} k={self.k} {self.layout}"]
         words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
         words += [f"alpha={self.alpha:g}"] * (self.alpha != 1) + [f"beta={self.beta:g}"] * (self.beta != 0)
@@ -103,6 +108,7 @@ class LeftOut:
     why: str
     calls: int | None = None
     total_ms: float | None = None
+    columns: int | None = None  # of an unbatched call with m=1, where the profile says them: what steps are counted by
 
 
 @dataclass
@@ -127,38 +133,77 @@ class Sizes:
         return lines
 
 
-def parse(text: str) -> Sizes:
+def keep_top(found: Sizes, count: int) -> None:
+    """The shapes of most time; the others are left out."""
+    ranked = sorted(found.shapes, key=lambda s: -(s.total_ms or 0.0))
+    kept = set(ranked[:count])
+    found.left_out += [LeftOut(s.short, "not among those of most time (--top)", s.calls, s.total_ms) for s in found.shapes if s not in kept]
+    found.shapes = [s for s in found.shapes if s in kept]
+
+
+def parse(text: str, *, of_log: bool = False) -> Sizes:
     """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the backend lines
     under it; the first of those says where it ran. Raises SizesError, with the line's number, for one that lacks a field or holds no
-    number; a ? where the profile did not say is no mistake, and leaves the shape out."""
+    number; a ? where the profile did not say is no mistake, and leaves the shape out, and so does anything that a log holds (`of_log`).
+    Lines that say the same of one shape are one."""
     found = Sizes()
+    totals: dict[str, tuple[int, float]] = {}  # of each operation on a backend, as the summary above the shapes has them
+    listed: dict[str, tuple[int, float]] = {}
     waiting: Shape | LeftOut | None = None
+    op = ""
     for number, line in enumerate(text.splitlines(), 1):
         row = line.strip()
         if row.startswith("op=") and "|" in row and row.endswith(":"):
             _keep(found, waiting)
-            waiting = _shape(row.rstrip(":"), number)
+            try:
+                waiting = _shape(row.rstrip(":"), number)
+            except SizesError as error:
+                if not of_log:
+                    raise
+                waiting = LeftOut(row.rstrip(":"), str(error.__cause__ or error))
+            op = row[len("op=") :].split("|")[0].strip()
         elif waiting and row.startswith("backend="):
             figures = dict(_FIGURE.findall(row))
+            _sum_up(listed, f"{op} @ {row[len('backend=') :].split(':')[0]}", figures)
             waiting = _timed(waiting, row[len("backend=") :].split(":")[0], figures)
         elif row and not row.startswith("backend="):
             _keep(found, waiting)
             waiting = None
+            if matched := _OPERATION.match(row):
+                _sum_up(totals, matched[1], dict(_FIGURE.findall(row)))
     _keep(found, waiting)
-    found.steps = steps_of(found.shapes)
+    for name, (calls, total) in totals.items():
+        seen, known = listed.get(name, (0, 0.0))
+        if calls > seen:
+            found.left_out.append(
+                LeftOut(name, "shapes that the profile's summary does not list one by one", calls - seen, max(total - known, 0.0))
+            )
+    found.steps = steps_of(found)
     return found
 
 
-def steps_of(shapes: Sequence[Shape]) -> int | None:
-    """The calls of the widest unbatched shape with m=1: the projection to the vocabulary, which a decode step makes once."""
-    counted = [s for s in shapes if s.calls]
-    heads = [s for s in counted if s.m == 1 and s.batch == 1] or counted
-    return max(heads, key=lambda s: s.n).calls if heads else None
+def _sum_up(sums: dict[str, tuple[int, float]], name: str, figures: dict[str, str]) -> None:
+    calls, total = sums.get(name, (0, 0.0))
+    sums[name] = (calls + int(float(figures.get("count", 0))), total + float(figures.get("total", 0)))
+
+
+def steps_of(found: Sizes) -> int | None:
+    """The calls of the widest unbatched operation with m=1, also of one that cannot be run: the projection to the vocabulary, which a decode
+    step makes once."""
+    heads = [(s.n, s.calls) for s in found.shapes if s.calls and s.m == 1 and s.batch == 1]
+    heads += [(gone.columns, gone.calls) for gone in found.left_out if gone.calls and gone.columns]
+    return max(heads)[1] if heads else max((s.calls for s in found.shapes if s.calls), default=None)
 
 
 def _keep(found: Sizes, shape: Shape | LeftOut | None) -> None:
     if isinstance(shape, Shape):
-        found.shapes.append(shape)
+        same = [i for i, s in enumerate(found.shapes) if replace(s, **NO_TIMES) == replace(shape, **NO_TIMES)]
+        if same:
+            first = found.shapes[same[0]]
+            calls, total = (first.calls or 0) + (shape.calls or 0), (first.total_ms or 0.0) + (shape.total_ms or 0.0)
+            found.shapes[same[0]] = replace(first, calls=calls or None, total_ms=total or None)
+        else:
+            found.shapes.append(shape)
     elif shape:
         found.left_out.append(shape)
 
@@ -180,9 +225,10 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             if fields[name] == "?":
                 parts = [f"{p}={fields[p]}" for p in ("n0", "n1", "nq", "nk", "nv") if p in fields]
                 why = f"a fused call ({', '.join(parts)}), which no variant runs" if parts else f"the profile does not say its {name}"
-                return LeftOut(row, why)
+                return LeftOut(row, why, columns=_columns(fields))
         if fields.get("loader", "dense") != "dense":
-            return LeftOut(row, f"its weights are not dense (loader={fields['loader']}), and no variant takes others")
+            why = f"its weights are not dense (loader={fields['loader']}), and no variant takes others"
+            return LeftOut(row, why, columns=_columns(fields))
         shape = Shape(
             op=fields["op"].removesuffix("_cache"),
             batch=int(fields["batch"]),
@@ -204,6 +250,13 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
     return shape
 
 
+def _columns(fields: dict[str, str]) -> int | None:
+    if (fields.get("m"), fields.get("batch")) != ("1", "1"):
+        return None
+    widths = [fields[name] for name in ("n", "n0", "n1", "nq", "nk", "nv") if fields.get(name, "").isdecimal()]
+    return sum(map(int, widths)) or None
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
         raise ValueError(f"{text!r} is neither 0 nor 1")
@@ -220,12 +273,14 @@ def load(path: str | Path = DEFAULT) -> Sizes:
     """A sizes file, or a profile log, which begins with { or is gzip; "-" is a log on standard input. Raises SizesError."""
     try:
         if str(path) == "-":
-            start = b"{"
+            found = parse(text_of_log(log.read(path)), of_log=True)
         else:
-            with open(path, "rb") as file:
-                start = file.read(64).lstrip()
-        is_log = start[:1] == b"{" or start[:2] == b"\x1f\x8b"
-        found = parse(text_of_log(log.read(path)) if is_log else Path(path).read_text())
+            with open(path, "rb") as file:  # once: it may be a pipe
+                start = file.peek(64)[:64].removeprefix(b"\xef\xbb\xbf").lstrip()
+                if start[:1] == b"{" or start[:2] == b"\x1f\x8b":
+                    found = parse(text_of_log(log.read_stream(file, Path(path).name)), of_log=True)
+                else:
+                    found = parse(file.read().decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SizesError(f"{path}: {error}") from error
     except SizesError as error:
@@ -241,7 +296,7 @@ def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
         return shapes
     chosen: list[Shape] = []
     for part in pattern.split(","):
-        if part.strip().isdecimal():
+        if part.strip().isdecimal() and len(part) < 10:
             index = int(part)
             if not 1 <= index <= len(shapes):
                 raise SizesError(f"--shapes {part}: there are shapes 1 to {len(shapes)}")
@@ -275,6 +330,8 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
                     raise ShapeError(f"'{word}': a size of {options[key]}; sizes are 1 to 2^32 - 1")
             elif key in ("alpha", "beta"):
                 options[key] = float(value)
+                if not math.isfinite(options[key]):
+                    raise ValueError
             else:
                 raise ValueError
         except ValueError as error:

@@ -21,9 +21,9 @@ from .copy import measured_copy
 from .report import ms
 from .results import decide
 from .runner import Inputs, Rule
-from .sizes import LeftOut, Shape, Sizes
+from .sizes import NO_TIMES, LeftOut, Shape, Sizes
+from .statistics import median_of, verdict
 
-_NO_TIMES: dict[str, Any] = {"orig_ms": None, "orig_backend": None, "calls": None, "total_ms": None}
 _LONG_MS = 500.0  # of a step that need not run twice in its turn
 POLICIES = ("recorded", "best", "tuned")
 
@@ -70,7 +70,7 @@ def plan_of(found: Sizes, steps: int | None) -> Plan:
 def _sites(shapes: Sequence[Shape]) -> list[list[Shape]]:
     """Shapes that differ in n alone, or in k alone, together: by which of the two more of them agree."""
     groups: dict[tuple[Any, ...], list[Shape]] = {}
-    keys = {s: [(replace(s, n=0, **_NO_TIMES), "k"), (replace(s, k=0, **_NO_TIMES), "n")] for s in shapes}
+    keys = {s: [(replace(s, n=0, **NO_TIMES), "k"), (replace(s, k=0, **NO_TIMES), "n")] for s in shapes}
     for s in shapes:
         for key in keys[s]:
             groups.setdefault(key, []).append(s)
@@ -236,8 +236,6 @@ def measure(device: Device, plan: Plan, policies: Sequence[Policy], rule: Rule, 
 
 
 def _settled(found: Sequence[Measured], rule: Rule) -> bool:
-    from .statistics import median_of
-
     return all(median_of(m.host_ms).spread <= rule.spread for m in found if m.host_ms)
 
 
@@ -365,8 +363,12 @@ def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, foun
     if note := device.backend.note:
         terminal.say(note)
     rows = []
+    medians = {m.policy.name: median_of(m.host_ms) for m in done if m.host_ms}
+    best = min(medians.values(), key=lambda m: m.value, default=None)
     for m in done:
         device_ms, host_ms = _median(m.device_ms), _median(m.host_ms)
+        mine = medians.get(m.policy.name)
+        against = "" if not mine or not best else "=" if verdict(best, mine) != "slower" else f"{mine.value / best.value:.2f}x"
         rate = m.bytes / (device_ms or host_ms or math.inf) / 1e6
         missing = sum(c for (_, c), v in zip(plan.calls, m.policy.variants, strict=True) if v is None)
         low, high = (min(m.host_ms), max(m.host_ms)) if m.host_ms else (0.0, 0.0)
@@ -380,9 +382,12 @@ def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, foun
                 f"{missing or ''}",
                 f"{rate:.1f}",
                 page.percent(rate / copy),
+                against,
             ]
         )
-    terminal.table(("choice", "device", "host", "host range", "calls", "without", "GB/s", "of copy"), rows, numbers=range(1, 8))
+    terminal.table(
+        ("choice", "device", "host", "host range", "calls", "without", "GB/s", "of copy", "host to best"), rows, numbers=range(1, 9)
+    )
     detail = []
     for i, (shape, calls) in enumerate(plan.calls):
         cells = [
@@ -391,8 +396,14 @@ def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, foun
         ]
         detail.append([shape.short, str(calls), *cells])
     terminal.table(("shape", "calls", *(m.policy.name for m in done)), detail, numbers=(1,))
+    for m in done:
+        if m.policy.name == "recorded":
+            ran = {
+                f"{shape.orig_backend} in production, here {v}" for (shape, _), v in zip(plan.calls, m.policy.variants, strict=True) if v
+            }
+            terminal.say(f"recorded: {'; '.join(sorted(ran))}")
     terminal.say(
-        "host: from replay() to the end of wait(), medians. The percentage beside a variant is its share of the device's time in that step."
+        "host: from replay() to the end of wait(), medians; =: not to be told from the best. The percentage beside a variant is its share of the device's time in that step."
     )
     for m in done:
         for text in m.wrong:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from .. import manifest, terminal, tuning
 from . import command, page, report, results, runner, search
+from .copy import measured_copy
 from .results import decide
 from .runner import ShapeRun
 
@@ -32,8 +34,12 @@ def main(args: argparse.Namespace) -> int:
     if args.budget < 2:
         raise command.UsageError("--budget takes at least 2")
     path = args.output or tuning.default_path()
+    if args.json not in (None, "-") and os.path.realpath(args.json) == os.path.realpath(path):
+        raise command.UsageError(f"--json {args.json}: that is the tuning file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results.check_output(path, f'"schema": "{tuning.SCHEMA}"', "tuning file")
     if path.exists():
-        tuning.read(path)  # one that is no tuning is refused before the run
+        tuning.read(path)  # a damaged one is refused before the run
     device = runner.measuring_device(args.device, args.timeout)
     work, skipped = command.choose(found.shapes, args, device)
     run = command.start_run(args, device, found, skipped, rule)
@@ -41,6 +47,7 @@ def main(args: argparse.Namespace) -> int:
     interrupted = False
     with terminal.Progress() as progress, contextlib.redirect_stdout(sys.stderr if args.json == "-" else sys.stdout):
         try:
+            run.copy_readings.append(measured_copy(device))
             if args.search:
                 paths = [manifest.BUILTIN, *(p.resolve() for p in args.manifest)]
                 for shape, _ in work:
@@ -50,13 +57,13 @@ def main(args: argparse.Namespace) -> int:
                     )
                     searched.append(one)
                     run.shapes.append(_ids_alone(one))
+                    tuning.write(path, tuning.device_key(device), _choices(run, run.shapes[-1:]))
             else:
-                for _ in command.measure(device, work, rule, run, args, progress):
-                    pass
+                for done in command.measure(device, work, rule, run, args, progress):
+                    tuning.write(path, tuning.device_key(device), _choices(run, [done]))
         except KeyboardInterrupt:
             interrupted = True
-    choices = _choices(run)
-    tuning.write(path, tuning.device_key(device), choices)
+    choices = _choices(run, run.shapes)
     data: dict[str, Any] = {
         "schema": "metalmm-tune",
         "version": 1,
@@ -82,9 +89,9 @@ def _ids_alone(one: search.Found) -> ShapeRun:
     return ShapeRun(one.shape, kept, twin, one.last.copies, one.last.baseline)
 
 
-def _choices(run: results.Run) -> list[tuning.Choice]:
+def _choices(run: results.Run, shapes: list[ShapeRun]) -> list[tuning.Choice]:
     found = []
-    for s in run.shapes:
+    for s in shapes:
         if d := decide(s, run.bad_rel):
             digest = manifest.kernel_sha256(d.winner.variant, tuning.spec_of(tuning.Key.of(s.shape.spec)))
             found.append(tuning.Choice(tuning.Key.of(s.shape.spec), d.winner.variant, digest, d.median.value, run.environment["time"]))
@@ -120,7 +127,7 @@ def _show_search(one: search.Found) -> None:
     measured = [t for _, t, _ in one.tried if t is not None]
     failed = [why for _, t, why in one.tried if t is None]
     terminal.say(
-        f"{one.shape.short}: {len(one.tried)} candidates, {len(measured)} measured, {len(failed)} not: {'; '.join(sorted(set(failed)))[:300]}",
+        f"{one.shape.short}: {len(one.tried)} candidates, {len(measured)} measured, {len(failed)} not{': ' if failed else ''}{'; '.join(sorted(set(failed)))[:300]}",
         "bold",
     )
     d = decide(one.last)
@@ -136,7 +143,9 @@ def _show_search(one: search.Found) -> None:
             against = f", {m.value / median.value - 1:+.1%} of {best_id.variant}" if median and best_id else ""
             tie = " (a tie)" if median and abs(m.value / median.value - 1) <= one.last.noise else ""
             terminal.say(f"  {report.ms(m.value)}{against}{tie}: {candidate.row()}")
-    terminal.say("  a row goes under [families.NAME.variants] of a manifest whose [kernels] table is the one that it names")
+    terminal.say(
+        "  percentages are of the best id's time; a row goes under [families.NAME.variants] of a manifest whose [kernels] table is the one that it names"
+    )
 
 
 def _search_json(one: search.Found) -> dict[str, Any]:

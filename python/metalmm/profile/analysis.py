@@ -39,7 +39,7 @@ def matmul_pairs(key: Name) -> dict[str, str] | None:
     segments of the name."""
     op_name, pairs = key[0], key[1:]
     if pairs:
-        found = {str(name): value if isinstance(value, str) else str(value).lower() for name, value in pairs}
+        found = {str(name): _plain(value) for name, value in pairs}
         if "op" in found:
             return found if found["op"].startswith("matmul") else None
     segments = op_name.split("/")
@@ -54,6 +54,12 @@ def matmul_pairs(key: Name) -> dict[str, str] | None:
         if found:
             return found
     return None
+
+
+def _plain(value: object) -> str:
+    """On one line, whatever a log has there."""
+    text = value if isinstance(value, str) else str(value).lower()
+    return text if text.isprintable() else repr(text)
 
 
 def shape_key(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:
@@ -200,15 +206,14 @@ def sections(
         name = str(key[1])
         return name if include_kernel_totals or not name.endswith(("_total", "cb_wait")) else None
 
+    places = {key: place(key[0]) for key in log.gpu}
+    described = {key: pairs for key in log.gpu if places[key] == "kernel" and (pairs := matmul_pairs(key)) is not None}
+
     def of_place(where: str, name_of: Callable[[str], str]) -> list[Row]:
-        return _grouped(log.gpu, lambda key: name_of(key[0]) if place(key[0]) == where else None)
+        return _grouped(log.gpu, lambda key: name_of(key[0]) if places[key] == where else None)
 
     def matmuls(name_of: Callable[[dict[str, str]], str]) -> list[Row]:
-        def name(key: Name) -> str | None:
-            pairs = matmul_pairs(key) if place(key[0]) == "kernel" else None
-            return None if pairs is None else name_of(pairs)
-
-        return _grouped(log.gpu, name)
+        return _grouped(log.gpu, lambda key: name_of(described[key]) if key in described else None)
 
     found = [
         Section("Backend selection summary", kept(_selections(log, lambda key: f"backend={key[1]}"), top), counts_only=True),

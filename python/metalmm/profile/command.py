@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from . import analysis, log
+
+MARK = "# Matmuls of "  # how a sizes file of ours begins
 
 
 def add_arguments(parser: argparse.ArgumentParser, common: Callable[[], argparse.ArgumentParser]) -> None:
@@ -17,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser, common: Callable[[], argparse
     analyze.add_argument("--kernel-top", type=_rows, default=50, help="rows of the kernel aggregate (50)")
     analyze.add_argument("--include-kernel-totals", action="store_true", help="leave totals and cb_wait in the kernel aggregate")
     analyze.add_argument("--kernel-filter", metavar="TEXT", help="only rows whose name contains it, case aside")
-    analyze.set_defaults(run=_analyze)
+    analyze.set_defaults(run=_analyze, schema="metalmm-profile")
     sizes = kinds.add_parser(
         "sizes", help="the matmuls by shape, with counts and times: the file that bench takes", parents=[common()], allow_abbrev=False
     )
     sizes.add_argument("log", metavar="LOG", help="JSON lines, also gzip; - for standard input")
     sizes.add_argument("-o", "--output", metavar="FILE", help="write it there")
-    sizes.set_defaults(run=_sizes)
+    sizes.set_defaults(run=_sizes, schema="metalmm-sizes")
 
 
 def _rows(text: str) -> int:
@@ -52,19 +55,26 @@ def _analyze(args: argparse.Namespace) -> int:
         print(analysis.text(found, sections))
     results.give_json(args.json, analysis.as_json(found, sections))
     _tell(found)
+    if found.broken and not found.events:
+        raise log.LogError(f"{args.log}: no line of it is an event")
     return 0
 
 
 def _sizes(args: argparse.Namespace) -> int:
     from ..bench import results, sizes
 
+    if args.output:
+        results.check_output(Path(args.output), MARK, "sizes file")
     found = log.read(args.log)
     text = sizes.text_of_log(found)
+    listed = sizes.parse(text, of_log=True)
+    if not listed.shapes and not listed.left_out:
+        _tell(found)
+        raise log.LogError(f"{args.log}: there is no matmul in it, among {found.events} events")
     if args.output:
         results.write_text(args.output, text)
     elif args.json != "-":
         print(text, end="")
-    listed = sizes.parse(text)
     shapes = [s.as_json() for s in listed.shapes]
     results.give_json(
         args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]}

@@ -52,7 +52,7 @@ class _Tracer:
             events.append(("GpuKernelDispatched", {"kernel_name": name, "op_name": op_name, "thread_groups": list(grid)}))
             if seconds is None:
                 continue
-            data: dict[str, Any] = {"op_name": op_name, "backend": name.split("/")[0], "duration_us": _us(seconds)}
+            data: dict[str, Any] = {"op_name": op_name, "backend": name, "duration_us": _us(seconds)}
             if spec is not None:
                 data["data"] = _pairs(name, spec)
             events.append(("GpuOpCompleted", data))
@@ -74,6 +74,7 @@ class _Tracer:
             try:
                 if self._is_open and self.failure is None:
                     self._log.write(lines)
+                    self._log.flush()  # nothing stays behind that a child of fork() would write once more
             except OSError as error:
                 self.failure = error
 
@@ -92,7 +93,7 @@ def _us(seconds: float) -> int:
 
 def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
     op = "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
-    pairs = {"op": op, "backend": variant.split("/")[0], "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
+    pairs = {"op": op, "backend": variant, "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
     more: dict[str, object] = {"tA": int(spec.transpose_a), "tB": int(spec.transpose_b)}
     if spec.bias:
         more["bias"] = 1
@@ -107,7 +108,8 @@ _active = threading.Lock()
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Writes what metalmm dispatches inside the with block to `path`, in the format that `metalmm profile analyze` reads: each dispatch
-    with its matmul's sizes, and of each call, batch and replay what the host waited (cb_wait) and the device worked (cb_gpu). chrome: a
+    with its matmul's sizes and time, and of each call, batch and replay what the host waited (cb_wait) and the device worked (cb_gpu). Of a
+    replay nobody times the dispatches: they are in it without their times, and `profile sizes` does not count them. chrome: a
     file for ui.perfetto.dev or chrome://tracing as well, in which the dispatches of a batch stand one after another before its end.
 
     Batches opened inside are timed dispatch by dispatch, where the device can, which keeps them from overlapping. Durations are whole
@@ -119,6 +121,8 @@ def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = 
         raise ArgumentError("trace: one is under way already; end it first")
     try:
         spans: list[dict[str, Any]] | None = None
+        if chrome is not None and os.path.realpath(chrome) == os.path.realpath(path):
+            raise ArgumentError("trace: chrome is the same file as path")
         if chrome is not None:
             spans = []
             Path(chrome).touch()
