@@ -147,7 +147,7 @@ def _step(data: dict[str, Any]) -> str:
     if data["left_out"]:
         rows = [[escape(g["text"]), str(g["calls"] or ""), escape(g["why"])] for g in data["left_out"]]
         out.append(
-            f"<details><summary>{len(rows)} shapes of the profile are left out</summary>{_table([('shape', False), ('calls', True), ('why', False)], rows, [0])}</details>"
+            f"<details><summary>left out of the step: {len(rows)}</summary>{_table([('shape', False), ('calls', True), ('why', False)], rows, [0])}</details>"
         )
     return "".join(out)
 
@@ -282,6 +282,7 @@ def make(benches: Sequence[tuple[str, Run]], steps: Sequence[dict[str, Any]]) ->
     environments = [run.environment for _, run in benches] + [data["environment"] for data in steps]
     devices = list(dict.fromkeys(_where(e) for e in environments))
     notes = list(dict.fromkeys(e["note"] for e in environments if e.get("note")))
+    notes = [n for n in notes if not any(n != other and other.startswith(n) for other in notes)]
     head = f"Which variant, and how long is the step: {', '.join(devices)}"
     facts = "".join(
         _tag(
