@@ -184,8 +184,8 @@ def test_bad_variants_are_lines_and_the_others_go_on(bad_manifest: Path, checks:
 
 def test_a_check_sees_the_same_edges_on_fewer_columns() -> None:
     v = manifest.get("m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128")
-    small = check.reduced(v, sizes.from_specs(["n=151936 k=895 nt batch=30"]).shapes[0])
-    assert (small.k, small.batch, small.n % 64) == (895, 2, 151936 % 64) and small.m * small.n * small.k * small.batch <= 1 << 24
+    small = check.reduced(v, sizes.from_specs(["n=151937 k=895 nt batch=30"]).shapes[0])
+    assert (small.k, small.batch, small.n % 64) == (895, 2, 151937 % 64) and small.m * small.n * small.k * small.batch <= 1 << 24
     assert check.reduced(v, small) == small
 
 
@@ -1056,3 +1056,29 @@ def test_a_narrow_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch, capsys: p
 def _sized(console: Any, width: int) -> Any:
     console.width = width
     return console
+
+
+def test_who_tunes_waits_for_who_tunes() -> None:
+    import threading
+
+    choice = tuning.Choice(tuning.Key.of(metalmm.MatmulSpec(1, 8, 8)), "x/y", None, 1.0, "t")
+    writer = threading.Thread(target=tuning.write, args=(Path("t.json"), "d", [choice]))
+    with tuning._alone(Path("t.json")):
+        writer.start()
+        writer.join(0.3)
+        assert writer.is_alive() and not Path("t.json").exists()
+    writer.join()
+    assert tuning.read(Path("t.json"))["d"] == [choice]
+
+
+def test_a_result_that_is_wrong_later_is_seen(device: metalmm.Device) -> None:
+    inputs = runner.Inputs(device, sizes.from_specs(["n=64 k=64 nt"]).shapes[0], 0, 1)
+    turns = runner._Turns(device, inputs, Rule())
+    one = runner._Contender("m1_optimized_v6/nt_simd_c4_s1_tg64", [])
+    one.calls = [device.prepare(one.result.variant, inputs.a, inputs.weights[0], out=inputs.out, **inputs.options)]
+    for _ in range(3):
+        turns.run(one, counted=True)
+    assert not one.result.wrong and not one.done
+    inputs.weights[0].numpy()[5] += 1
+    turns.run(one, counted=True)
+    assert "1 of 64 elements; first at (0, 5)" in one.result.wrong and one.done

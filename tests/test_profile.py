@@ -36,6 +36,19 @@ MATMULS = [
     },
     {"op": "matmul_bias_add", "backend": "mlx", "batch": "1", "m": "1", "n": "1152", "k": "896", "tA": "0", "tB": "0", "bias": "1"},
     {"op": "matmul", "backend": "mlx", "batch": "1", "m": "1", "n": "151936", "k": "896", "tA": "0", "tB": "0", "loader": "q8nk_split"},
+    {
+        "strided_batch": "true",
+        "op": "matmul_alpha_beta_cache",
+        "loader": "dense",
+        "backend": "mlx",
+        "cache": "1",
+        "m": "1",
+        "beta": "0.0",
+        "alpha": "0.125",
+        "accumulate": "1",
+        "n": "69",
+        "k": "64",
+    },
     {"op": "softmax", "rows": "14"},
 ]
 
@@ -476,3 +489,15 @@ def test_a_batch_that_was_open_before_the_trace(tmp_path: Path, device: metalmm.
         assert small["duration_us"] == round(1e6 * (batch.timing.dispatches[1] or 0)) != round(1e6 * (batch.timing.dispatches[0] or 0))
     with pytest.raises(metalmm.ArgumentError, match="the same file"), metalmm.trace(tmp_path / "a", tmp_path / "a"):
         pass
+
+
+def test_what_comes_after_a_trace_is_not_written() -> None:
+    from metalmm.profile.trace import _Tracer
+
+    written_to = io.StringIO()
+    tracer = _Tracer(written_to, None)
+    tracer("call", [("k", (1, 1, 1), None)], [1e-6], 0.0, 0.0, 1e-6, 1e-6)
+    before = written_to.getvalue()
+    tracer.close()
+    tracer("call", [("k", (1, 1, 1), None)], [1e-6], 0.0, 0.0, 1e-6, 1e-6)
+    assert before.count("\n") == 3 and written_to.getvalue() == before
