@@ -82,7 +82,8 @@ class Samples:
             place = q * (count - 1)
             rank = int(place)
             below, above = ranked(rank), ranked(min(rank + 1, count - 1))
-            found.append(below + (above - below) * (place - rank))
+            part = place - rank  # from the nearer end, as numpy does, so that roundings are the same
+            found.append(below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part))
         return found
 
 
