@@ -252,12 +252,17 @@ class _Turns:
             c.result.stopped = f"after {c.runs} runs before those that count, {min(c.before) / best:.3g} times slower than the best"
 
     def drop_slow(self, baseline: str | None) -> None:
-        """Those whose fastest run is slower than all that the best's median can be, several times."""
+        """Those whose fastest run is slower than all that the best's median can be, several times. What the others are compared with goes
+        on until it has been measured enough, and no longer: its passes would hold up the others'."""
         medians = [m for c in self.contenders if c.result.is_right and (m := c.result.median())]
         best = min(medians, key=lambda m: m.value, default=None)
         for c in self.contenders:
             times = c.result.times
-            if best and not c.done and len(times) >= 6 and min(times) > self.rule.slow * best.high and c.result.variant != baseline:
+            if not best or c.done or len(times) < 6 or min(times) <= self.rule.slow * best.high:
+                continue
+            if c.result.variant == baseline:
+                c.done = self.rule.is_enough(c.result, c.spent)
+            else:
                 c.done, c.result.stopped = True, f"after {len(times)} samples, {min(times) / best.value:.3g} times slower than the best"
 
     def convert(self) -> None:
