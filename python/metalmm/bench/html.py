@@ -290,7 +290,7 @@ def make(benches: Sequence[tuple[str, Run]], steps: Sequence[dict[str, Any]]) ->
             escape(
                 f"{name}: metalmm {run.environment['metalmm']}, commit {str(run.environment['commit'])[:10]}, {run.environment['os']}, "
                 f"{'cold' if run.arguments.get('cold') else 'warm'} weights, {run.environment['time']}"
-                f"{'' if run.is_complete else f'; INCOMPLETE: {len(run.shapes)} of {run.planned} shapes'}"
+                f"{'' if run.is_complete else f'; INCOMPLETE: {len(run.shapes)} of {run.planned} shapes, {min((s.rounds for s in run.shapes), default=0)} of {run.rounds} rounds of each'}"
             ),
             "soft",
         )
