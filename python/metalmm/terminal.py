@@ -43,13 +43,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Ite
     widths = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns))]
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     right, bold = set(numbers), set(marked)
-    drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False) if rich else None
-    assert drawn is not None
     if sum(widths[i] + 3 for i in shown) > out.width:  # a terminal too narrow for columns: what is in them, one after another
         for number, row in enumerate(rows):
             parts = [f"{columns[i]}: {row[i]}" if columns[i] else row[i] for i in shown if row[i]]
             out.print(rich.markup.escape("; ".join(parts)), style="bold" if number in bold else None)
         return
+    drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for i in shown:
         drawn.add_column(columns[i], justify="right" if i in right else "left", overflow="fold")
     for number, row in enumerate(rows):

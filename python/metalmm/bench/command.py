@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import Device, Variant, _core, manifest, terminal, variants
 from ..errors import Error
@@ -213,8 +212,7 @@ def go_on(run: Run, path: Path) -> None:
     if not path.exists():
         raise UsageError(f"--resume: there is no {path}")
     before = results.load(path)
-    stored = results.read_json(path, results.SCHEMA, results.VERSION)["shapes"]
-    before.shapes = [s for s, data in zip(before.shapes, stored, strict=True) if _has_same_kernels(s, data)]
+    before.shapes = [s for s in before.shapes if _has_same_kernels(s)]
     different = results.same_runs(before.arguments, run.arguments, _SAME_ARGUMENTS)
     different += results.same_runs(before.environment, run.environment, _SAME_ENVIRONMENT)
     if different:
@@ -224,9 +222,9 @@ def go_on(run: Run, path: Path) -> None:
     run.arguments["resumed"] = (resumed if isinstance(resumed, int) else 0) + 1
 
 
-def _has_same_kernels(s: runner.ShapeRun, data: dict[str, Any]) -> bool:
+def _has_same_kernels(s: runner.ShapeRun) -> bool:
     """A shape whose kernels have changed since is measured anew."""
-    return all(row["kernel_sha256"] == manifest.kernel_sha256(row["variant"], s.shape.spec) for row in data["results"])
+    return all(r.kernel_sha256 == manifest.kernel_sha256(r.variant, s.shape.spec) for r in s.results)
 
 
 def _check_no_rest(path: Path) -> None:
@@ -332,12 +330,3 @@ class _Seeds:
         verdict = f", {wrong} WRONG" if wrong else "; each within the float64 bound of docs/method.md"
         lines.append(f"{total - wrong} of {total} results right{verdict}")
         return "\n".join(lines)
-
-
-def arguments_of(device: str | None = None, **others: Any) -> argparse.Namespace:
-    """What the command would have been given, for commands that bench on the way."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args([])
-    vars(args).update(device=device, json=None, manifest=[], **others)
-    return args

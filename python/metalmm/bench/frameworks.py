@@ -330,7 +330,7 @@ def main(args: argparse.Namespace) -> int:
     data = {
         "schema": "metalmm-frameworks",
         "version": 1,
-        "environment": {**runner.environment(found[-1].device if isinstance(found[-1], Metalmm) else Device(args.device))},
+        "environment": runner.environment(next((f.device for f in found if isinstance(f, Metalmm)), None) or Device(args.device)),
         "frameworks": {f.name: f.version for f in found},
         "missing": missing,
         "rows": times,

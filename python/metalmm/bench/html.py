@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from . import page, results
 from .report import ms
 from .results import Run, decide
 from .runner import ShapeRun
+from .sizes import Shape
 from .statistics import Median, median_of, verdict
 
 _SHOWN = 8  # variants of a shape's chart
@@ -153,8 +153,6 @@ def _step(data: dict[str, Any]) -> str:
 
 
 def _short(shape: dict[str, Any]) -> str:
-    from .sizes import Shape
-
     return Shape.from_json(shape).short
 
 
@@ -330,10 +328,7 @@ def read(paths: Sequence[str]) -> tuple[list[tuple[str, Run]], list[dict[str, An
     benches: list[tuple[str, Run]] = []
     steps = []
     for path in paths:
-        try:
-            schema = json.loads(Path(path).read_text()).get("schema")
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ReportError(f"{path}: {error}") from error
+        schema = results.schema_of(path)
         name = Path(path).stem
         if schema == results.SCHEMA:
             benches.append((name, results.load(path)))

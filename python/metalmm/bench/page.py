@@ -81,11 +81,12 @@ def baseline_lines(run: Run) -> list[str]:
     for s in run.shapes:
         if s.baseline and s.shape.orig_backend:
             counts[s.shape.orig_backend, s.baseline] = counts.get((s.shape.orig_backend, s.baseline), 0) + 1
-    return [
-        f"base: {base} {'is what' if ran in (base, base.split('/')[0]) else 'in place of'} {ran}{' of' if ran in (base, base.split('/')[0]) else ', which'} "
-        f"production ran on, {count} shapes"
-        for (ran, base), count in counts.items()
-    ]
+    lines = []
+    for (ran, base), count in counts.items():
+        is_same = ran in (base, base.split("/")[0])
+        what = f"{base} is what {ran} of production ran on" if is_same else f"{base} in place of {ran}, which production ran on"
+        lines.append(f"base: {what}, {count} shapes")
+    return lines
 
 
 def show(run: Run, path: str, interrupted: bool) -> None:

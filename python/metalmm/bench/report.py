@@ -27,6 +27,7 @@ class Result:
     unlikely: str = ""  # how it misses the statistical bound, which is no proof of a mistake
     stopped: str = ""  # why it has fewer samples than the rule asks for
     checked: str = ""  # what --check ran, or why it could not
+    kernel_sha256: str | None = None  # of the MSL that ran; of nothing for a library's matmul
 
     @property
     def is_right(self) -> bool:

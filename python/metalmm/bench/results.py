@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import manifest
 from ..errors import Error
-from .report import Result
+from .report import Result, tags
 from .runner import ShapeRun
 from .sizes import LeftOut, Shape
 from .statistics import Median, verdict
@@ -59,8 +58,7 @@ def decide(run: ShapeRun, bad_rel: float = 1e-3) -> Decision | None:
         return None
     _, _, winner, best = ranked[0]
     ties = tuple(r.variant for _, _, r, m in ranked[1:] if verdict(best, m) != "slower")
-    baseline = next((r for r in run.results if r.variant == run.baseline), None)
-    return Decision(winner, best, ties, ranked[1][2] if len(ranked) > 1 else None, baseline)
+    return Decision(winner, best, ties, ranked[1][2] if len(ranked) > 1 else None, run.of(run.baseline))
 
 
 @dataclass
@@ -96,10 +94,6 @@ class Run:
         """Results that are wrong or failed."""
         return [(s.shape, r) for s in self.shapes for r in s.results if r.failed or r.wrong or r.max_rel > s.shape.rel_limit(self.bad_rel)]
 
-    def unrunnable(self) -> list[Shape]:
-        """Shapes on which nothing ran."""
-        return [s.shape for s in self.shapes if not s.results]
-
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
@@ -133,9 +127,7 @@ class Run:
 
 
 def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
-    from . import report
-
-    tags = report.tags(s.results, s.baseline, s.shape.rel_limit(bad_rel))
+    marked = tags(s.results, s.baseline, s.shape.rel_limit(bad_rel))
     decision = decide(s, bad_rel)
     return {
         "shape": s.shape.as_json(),
@@ -147,16 +139,16 @@ def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
         "noise": s.noise,
         "winner": decision.winner.variant if decision else None,
         "ties": list(decision.ties) if decision else [],
-        "twin": _result_json(s.twin, s.shape) if s.twin else None,
-        "results": [{**_result_json(r, s.shape), "tags": tags[r.variant]} for r in s.results],
+        "twin": _result_json(s.twin) if s.twin else None,
+        "results": [{**_result_json(r), "tags": marked[r.variant]} for r in s.results],
     }
 
 
-def _result_json(r: Result, shape: Shape) -> dict[str, Any]:
+def _result_json(r: Result) -> dict[str, Any]:
     median = r.median()
     return {
         "variant": r.variant,
-        "kernel_sha256": manifest.kernel_sha256(r.variant, shape.spec),
+        "kernel_sha256": r.kernel_sha256,
         "gpu_ms": r.gpu,
         "cpu_ms": r.cpu,
         "avg_gpu_ms": r.avg_gpu,
@@ -187,6 +179,7 @@ def _result_from(data: Mapping[str, Any]) -> Result:
     found = Result(gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=str(data["variant"]))
     for name in names:
         setattr(found, name, str(data[name]))
+    found.kernel_sha256 = data["kernel_sha256"]
     return found
 
 
@@ -214,7 +207,8 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    write_text(path, json.dumps(data, indent=1) + "\n")
+    """On one line: json's fast encoder has no indentation, and a bench writes after each shape."""
+    write_text(path, json.dumps(data) + "\n")
 
 
 def give_json(where: str | None, data: Any) -> None:
@@ -255,23 +249,24 @@ def _text_of(path: str | Path) -> str:
     return Path(path).read_text()
 
 
-def schema_of(path: str | Path) -> object:
-    """What a file says that it is. Raises ResultError."""
+def _json_of(path: str | Path) -> tuple[object, Any]:
+    """What a file says that it is, and what it holds."""
     try:
         data = json.loads(_text_of(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ResultError(f"{path}: {error}") from error
-    return data.get("schema") if isinstance(data, dict) else type(data).__name__
+    return data.get("schema") if isinstance(data, dict) else type(data).__name__, data
+
+
+def schema_of(path: str | Path) -> object:
+    """What a file says that it is. Raises ResultError."""
+    return _json_of(path)[0]
 
 
 def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     """What such a file holds. Raises ResultError naming what is there instead."""
-    try:
-        data = json.loads(_text_of(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultError(f"{path}: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") != schema:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+    found, data = _json_of(path)
+    if not isinstance(data, dict) or found != schema:
         raise ResultError(f"{path}: it holds {found!r}, not {schema!r}")
     if data.get("version") != version:
         raise ResultError(f"{path}: version {data.get('version')!r} of {schema}; this metalmm reads version {version}")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import Array, Device, DTypeError, Error, Variant, __version__, _core, backends, manifest, numerics, variants
+from .. import Array, Device, DTypeError, Error, PreparedCall, Variant, __version__, _core, backends, manifest, numerics, variants
 from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
@@ -65,6 +65,16 @@ class Inputs:
         self.bias = None if bias is None else device.array(bias)
         self.c = None if c is None else device.array(c)
         self.out = device.empty((*lead, shape.m, shape.n), shape.dtype)
+
+    def prepare(self, device: Device, v: Variant, weights: Array) -> PreparedCall[Any]:
+        return device.prepare(v, self.a, weights, bias=self.bias, c=self.c, out=self.out, **self.options)
+
+    def judge(self, device: Device, v: Variant) -> str:
+        """Runs it once on the first weights; empty, or how the result misses the bound. Raises what the device raises."""
+        call, out = self.prepare(device, v, self.weights[0]), np.asarray(self.out)
+        out.view(np.uint8)[...] = 0xFF  # NaN
+        call()
+        return numerics.mismatch(out, self.reference, self.bound)
 
 
 def _copies(device: Device, b: np.ndarray[Any, Any], count: int) -> list[Array]:
@@ -236,6 +246,7 @@ class _Turns:
         if right:
             first = min(right, key=lambda c: (c.result.variant != known, min(c.before)))
             self.twin = _Contender(first.result.variant, first.calls)
+            self.twin.result.kernel_sha256 = first.result.kernel_sha256
             self.contenders.insert((self.contenders.index(first) + len(self.contenders) // 2) % len(self.contenders), self.twin)
 
     def drop_hopeless(self, baseline: str | None) -> None:
@@ -298,7 +309,7 @@ class ShapeRun:
         a, b = median_of(first.times), median_of(self.twin.times)
         return max(_apart(a.value, b.value), a.spread, b.spread, self.drift)
 
-    def of(self, variant: str) -> Result | None:
+    def of(self, variant: str | None) -> Result | None:
         return next((r for r in self.results if r.variant == variant), None)
 
     def survivors(self) -> list[str]:
@@ -350,12 +361,11 @@ def run_shape(
     turns, results = _Turns(device, inputs, rule), list[Result]()
     for v in chosen:
         one = _Contender(str(v), [])
+        one.result.kernel_sha256 = manifest.kernel_sha256(v, shape.spec)
         one.result.failed = (failures or {}).get(str(v), "")
         if not one.result.failed:
             try:
-                one.calls = [
-                    device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options) for w in inputs.weights
-                ]
+                one.calls = [inputs.prepare(device, v, w) for w in inputs.weights]
                 turns.contenders.append(one)
             except Error as error:
                 one.result.failed = first_lines(str(error))

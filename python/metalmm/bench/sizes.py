@@ -12,6 +12,7 @@ from typing import Any
 from .. import MatmulSpec, manifest
 from ..errors import Error, ShapeError
 from ..profile import analysis, log
+from ..profile.trace import op_of
 
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
 _FIGURE = re.compile(r"(count|total|avg)=(\d{1,15}(?:\.\d{1,9})?)")
@@ -357,9 +358,8 @@ def from_specs(texts: Iterable[str]) -> Sizes:
 
 
 def of_spec(spec: MatmulSpec, calls: int | None = None) -> Shape:
-    op = "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
     return Shape(
-        op,
+        op_of(spec),
         spec.batch,
         spec.m,
         spec.n,

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from .. import Array, Device, Error, Recording, Variant, manifest, numerics, terminal, tuning, variants
+from .. import Array, Device, Error, Recording, Variant, manifest, terminal, tuning, variants
 from . import command, page, results, runner
 from .copy import measured_copy
 from .report import ms
@@ -166,7 +164,7 @@ def _record(device: Device, plan: Plan, weights: _Weights, policy: Policy, per_d
         inputs = weights.inputs[i]
         w = weights.calls[i][turn[i] % len(weights.calls[i])]
         turn[i] += 1
-        batch.add(device.prepare(v, inputs.a, w, bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options))
+        batch.add(inputs.prepare(device, v, w))
         order.append(i)
     return batch, order
 
@@ -177,10 +175,8 @@ def _wrong(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> lis
     for i, ((shape, _), v) in enumerate(zip(plan.calls, policy.variants, strict=True)):
         if v is None:
             continue
-        inputs = weights.inputs[i]
         try:
-            device.prepare(v, inputs.a, inputs.weights[0], bias=inputs.bias, c=inputs.c, out=inputs.out, **inputs.options)()
-            text = numerics.mismatch(np.asarray(inputs.out), inputs.reference, inputs.bound)
+            text = weights.inputs[i].judge(device, v)
         except Error as error:
             text = runner.first_lines(str(error))
         if text:
@@ -213,9 +209,8 @@ def measure(device: Device, plan: Plan, policies: Sequence[Policy], rule: Rule, 
             if not m.calls:
                 continue
             progress.note(m.policy.name)
-            if (
-                turn and m.host_ms and m.host_ms[-1] < _LONG_MS
-            ):  # what ran before it leaves caches and threads (OpenBLAS's go on spinning) behind
+            # What ran before it leaves caches and threads (OpenBLAS's go on spinning) behind.
+            if m.host_ms and m.host_ms[-1] < _LONG_MS:
                 recording.replay()
                 recording.wait()
             start = time.perf_counter()
@@ -263,7 +258,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="steps that the profile saw; default: the calls of the widest m=1 shape")
     parser.add_argument("--results", metavar="RUN.json", help="what 'best' means; default: measured first, with cold weights")
     parser.add_argument("--memory", type=float, help="GB that the weights may take; default: three quarters of what is free")
-    parser.set_defaults(run=main)
+    parser.set_defaults(run=main, cold=True)  # what it benches on the way
 
 
 def main(args: argparse.Namespace) -> int:
@@ -310,10 +305,9 @@ def _best(args: argparse.Namespace, plan: Plan, rule: Rule, progress: terminal.P
         return {shape: by_name[shape.short] for shape, _ in plan.calls if shape.short in by_name}
     device = runner.measuring_device(args.device, args.timeout)
     wanted = Sizes([shape for shape, _ in plan.calls])
-    asked = command.arguments_of(args.device, cold=True, seed=args.seed, check=args.check, all=args.all, backends=args.backends)
-    work, skipped = command.choose(wanted.shapes, asked, device)
-    run = command.start_run(asked, device, wanted, skipped, rule)
-    for _ in command.measure(device, work, rule, run, asked, progress):
+    work, skipped = command.choose(wanted.shapes, args, device)
+    run = command.start_run(args, device, wanted, skipped, rule)
+    for _ in command.measure(device, work, rule, run, args, progress):
         pass
     return {s.shape: d.winner.variant for s in run.shapes if (d := decide(s, run.bad_rel))}
 

@@ -91,8 +91,13 @@ def _us(seconds: float) -> int:
     return max(0, round(seconds * 1e6))
 
 
+def op_of(spec: _core.MatmulSpec) -> str:
+    """What a profile calls such a matmul."""
+    return "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
+
+
 def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
-    op = "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
+    op = op_of(spec)
     pairs = {"op": op, "backend": variant, "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
     more: dict[str, object] = {"tA": int(spec.transpose_a), "tB": int(spec.transpose_b)}
     if spec.bias:
