@@ -7,6 +7,7 @@ same shape, and their figures hold it.
 
     python benchmarks/host_overhead.py [--n 64] [--k 64] [--rounds 200] [--variant ID]
     python tests/on_fake_metal.py benchmarks/host_overhead.py        # the Metal device's host code, off a Mac
+    METALMM_FAKE=commit_us=20,call_ns=100 python tests/on_fake_metal.py benchmarks/host_overhead.py    # with costs of Metal's calls
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import metalmm
 import numpy as np
 from metalmm.bench import runner
 
-BATCHES = (1, 4, 16, 64, 256)
+BATCHES = (1, 4, 16, 64, 170, 256)  # 170: the matmuls of a decode step of Qwen2.5-0.5B, its heads one by one left out
 EMPTY = """
 #include <metal_stdlib>
 #include "params.h"
@@ -104,6 +105,7 @@ def single_calls(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int)
         **others,
     }
     samples: dict[str, list[float]] = {name: [] for name in calls}
+    steady = dev.counters
     own: list[float] = []
     for _ in range(rounds):
         for name, call in calls.items():
@@ -117,6 +119,9 @@ def single_calls(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int)
     for name, s in samples.items():
         host = "" if name in others else f"{us(s) - kernel:9.3f}"
         print(f"{name:42s}{us(s):9.3f}{host}")
+    if "allocations" in steady:  # of all the calls above, most of which wrote a result of their own
+        made, moved = (dev.counters[key] - steady[key] for key in ("allocations", "residency_calls"))
+        print(f"buffers allocated in these calls {made}, calls of the residency set {moved}")
 
 
 class Row:
@@ -186,15 +191,15 @@ def batches(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int) -> d
 
 
 def print_batches(rows: dict[int, Row]) -> None:
-    print("\nin batches, us; encode is from opening the batch to the last call before commit, the caller's loop in Python included")
-    print(f"{'':9s}{'--- of one matmul ---':>32s}{'--- of the batch ---':>42s}")
+    print("\nin batches, us; encode is from opening the batch to the last call before commit, the caller's loop in Python included; host is that and commit")
+    print(f"{'':9s}{'--- of one matmul ---':>32s}{'--- of the batch ---':>51s}")
     print(
-        f"{'matmuls':>7s}{'matmul()':>11s}{'encode':>9s}{'add: enc.':>11s}{'total':>9s}{'commit':>9s}{'wait':>10s}{'device':>10s}{'total':>10s}"
+        f"{'matmuls':>7s}{'matmul()':>11s}{'encode':>9s}{'add: enc.':>11s}{'total':>9s}{'commit':>9s}{'host':>9s}{'wait':>10s}{'device':>10s}{'total':>10s}"
     )
     for size, r in rows.items():
         print(
             f"{size:7d}{us(r.python):11.3f}{us(r.encode):9.3f}{us(r.add):11.3f}{us(r.total) / size:9.3f}"
-            f"{us(r.commit):9.3f}{us(r.wait):10.1f}{us(r.device):10.1f}{us(r.total):10.1f}"
+            f"{us(r.commit):9.3f}{us(r.encode) * size + us(r.commit):9.1f}{us(r.wait):10.1f}{us(r.device):10.1f}{us(r.total):10.1f}"
         )
     print(f"\nrecorded, us\n{'matmuls':>7s}{'replay()':>11s}{'of encoding':>13s}{'with wait':>11s}{'a matmul':>10s}")
     for size, r in rows.items():

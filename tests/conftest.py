@@ -22,7 +22,7 @@ from metalmm import manifest  # noqa: E402
 REAL_GPU = DEVICE == "metal" and not FAKE
 # `make test` runs the suite once for each device that it can have.
 CPU_ONLY = ["test_compiling.py", "test_debug_mode.py", "test_misbehaving.py", "test_msl_rules.py", "test_surroundings.py"]  # its own matter
-collect_ignore = ["test_metal.py", "test_new_device.py"] if DEVICE == "cpu" else CPU_ONLY
+collect_ignore = ["test_metal.py", "test_new_device.py", "test_unkind.py"] if DEVICE == "cpu" else CPU_ONLY
 if REAL_GPU:
     collect_ignore += ["test_cpu_device.py"]  # what hardware does not check
 

@@ -3,6 +3,7 @@
 
 python tests/on_fake_metal.py -m pytest tests/test_matmul.py
 python tests/on_fake_metal.py benchmarks/host_overhead.py
+METALMM_FAKE=apple_family=8,commit_us=20 python tests/on_fake_metal.py ...     # another GPU, with costs: Settings in fake_metal/fake.h
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ class FakeMetal:
         """The next `count` times, the fake fails at `fault`; tests/test_metal.py names them."""
         self._library.fake_metal_inject(fault.encode(), count, code)
 
-    def set(self, name: str, value: int) -> None:
-        """What devices made from now on are like."""
-        if not self._library.fake_metal_set(name.encode(), int(value)):
+    def set(self, name: str, value: int) -> int:
+        """What the GPU is like and what it costs from now on, by the names of Settings in tests/fake_metal/fake.h; as it was before."""
+        before = int(self._library.fake_metal_set(name.encode(), int(value)))
+        if before == -(2**31):
             raise ValueError(f"the fake has no setting {name}")
+        return before
 
     def misuse(self, name: str) -> None:
         """Breaks a rule on purpose; tests/fake_metal/misuse.mm."""
@@ -109,7 +112,11 @@ def install() -> FakeMetal:
     import metalmm
 
     assert str(BUILD) in metalmm._core.__file__, f"{metalmm._core.__file__}: run tests/fake_metal.sh first"
-    return FakeMetal(metalmm._core.__file__)
+    fake = FakeMetal(metalmm._core.__file__)
+    for setting in filter(None, os.environ.get("METALMM_FAKE", "").split(",")):
+        name, _, value = setting.partition("=")
+        fake.set(name, int(value))
+    return fake
 
 
 fake: FakeMetal | None = None

@@ -45,6 +45,9 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
     size_t left = (*b.buffer)->size() - b.offset;
     if (left < arg.bytes)
       fail(p, "buffer " + index() + " holds " + std::to_string(left) + " bytes; the argument takes at least " + std::to_string(arg.bytes));
+    if (arg.alignment > 1 && ((*b.buffer)->address() + b.offset) % arg.alignment)
+      fail(p, "buffer " + index() + " begins at an address that is no multiple of " + std::to_string(arg.alignment) +
+                  ", as its argument's type must; copy it with device.array()");
     if ((*b.buffer)->read_only() && !arg.is_const)
       fail(p, "buffer " + index() + " is read-only memory and the kernel's argument is not const");
     return;
@@ -145,9 +148,9 @@ void Device::wait(Submission& submission) {
 
 void Device::finish() { finish_through(pushed_); }
 
-double Device::run(const Dispatch& dispatch) {
+double Device::run(const Dispatch& dispatch, std::shared_ptr<Submission>* later) {
   check_dispatch(dispatch, limits());
-  return execute(dispatch);
+  return execute(dispatch, later);
 }
 
 void Device::warn(const std::string& text) {

@@ -19,6 +19,22 @@
 
 namespace metalmm {
 
+// How long the host's object lives whose memory a buffer is. A device that keeps something made of that memory lets it go with it.
+class HostLife {
+ public:
+  ~HostLife() {
+    for (auto& end : ends_) end();
+  }
+  void at_end(std::function<void()> end) {
+    std::lock_guard lock(mutex_);
+    ends_.push_back(std::move(end));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::function<void()>> ends_;
+};
+
 // Memory that kernels can be given. Either a device's own (then `native` is the device's object for it) or the host's;
 // `release` lets go of it.
 class Buffer {
@@ -45,7 +61,8 @@ class Buffer {
 
   // Somebody may have written since the device's copy of it (or a converted one) was made: it is a result, or Python has a view.
   mutable std::atomic<bool> mutable_since{false};
-  void* owner = nullptr;  // the Python object that host memory belongs to, for the garbage collector
+  void* owner = nullptr;           // the Python object that host memory belongs to, for the garbage collector
+  std::shared_ptr<HostLife> life;  // of that object, where it is known
 
  private:
   uint8_t* host_;
@@ -67,6 +84,7 @@ struct KernelArgument {
   bool is_const;
   size_t bytes;      // least size
   std::string type;  // MSL's name of what it points to, such as uint; empty where nobody said it
+  size_t alignment = 1;
 };
 
 class Pipeline {
@@ -192,12 +210,14 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual Info info() const = 0;
   virtual Info counters() const { return {}; }
   virtual Limits limits() const = 0;
+  const std::vector<std::string>& lacking() const { return lacking_; }  // features of MSL, or libraries, that others of its kind have
   virtual std::shared_ptr<Buffer> new_buffer(size_t size) = 0;
   // Copies from and to a buffer of this device. After all that was submitted: the caller finishes first.
   virtual void read(const Buffer& buffer, size_t offset, void* to, size_t size);
   virtual void write(const Buffer& buffer, size_t offset, const void* from, size_t size);
   virtual uint64_t device_address(const Buffer& buffer) { return buffer.address(); }  // for kernels that are given pointers
-  virtual bool poisons() const { return false; }  // fresh memory holds NaN, to show what a kernel leaves unwritten
+  virtual bool wraps_host_memory() const { return false; }  // whole pages of it are used in place, and kept for as long as Buffer::life
+  virtual bool poisons() const { return false; }            // fresh memory holds NaN, to show what a kernel leaves unwritten
   // Throws UnsupportedError for a library that it does not have.
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.
@@ -208,7 +228,8 @@ class Device : public std::enable_shared_from_this<Device> {
   bool idle() const { return retired_ == pushed_; }
   void finish();  // all that was submitted so far; what went wrong is a warning
   // One dispatch, run before this returns; the seconds that the device worked, negative where it cannot tell.
-  double run(const Dispatch& dispatch);
+  // `later`: where given, a device that learns the seconds only after the work is done may answer with the submission that will tell.
+  double run(const Dispatch& dispatch, std::shared_ptr<Submission>* later = nullptr);
   // Host names of the kernels in MSL source, sorted.
   virtual std::vector<std::string> kernel_names(const std::string& code);
   virtual void start_capture(const std::string& path);
@@ -226,13 +247,14 @@ class Device : public std::enable_shared_from_this<Device> {
   void warn(const std::string& text);
   uint64_t submitted() const { return pushed_; }  // the number of the last submission
   void finish_through(uint64_t number);
-  void leave_family();  // first in the destructor of what overrides the hooks around fork
+  void leave_family();                // first in the destructor of what overrides the hooks around fork
+  std::vector<std::string> lacking_;  // by the constructor alone
 
  private:
   virtual std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) = 0;
-  virtual double execute(const Dispatch& checked) = 0;  // in its turn: after all that was submitted
-  virtual void hold_for_fork(bool) {}                   // takes the device's own momentary locks, and gives them back
-  virtual void forget_threads() {}                      // in a child of fork(), which has none of them nor what they were at
+  virtual double execute(const Dispatch& checked, std::shared_ptr<Submission>* later) = 0;  // in its turn: after all that was submitted
+  virtual void hold_for_fork(bool) {}  // takes the device's own momentary locks, and gives them back
+  virtual void forget_threads() {}     // in a child of fork(), which has none of them nor what they were at
   friend class ListRecording;
   std::shared_ptr<Submission> push(std::shared_ptr<Submission> submission);
   void make_room();

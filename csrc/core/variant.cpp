@@ -36,6 +36,12 @@ uint64_t MatmulSpec::least_bytes() const {
   return of_a_type * a_type.size + b_bytes(product(k, n) * batch);
 }
 
+std::string Variant::missing(const Device& device) const {
+  for (const std::string& lack : device.lacking())
+    if (std::find(needs.begin(), needs.end(), lack) != needs.end()) return lack;
+  return {};
+}
+
 bool Variant::supports(const MatmulSpec& s) const {
   auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
   unsigned type = operand_type(s.a_type);

@@ -66,9 +66,11 @@ struct Variant {
   std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
   std::vector<std::string> devices;        // names of those that it is restricted to; empty: any
   uint32_t device_bits = ~0u;              // the same
+  std::vector<std::string> needs;          // features that not every device of those names has
   std::string library;                     // empty: a kernel of ours
 
-  bool runs_on(const Device& device) const { return device_bits & device.name_bit(); }
+  bool runs_on(const Device& device) const { return (device_bits & device.name_bit()) && missing(device).empty(); }
+  std::string missing(const Device& device) const;  // the first of `needs` that the device lacks, or nothing
   bool supports(const MatmulSpec& spec) const;
   unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
   // Empty, or what this variant lacks for the operation, in words.

@@ -254,7 +254,7 @@ std::shared_ptr<Submission> CpuDevice::start(std::shared_ptr<const DispatchList>
   return std::make_shared<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
 }
 
-double CpuDevice::execute(const Dispatch& d) {
+double CpuDevice::execute(const Dispatch& d, std::shared_ptr<Submission>*) {
   finish();
   TakenTurn turn(*turn_);
   polled_ = Clock::now();

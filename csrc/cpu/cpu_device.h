@@ -63,7 +63,7 @@ class CpuDevice : public Device {
   };
   struct Run;
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
-  double execute(const Dispatch& dispatch) override;
+  double execute(const Dispatch& dispatch, std::shared_ptr<Submission>*) override;
   void hold_for_fork(bool hold) override;
   void forget_threads() override;
   // The rest with the turn taken.

@@ -31,15 +31,17 @@ class Handle {
   T object_ = nil;
 };
 
-// Unlike @autoreleasepool it is drained when a C++ exception passes, too.
+// Unlike @autoreleasepool it is drained when a C++ exception passes, too. Of the run time itself: no object is made.
+extern "C" void* objc_autoreleasePoolPush(void);
+extern "C" void objc_autoreleasePoolPop(void* pool);
 class AutoreleasePool {
  public:
-  AutoreleasePool() : pool_([[NSAutoreleasePool alloc] init]) {}
-  ~AutoreleasePool() { [pool_ drain]; }
+  AutoreleasePool() : pool_(objc_autoreleasePoolPush()) {}
+  ~AutoreleasePool() { objc_autoreleasePoolPop(pool_); }
   AutoreleasePool(const AutoreleasePool&) = delete;
 
  private:
-  NSAutoreleasePool* pool_;
+  void* pool_;
 };
 
 inline NSString* ns_string(const std::string& text) { return [NSString stringWithUTF8String:text.c_str()]; }

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "../core/batch.h"
 #include "handle.h"
@@ -18,12 +19,21 @@ struct MetalOptions {
   double spin = 50e-6;
   uint32_t max_operations = 512;  // in a command buffer
   uint64_t max_bytes = uint64_t{4} << 30;
+  // What only hardware can decide; the defaults are the safe choices.
+  uint32_t first_commit = 0;     // so many dispatches of a long batch go out while the rest is encoded; 0: none does
+  bool untracked = false;        // Metal does not order what uses one buffer; our fences do
+  bool return_on_event = false;  // a signalled event is success; status and times are read when somebody asks
+  int64_t indirect = -1;         // recordings as indirect commands: -1 from Apple9 on, 0 never, 1 before Apple9, too
 };
 
 inline id<MTLBuffer> native_of(const Buffer& buffer) { return static_cast<id<MTLBuffer>>(buffer.native()); }
 
 // A compiled kernel, or one of MPS's matmuls with the kernel that finishes it.
 struct MetalPipeline : Pipeline {
+  ~MetalPipeline() override {
+    AutoreleasePool pool;
+    state = {};
+  }
   enum class Kind { kernel, mps_matmul, mps_matvec };
   Kind kind = Kind::kernel;
   DType type;  // of MPS's operands
@@ -49,6 +59,7 @@ class MetalDevice : public Device {
   Info counters() const override;
   Limits limits() const override { return limits_; }
   uint64_t device_address(const Buffer& buffer) override;
+  bool wraps_host_memory() const override { return unified_; }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
   std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
@@ -61,13 +72,15 @@ class MetalDevice : public Device {
   const MetalOptions& options() const { return options_; }
   bool unified() const { return unified_; }
   bool indirect() const { return indirect_; }
+  bool sets_indirect_pipelines() const { return !apple9_; }           // each with the encoder, before the commands that use it
   id<MTLCounterSet> timestamps() const { return timestamps_.get(); }  // nil: no counter sampling between passes
   MpsCache& mps() { return *mps_; }
 
   // Shared or managed memory of at least `size` bytes from the pool; goes back there when the last holder lets go.
   std::shared_ptr<Buffer> take_pooled(size_t size);
-  // The host's memory itself as a buffer, or null where it does not lie on whole pages.
-  std::shared_ptr<Buffer> wrap(uint8_t* data, size_t size);
+  // The host's memory itself as a buffer, or null where that is not possible: it must lie on whole pages. Kept for the next time for
+  // as long as `life`, where there is one.
+  std::shared_ptr<Buffer> wrap(uint8_t* data, size_t size, const std::shared_ptr<HostLife>& life);
   // The device array that this memory lies in, if any.
   std::shared_ptr<Buffer> find_native(const uint8_t* data, size_t size);
   // Host memory is read when a submission starts and written when it is waited for: the one before must be through, so they take
@@ -76,15 +89,30 @@ class MetalDevice : public Device {
   void take_turn();
   // Makes what was allocated since resident; before each commit.
   void commit_residency();
+  // A command buffer that retains nothing, made beforehand if there was time. Where one submission starts at a time.
+  Handle<id<MTLCommandBuffer>> take_commands();
+  void make_commands();  // for the next who asks
   uint64_t next_event_value() { return ++event_value_; }
   id<MTLSharedEvent> shared_event() const { return shared_event_.get(); }
+  // What orders passes that Metal does not: each waits for the one before and updates it.
+  id<MTLFence> fence() const { return fence_.get(); }
+  // Between passes of which one is not ours, in one command buffer.
+  void order_by_event(id<MTLCommandBuffer> commands);
   std::mutex& commit_mutex() { return commit_mutex_; }
+  // The GPU is gone, or will do no more for this process: what is submitted from here on fails at once.
+  void lose(const std::string& why);
+  void check_alive() const;
+  bool mps_fails_when_large() const { return !apple9_; }
 
  private:
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
-  double execute(const Dispatch& dispatch) override;
-  Handle<id<MTLBuffer>> allocate(size_t size);
+  double execute(const Dispatch& dispatch, std::shared_ptr<Submission>* later) override;
+  void find_features();
+  Handle<id<MTLBuffer>> allocate(size_t size, size_t asked);
+  Handle<id<MTLBuffer>> take(size_t size);  // of a size class, from the pool where it has one
+  std::function<void()> giving_back(Handle<id<MTLBuffer>> buffer);
   void make_resident(id<MTLBuffer> buffer, bool add);
+  void commit_residency_locked();
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
   Handle<id<MTLFunction>> function(id<MTLLibrary> library, const PipelineSource& source);
   void build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive,
@@ -99,19 +127,27 @@ class MetalDevice : public Device {
   Handle<id<MTLSharedEvent>> shared_event_;
   Handle<id<MTLCounterSet>> timestamps_;
   Handle<id> residency_;  // id<MTLResidencySet>, where there is one
-  bool unified_, indirect_ = false;
+  Handle<id<MTLFence>> fence_;
+  Handle<id<MTLEvent>> order_event_;
+  bool unified_, apple9_ = false, indirect_ = false, archives_ = true;
   Limits limits_;
-  std::atomic<uint64_t> event_value_{0};
-  std::atomic<int64_t> archive_hits_{0}, archive_misses_{0};
+  std::atomic<uint64_t> event_value_{0}, order_value_{0};
+  std::atomic<int64_t> archive_hits_{0}, archive_misses_{0}, allocations_{0}, wrapped_{0};
   std::unique_ptr<MpsCache> mps_;
 
-  uint64_t last_with_host_memory_ = 0;  // its number; one submission starts at a time
+  Handle<id<MTLCommandBuffer>> next_commands_;  // one submission starts at a time
+  uint64_t last_with_host_memory_ = 0;          // its number; one submission starts at a time
   std::mutex commit_mutex_;
   mutable std::mutex mutex_;  // all that follows
+  std::string lost_;
   bool residency_changed_ = false;
+  std::unordered_set<void*> resident_;
+  uint64_t resident_bytes_ = 0, removed_bytes_ = 0, residency_budget_ = 0;
+  int64_t residency_calls_ = 0;
   std::multimap<size_t, Handle<id<MTLBuffer>>> pool_;
   size_t pooled_bytes_ = 0;
   std::map<const uint8_t*, std::weak_ptr<Buffer>> native_;  // by address
+  std::map<std::pair<HostLife*, const uint8_t*>, std::shared_ptr<Buffer>> wraps_;
   std::unordered_map<std::string, Handle<id<MTLLibrary>>> libraries_;
 };
 

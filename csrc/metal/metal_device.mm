@@ -1,6 +1,6 @@
 #include "metal_device.h"
 
-#include <sys/mman.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "metal_mps.h"
@@ -8,13 +8,13 @@
 namespace metalmm::metal {
 namespace {
 
-constexpr size_t kMaxPooledBytes = size_t{256} << 20;
-constexpr size_t kMaxPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
-constexpr NSUInteger kMaxCommandBuffers = 1024;      // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
+constexpr NSUInteger kMaxCommandBuffers = 1024;  // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
 
+// Apple10 and Metal4 by their numbers: the SDK of macOS 15 has no names for them.
 const std::pair<MTLGPUFamily, const char*> kFamilies[] = {
-    {MTLGPUFamilyApple7, "apple7"}, {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {MTLGPUFamilyApple10, "apple10"},
-    {MTLGPUFamilyMac2, "mac2"},     {MTLGPUFamilyMetal3, "metal3"}, {MTLGPUFamilyMetal4, "metal4"},
+    {MTLGPUFamilyApple4, "apple4"}, {MTLGPUFamilyApple5, "apple5"}, {MTLGPUFamilyApple6, "apple6"},  {MTLGPUFamilyApple7, "apple7"},
+    {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {MTLGPUFamily(1010), "apple10"}, {MTLGPUFamilyMac2, "mac2"},
+    {MTLGPUFamilyMetal3, "metal3"}, {MTLGPUFamily(5002), "metal4"},
 };
 
 [[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
@@ -71,8 +71,9 @@ std::vector<std::string> device_names() {
 
 std::shared_ptr<Device> make_device(const Options& o) {
   AutoreleasePool pool;
-  MetalOptions options{option<int64_t>(o, "index"), option<double>(o, "spin"), option<uint32_t>(o, "max_operations"),
-                       option<uint64_t>(o, "max_bytes")};
+  MetalOptions options{option<int64_t>(o, "index"),        option<double>(o, "spin"),           option<uint32_t>(o, "max_operations"),
+                       option<uint64_t>(o, "max_bytes"),   option<uint32_t>(o, "first_commit"), option<bool>(o, "untracked"),
+                       option<bool>(o, "return_on_event"), option<int64_t>(o, "indirect")};
   Handle<id<MTLDevice>> device = find_device(options.index);
   if (!device) fail("there is no device " + (options.index < 0 ? "on this machine" : std::to_string(options.index)));
   return std::make_shared<MetalDevice>(std::move(device), options);
@@ -89,14 +90,39 @@ MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& optio
   unified_ = [get() hasUnifiedMemory];
   limits_.threadgroup_memory = [get() maxThreadgroupMemoryLength];
   limits_.threads = static_cast<uint32_t>([get() maxThreadsPerThreadgroup].width);
-  // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
-  indirect_ = unified_ && [get() supportsFamily:MTLGPUFamilyApple9];
   timestamps_ = timestamp_counters(get());
   residency_ = new_residency_set(get(), queue());
+  residency_budget_ = [get() recommendedMaxWorkingSetSize] / 8 * 7;  // others need memory, too
+  if (options_.untracked || timestamps_) fence_ = Handle<id<MTLFence>>::adopt([get() newFence]);
+  if (options_.untracked) {
+    order_event_ = Handle<id<MTLEvent>>::adopt([get() newEvent]);
+    if (!fence_ || !order_event_) fail(text_of([get() name]) + " gives no fence or event for untracked=True");
+  }
+  find_features();
   mps_ = std::make_unique<MpsCache>(get());
 }
 
-MetalDevice::~MetalDevice() = default;
+void MetalDevice::find_features() {
+  bool apple7 = [get() supportsFamily:MTLGPUFamilyApple7];
+  if (!apple7) lacking_.push_back("simdgroup_matrix");
+  if (!apple7 && ![get() supportsFamily:MTLGPUFamilyMac2]) lacking_.push_back("simd_sum");
+  if (!MPSSupportsMTLDevice(get())) lacking_.push_back("mps");
+  // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
+  apple9_ = [get() supportsFamily:MTLGPUFamilyApple9];
+  indirect_ = unified_ && options_.indirect != 0 && (apple9_ || (options_.indirect == 1 && apple7));
+  const char* validation = getenv("MTL_SHADER_VALIDATION");
+  archives_ = !validation || !*validation || *validation == '0';  // its pipelines are others than an archive holds
+}
+
+MetalDevice::~MetalDevice() {
+  AutoreleasePool pool;  // around the last releases
+  std::unordered_map<std::string, Handle<id<MTLLibrary>>>().swap(libraries_);
+  wraps_.clear();
+  pool_.clear();
+  mps_.reset();
+  next_commands_ = {};
+  residency_ = {}, timestamps_ = {}, shared_event_ = {}, fence_ = {}, order_event_ = {}, queue_ = {}, device_ = {};
+}
 
 Info MetalDevice::info() const {
   AutoreleasePool pool;
@@ -115,7 +141,9 @@ Info MetalDevice::info() const {
           {"recommended_max_working_set_size", static_cast<int64_t>([d recommendedMaxWorkingSetSize])},
           {"per_dispatch_times", static_cast<bool>(timestamps_)},
           {"indirect_command_buffers", indirect_},
-          {"residency_sets", static_cast<bool>(residency_)}};
+          {"residency_sets", static_cast<bool>(residency_)},
+          {"residency_budget", residency_ ? static_cast<int64_t>(residency_budget_) : 0},
+          {"binary_archives", archives_}};
 }
 
 Info MetalDevice::counters() const {
@@ -123,125 +151,37 @@ Info MetalDevice::counters() const {
   return {{"archive_hits", archive_hits_.load()},
           {"archive_misses", archive_misses_.load()},
           {"pooled_bytes", static_cast<int64_t>(pooled_bytes_)},
+          {"allocations", allocations_.load()},
+          {"wrapped", wrapped_.load()},
+          {"residency_calls", residency_calls_},
+          {"resident_bytes", static_cast<int64_t>(resident_bytes_)},
           {"mps_kernels", static_cast<int64_t>(mps_->size())}};
 }
 
-// -- memory -----------------------------------------------------------------------------------------------------------
-
-Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size) {
-  MTLResourceOptions mode = unified_ ? MTLResourceStorageModeShared : MTLResourceStorageModeManaged;
-  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:std::max<size_t>(size, 16) options:mode]);
-  if (!buffer)
-    fail("cannot allocate " + std::to_string(size) + " bytes; the limit of a buffer is " + std::to_string([get() maxBufferLength]));
-  make_resident(buffer.get(), true);
-  return buffer;
+void MetalDevice::lose(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  lost_ = why;
 }
 
-std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
+void MetalDevice::check_alive() const {
+  std::lock_guard lock(mutex_);
+  if (!lost_.empty()) fail("the GPU does no more for this device (" + lost_ + "); make a new metalmm.Device");
+}
+
+void MetalDevice::make_commands() {
   AutoreleasePool pool;
-  Handle<id<MTLBuffer>> native = allocate(size);
-  auto* contents = static_cast<uint8_t*>([native.get() contents]);
-  std::weak_ptr<Device> weak = weak_from_this();
-  auto release = [weak, contents, native] {
-    auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
-    if (!device) return;
-    device->make_resident(native.get(), false);
-    std::lock_guard lock(device->mutex_);
-    device->native_.erase(contents);
-  };
-  auto buffer = std::make_shared<Buffer>(contents, size, false, std::move(release), native.get());
-  std::lock_guard lock(mutex_);
-  native_[contents] = buffer;
-  return buffer;
+  if (!next_commands_) next_commands_ = Handle<id<MTLCommandBuffer>>::share([queue() commandBufferWithUnretainedReferences]);
 }
 
-uint64_t MetalDevice::device_address(const Buffer& buffer) { return [native_of(buffer) gpuAddress]; }
-
-std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
-  std::shared_ptr<Buffer> buffer;  // outlives the lock: its end takes the mutex, and it may be the last to hold it
-  std::lock_guard lock(mutex_);
-  auto it = native_.upper_bound(data);
-  if (it == native_.begin()) return nullptr;
-  buffer = (--it)->second.lock();
-  return buffer && data + size <= buffer->host() + buffer->size() ? buffer : nullptr;
+Handle<id<MTLCommandBuffer>> MetalDevice::take_commands() {
+  if (!next_commands_) make_commands();
+  return std::exchange(next_commands_, {});
 }
 
-void MetalDevice::take_turn() {
-  finish_through(unified_ ? last_with_host_memory_ : submitted());
-  last_with_host_memory_ = submitted() + 1;
-}
-
-std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
-  size_t rounded = 4096;
-  while (rounded < size && rounded < kMaxPooledSize) rounded *= 2;
-  if (rounded < size) return new_buffer(size);
-  Handle<id<MTLBuffer>> buffer;
-  {
-    std::lock_guard lock(mutex_);
-    auto it = pool_.find(rounded);
-    if (it != pool_.end()) {
-      buffer = std::move(it->second);
-      pool_.erase(it);
-      pooled_bytes_ -= rounded;
-    }
-  }
-  if (!buffer) buffer = allocate(rounded);
-  void* native = buffer.get();
-  void* contents = [buffer.get() contents];
-  std::weak_ptr<Device> weak = weak_from_this();
-  auto give_back = [weak, rounded, buffer = std::move(buffer)] {
-    auto locked = weak.lock();
-    if (!locked) return;
-    auto& device = static_cast<MetalDevice&>(*locked);
-    std::multimap<size_t, Handle<id<MTLBuffer>>> stale;
-    std::unique_lock lock(device.mutex_);
-    if (device.pooled_bytes_ + rounded > kMaxPooledBytes) {  // of sizes that nobody asks for any more
-      std::swap(stale, device.pool_);
-      device.pooled_bytes_ = 0;
-    }
-    device.pool_.emplace(rounded, buffer);
-    device.pooled_bytes_ += rounded;
-    lock.unlock();
-    for (auto& [size, old] : stale) device.make_resident(old.get(), false);
-  };
-  return std::make_shared<Buffer>(contents, rounded, false, std::move(give_back), native);
-}
-
-// Pages are mapped whole, so the rest of the last one may belong to the buffer.
-std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size) {
-  auto page = static_cast<size_t>(getpagesize());
-  if (!unified_ || reinterpret_cast<uintptr_t>(data) % page) return nullptr;
-  size_t whole = (size + page - 1) / page * page;
-  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithBytesNoCopy:data
-                                                                      length:whole
-                                                                     options:MTLResourceStorageModeShared
-                                                                 deallocator:nil]);
-  if (!buffer) return nullptr;  // memory that the GPU cannot map: the caller copies
-  void* native = buffer.get();
-  return std::make_shared<Buffer>(data, whole, false, [buffer = std::move(buffer)] {}, native);
-}
-
-void MetalDevice::make_resident(id<MTLBuffer> buffer, bool add) {
-  if (!residency_) return;
-  if (@available(macOS 15.0, *)) {
-    std::lock_guard lock(mutex_);
-    id<MTLResidencySet> set = residency_.get();
-    if (add)
-      [set addAllocation:buffer];
-    else
-      [set removeAllocation:buffer];
-    residency_changed_ = true;
-  }
-}
-
-void MetalDevice::commit_residency() {
-  if (!residency_) return;
-  if (@available(macOS 15.0, *)) {
-    std::lock_guard lock(mutex_);
-    if (!residency_changed_) return;
-    [static_cast<id<MTLResidencySet>>(residency_.get()) commit];
-    residency_changed_ = false;
-  }
+void MetalDevice::order_by_event(id<MTLCommandBuffer> commands) {
+  uint64_t value = ++order_value_;
+  [commands encodeSignalEvent:order_event_.get() value:value];
+  [commands encodeWaitForEvent:order_event_.get() value:value];
 }
 
 // -- capture ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ class Staging {
     uint8_t *begin, *end;
     bool written;
     std::shared_ptr<Buffer> staging;
-    size_t pad;  // where the data begins in a copy
+    std::shared_ptr<HostLife> life;  // of an array that has the memory for itself
+    size_t pad;                      // where the data begins in a copy
     bool copied;
   };
   void merge();
@@ -41,7 +42,8 @@ class Staging {
 // Fills one command buffer. Keeps what the open compute encoder has bound, so that nothing is bound twice.
 class Encoder {
  public:
-  Encoder(id<MTLCommandBuffer> commands, uint64_t& calls) : commands_(commands), calls_(calls) {}
+  // `fence`: where Metal does not order one pass after another, what does; nil elsewhere.
+  Encoder(id<MTLCommandBuffer> commands, id<MTLFence> fence, uint64_t& calls) : commands_(commands), fence_(fence), calls_(calls) {}
   ~Encoder() { end(); }
   Encoder(const Encoder&) = delete;
 
@@ -53,7 +55,10 @@ class Encoder {
   void dispatch(const MetalPipeline& pipeline, const Bound* buffers, size_t count, const Dispatch& d);
   void replay(id<MTLIndirectCommandBuffer> commands, size_t count, const std::vector<id<MTLResource>>& read,
               const std::vector<id<MTLResource>>& written);
+  // Sets a pipeline and does nothing with it: see MetalDevice::sets_indirect_pipelines().
+  void set_idle(id<MTLComputePipelineState> state);
   void sample(id<MTLCounterSampleBuffer> samples, NSUInteger first);  // times the next pass
+  void touch() { compute(), end(); }                                  // a pass of nothing, for its place in the order of the fence
   void end();
 
  private:
@@ -61,10 +66,12 @@ class Encoder {
   void set_buffers(const Bound* buffers, size_t count);
   void set_one_by_one(const Bound* buffers, size_t count);
   void set_bytes(const Dispatch& d);
+  void set_threadgroup_memory(const Dispatch& d);
   void forget();
 
   static constexpr size_t kMaxComparedBytes = 128;  // parameters that are compared before they are set again
   id<MTLCommandBuffer> commands_;
+  id<MTLFence> fence_;
   uint64_t& calls_;
   id<MTLComputeCommandEncoder> encoder_ = nil;
   id<MTLCounterSampleBuffer> samples_ = nil;
@@ -76,6 +83,7 @@ class Encoder {
   uint32_t bytes_index_ = kMaxBuffers;
   size_t bytes_size_ = 0;
   uint8_t bytes_[kMaxComparedBytes];
+  uint32_t memory_ = 0;  // bit per index of threadgroup memory that has a length
 };
 
 }  // namespace metalmm::metal

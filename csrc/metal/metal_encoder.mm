@@ -16,9 +16,9 @@ Staging::Staging(MetalDevice& device, const DispatchList& list) : device_(device
       bool written = pipeline.written >> d.buffers[j].index & 1;
       // A view of a device array is that array.
       if (std::shared_ptr<Buffer> whole = device.find_native(b.host(), b.size()))
-        blocks_.push_back({whole->host(), whole->host() + whole->size(), written, whole, 0, false});
+        blocks_.push_back({whole->host(), whole->host() + whole->size(), written, whole, nullptr, 0, false});
       else
-        blocks_.push_back({b.host(), b.host() + b.size(), written, nullptr, 0, false});
+        blocks_.push_back({b.host(), b.host() + b.size(), written, nullptr, b.life, 0, false});
     }
   });
   merge();
@@ -32,6 +32,7 @@ void Staging::merge() {
   for (Block& b : blocks_) {
     if (!merged.empty() && b.begin < merged.back().end) {
       Block& last = merged.back();
+      if (last.life != b.life) last.life = nullptr;
       last.end = std::max(last.end, b.end);
       last.written |= b.written;
       if (!last.staging) last.staging = b.staging;
@@ -46,7 +47,7 @@ void Staging::merge() {
 // last row has its whole pitch, which is never more than what lies before it.
 void Staging::allocate(Block& b, bool mps) {
   auto size = static_cast<size_t>(b.end - b.begin);
-  if (!mps) b.staging = device_.wrap(b.begin, size);
+  if (!mps) b.staging = device_.wrap(b.begin, size, b.life);
   if (b.staging) return;
   b.pad = reinterpret_cast<uintptr_t>(b.begin) % 16;
   b.staging = device_.take_pooled(b.pad + (mps ? 2 : 1) * size);
@@ -89,11 +90,19 @@ id<MTLComputeCommandEncoder> Encoder::compute() {
     encoder_ = [[commands_ computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent] retain];
   }
   if (!encoder_) throw Error(ErrorKind::device, "metal: the command buffer gives no compute encoder");
+  if (fence_) {
+    calls_++;
+    [encoder_ waitForFence:fence_];
+  }
   return encoder_;
 }
 
 void Encoder::end() {
   if (!encoder_) return;
+  if (fence_) {
+    calls_++;
+    [encoder_ updateFence:fence_];
+  }
   calls_++;
   [encoder_ endEncoding];
   [encoder_ release];
@@ -101,12 +110,13 @@ void Encoder::end() {
   forget();
 }
 
-// A new encoder has nothing bound, and Metal itself orders it after the ones before.
+// A new encoder has nothing bound, and comes after the ones before: by Metal's own order, or by the fence.
 void Encoder::forget() {
   hazards_.clear();
   state_ = nil;
   std::fill(std::begin(buffers_), std::end(buffers_), nil);
   bytes_index_ = kMaxBuffers;
+  memory_ = 0;
 }
 
 void Encoder::sample(id<MTLCounterSampleBuffer> samples, NSUInteger first) {
@@ -161,8 +171,25 @@ void Encoder::set_bytes(const Dispatch& d) {
   }
 }
 
+// Metal takes multiples of 16 bytes. A length stays for the kernels that follow, and counts against their limit though they do not
+// use it: a new encoder has none.
+void Encoder::set_threadgroup_memory(const Dispatch& d) {
+  uint32_t now = 0;
+  for (size_t i = 0; i < d.threadgroup_memory_count; i++) now |= 1u << d.threadgroup_memory[i].index;
+  if (memory_ & ~now) {
+    end();
+    compute();
+  }
+  memory_ |= now;
+  for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
+    calls_++;
+    [encoder_ setThreadgroupMemoryLength:threadgroup_space(d.threadgroup_memory[i].size) atIndex:d.threadgroup_memory[i].index];
+  }
+}
+
 void Encoder::dispatch(const MetalPipeline& pipeline, const Bound* buffers, size_t count, const Dispatch& d) {
   compute();
+  set_threadgroup_memory(d);
   if (state_ != pipeline.state.get()) {
     state_ = pipeline.state.get();
     calls_++;
@@ -170,10 +197,6 @@ void Encoder::dispatch(const MetalPipeline& pipeline, const Bound* buffers, size
   }
   set_buffers(buffers, count);
   set_bytes(d);
-  for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
-    calls_++;  // Metal takes multiples of 16 bytes
-    [encoder_ setThreadgroupMemoryLength:threadgroup_space(d.threadgroup_memory[i].size) atIndex:d.threadgroup_memory[i].index];
-  }
   for (size_t i = 0; i < count; i++) {
     if (pipeline.written >> buffers[i].index & 1)
       hazards_.write(buffers[i].span);
@@ -190,6 +213,13 @@ void Encoder::dispatch(const MetalPipeline& pipeline, const Bound* buffers, size
     [encoder_ dispatchThreads:MTLSizeMake(d.threads[0], d.threads[1], d.threads[2]) threadsPerThreadgroup:threadgroup];
   else
     [encoder_ dispatchThreadgroups:MTLSizeMake(d.grid[0], d.grid[1], d.grid[2]) threadsPerThreadgroup:threadgroup];
+}
+
+void Encoder::set_idle(id<MTLComputePipelineState> state) {
+  compute();
+  calls_ += 2;
+  [encoder_ setComputePipelineState:state];
+  [encoder_ dispatchThreadgroups:MTLSizeMake(0, 0, 0) threadsPerThreadgroup:MTLSizeMake(0, 0, 0)];
 }
 
 void Encoder::replay(id<MTLIndirectCommandBuffer> commands, size_t count, const std::vector<id<MTLResource>>& read,

@@ -144,10 +144,11 @@ std::vector<KernelArgument> described(MTLComputePipelineReflection* reflection) 
     bool is_const = [binding access] == MTLBindingAccessReadOnly;
     if ([binding type] == MTLBindingTypeBuffer) {
       auto buffer = static_cast<id<MTLBufferBinding>>(binding);
-      arguments.push_back({KernelArgument::Kind::buffer, index, is_const, [buffer bufferDataSize], type_name([buffer bufferDataType])});
+      arguments.push_back({KernelArgument::Kind::buffer, index, is_const, [buffer bufferDataSize], type_name([buffer bufferDataType]),
+                           std::max<size_t>([buffer bufferAlignment], 1)});
     } else if ([binding type] == MTLBindingTypeThreadgroupMemory) {
       size_t bytes = [static_cast<id<MTLThreadgroupBinding>>(binding) threadgroupMemoryDataSize];
-      arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes, {}});
+      arguments.push_back({KernelArgument::Kind::threadgroup, index, false, bytes, {}, 1});
     }
   }
   std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
@@ -167,7 +168,8 @@ void take_library(MetalPipeline& pipeline, const PipelineSource& source) {
   pipeline.transpose_a = what.transpose_a, pipeline.transpose_b = what.transpose_b, pipeline.type = what.type;
 }
 
-constexpr MTLPipelineOption kReflect = MTLPipelineOptionBindingInfo | MTLPipelineOptionBufferTypeInfo;
+// Its first by its number: MTLPipelineOptionBindingInfo in the SDK of macOS 15, MTLPipelineOptionArgumentInfo before.
+constexpr MTLPipelineOption kReflect = MTLPipelineOption(1) | MTLPipelineOptionBufferTypeInfo;
 
 }  // namespace
 
@@ -238,12 +240,12 @@ std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& sourc
   if (source.library) take_library(*pipeline, source);
   auto compiled = library(source.text, "kernel '" + source.name + "': ");
   MTLComputePipelineReflection* reflection = nil;
-  build_state(*pipeline, function(compiled.get(), source).get(), source.file, &reflection);
+  build_state(*pipeline, function(compiled.get(), source).get(), archives_ ? source.file : std::string(), &reflection);
   pipeline->arguments = described(reflection);
   if (source.library) {  // what it takes is what MPS takes; the kernel finds the product in place of A
-    pipeline->arguments[0].bytes = source.library->type.size;
+    pipeline->arguments[0].bytes = pipeline->arguments[0].alignment = source.library->type.size;
     pipeline->arguments.insert(pipeline->arguments.begin() + 1,
-                               {KernelArgument::Kind::buffer, kIndexB, true, source.library->type.size, {}});
+                               {KernelArgument::Kind::buffer, kIndexB, true, source.library->type.size, {}, 1});
   }
   for (const KernelArgument& a : pipeline->arguments)
     if (a.kind == KernelArgument::Kind::buffer && !a.is_const) pipeline->written |= 1u << a.index;

@@ -8,6 +8,7 @@ namespace {
 
 constexpr size_t kParamsAlignment = 256;  // what every Metal GPU accepts as an offset of constants
 constexpr size_t kMaxIndirect = 16384;
+constexpr uint64_t kMaxIndirectOffset = uint64_t{1} << 32;  // of a buffer in an indirect command; others are encoded anew
 
 [[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
 
@@ -20,6 +21,11 @@ struct Indirect {
   Handle<id<MTLIndirectCommandBuffer>> commands;
   std::shared_ptr<Buffer> bytes;  // an indirect command takes no setBytes
   std::vector<id<MTLResource>> read, written;
+  std::vector<id<MTLComputePipelineState>> idle;  // to be set before; the list owns them
+  ~Indirect() {
+    AutoreleasePool pool;
+    commands = {};
+  }
 };
 
 class MetalRecording : public Recording {
@@ -31,13 +37,14 @@ class MetalRecording : public Recording {
     indirect_->list->for_each([&](size_t i, const Dispatch& d) { add(i, d); });
     for (auto& [buffer, is_written] : used_) (is_written ? indirect_->written : indirect_->read).push_back(buffer);
     indirect_->read.push_back(indirect_->commands.get());
+    if (!device_->sets_indirect_pipelines()) indirect_->idle.clear();
   }
   static bool possible(const MetalDevice& device, const DispatchList& list);
 
  private:
   std::shared_ptr<Submission> start() override {
     auto submission = std::make_shared<MetalSubmission>(device_, indirect_->list, false);
-    submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_);
+    submission->start_replay(indirect_->commands.get(), indirect_->read, indirect_->written, indirect_->idle, indirect_);
     return submission;
   }
   void create();
@@ -57,6 +64,7 @@ bool MetalRecording::possible(const MetalDevice& device, const DispatchList& lis
   list.for_each([&](size_t i, const Dispatch& d) {
     auto& pipeline = static_cast<const MetalPipeline&>(list.pipeline(i));
     simple &= pipeline.kind == MetalPipeline::Kind::kernel && d.threadgroup_memory_count == 0;
+    for (size_t j = 0; j < d.buffer_count; j++) simple &= d.buffers[j].offset < kMaxIndirectOffset;
   });
   return simple;
 }
@@ -93,6 +101,8 @@ void MetalRecording::add(size_t i, const Dispatch& d) {
   auto& pipeline = static_cast<const MetalPipeline&>(indirect_->list->pipeline(i));
   id<MTLIndirectComputeCommand> command = [indirect_->commands.get() indirectComputeCommandAtIndex:i];
   [command setComputePipelineState:pipeline.state.get()];
+  auto& idle = indirect_->idle;
+  if (std::find(idle.begin(), idle.end(), pipeline.state.get()) == idle.end()) idle.push_back(pipeline.state.get());
   for (size_t j = 0; j < d.buffer_count; j++) {
     const BufferBinding& b = d.buffers[j];
     const Buffer& buffer = **b.buffer;

@@ -18,14 +18,13 @@ class MetalSubmission : public Submission {
   }
 
   void start();
+  // `idle`: pipelines to set before.
   void start_replay(id<MTLIndirectCommandBuffer> commands, const std::vector<id<MTLResource>>& read,
-                    const std::vector<id<MTLResource>>& written, std::shared_ptr<void> owner);
+                    const std::vector<id<MTLResource>>& written, const std::vector<id<MTLComputePipelineState>>& idle,
+                    std::shared_ptr<void> owner);
   void wait() override;
   bool done() const override;
-  BatchTiming timing() const override {
-    std::lock_guard lock(timing_mutex_);
-    return timing_;
-  }
+  BatchTiming timing() const override;
 
  private:
   struct Part {  // of the list, in one command buffer
@@ -40,12 +39,14 @@ class MetalSubmission : public Submission {
   void open(size_t first, bool retained);
   void commit(size_t end, bool last);
   void synchronize();
+  bool signalled() const;
+  bool returns_on_event() const;
   void spin() const;
   void check(size_t i);
-  void finish(double waited);
+  void finish(double waited, bool told);
   void upload();
-  void read_times();
-  void read_samples(const Part& part);
+  void read_times(const std::vector<Handle<id<MTLCommandBuffer>>>& command_buffers) const;
+  void read_samples(const Part& part) const;
 
   std::shared_ptr<MetalDevice> device_;
   std::shared_ptr<const DispatchList> list_;
@@ -60,7 +61,8 @@ class MetalSubmission : public Submission {
   // Two threads may wait for one batch. Whoever asks for its timing holds the GIL, and must not wait for that.
   mutable std::mutex wait_mutex_;
   mutable std::mutex timing_mutex_;
-  BatchTiming timing_;                                        // after start(), changed in wait() alone
+  mutable BatchTiming timing_;                                // after start(), changed in wait() and by who asks first
+  mutable std::vector<Handle<id<MTLCommandBuffer>>> unread_;  // whose times nobody has asked for
   std::optional<std::pair<ErrorKind, std::string>> failure_;  // thrown anew each time: threads may share a submission
 };
 

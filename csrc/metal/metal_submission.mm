@@ -6,6 +6,7 @@
 namespace metalmm::metal {
 namespace {
 
+constexpr uint64_t kEventPiece = 10;      // ms
 constexpr NSUInteger kMaxSamples = 4096;  // 32 KB of timestamps
 
 [[noreturn]] void fail(const std::string& what) { throw Error(ErrorKind::device, "metal: " + what); }
@@ -33,11 +34,25 @@ void check_pitch(const char* name, const Place& at, uint64_t rows, uint64_t ld, 
                                        ")");
 }
 
+// What no later submission will get past, either.
+bool is_lost(NSError* error) {
+  return [error code] == MTLCommandBufferErrorAccessRevoked || [error code] == MTLCommandBufferErrorDeviceRemoved;
+}
+
+// Up to Apple8 MPS gives NaN where its operands pass 2 GiB together (Metal.jl, issue 381).
+void check_mps_size(const MetalDevice& device, const MatmulParams& p) {
+  uint64_t rows = p.m + uint64_t{2} * p.k;
+  if (!device.mps_fails_when_large() || rows * p.n * 2 < uint64_t{1} << 31) return;
+  throw Error(ErrorKind::unsupported,
+              "mps: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) +
+                  ": MPS gives NaN on this GPU where (m + 2k) * n * 2 reaches 2^31; use gemm_tiled/baseline, or parts of n");
+}
+
 ErrorKind kind_of(NSError* error) {
+  if (is_lost(error)) return ErrorKind::device;
   switch ([error code]) {
     case MTLCommandBufferErrorOutOfMemory:
     case MTLCommandBufferErrorNotPermitted:
-    case MTLCommandBufferErrorDeviceRemoved:
       return ErrorKind::device;
     default:
       return ErrorKind::kernel;
@@ -49,6 +64,7 @@ ErrorKind kind_of(NSError* error) {
 void MetalSubmission::start() {
   auto begin = Clock::now();
   AutoreleasePool pool;
+  device_->check_alive();
   if (list_->has_host_memory() || !device_->unified()) device_->take_turn();
   work_->owned.push_back(std::const_pointer_cast<DispatchList>(list_));
   encode();
@@ -73,6 +89,8 @@ void MetalSubmission::encode_one(size_t i, const Dispatch& d) {
   if (open_) {
     size_t operations = i - parts_.back().begin, most = device_->options().max_operations;
     if (per_dispatch_) most = std::min<size_t>(most, kMaxSamples / 2);
+    size_t early = device_->options().first_commit;  // the GPU begins while the rest is encoded
+    if (early && parts_.size() == 1 && list_->size() >= 2 * early) most = std::min(most, early);
     // MPS's own objects are in nobody's hands but the command buffer's.
     if (operations >= most || bytes_ >= device_->options().max_bytes || (is_mps && ![open_.get() retainedReferences])) commit(i, false);
   }
@@ -85,10 +103,9 @@ void MetalSubmission::encode_one(size_t i, const Dispatch& d) {
 }
 
 void MetalSubmission::open(size_t first, bool retained) {
-  id<MTLCommandBuffer> commands = retained ? [device_->queue() commandBuffer] : [device_->queue() commandBufferWithUnretainedReferences];
-  if (!commands) fail("the queue gives no command buffer");
+  open_ = retained ? Handle<id<MTLCommandBuffer>>::share([device_->queue() commandBuffer]) : device_->take_commands();
+  if (!open_) fail("the queue gives no command buffer");
   timing_.calls++;
-  open_ = Handle<id<MTLCommandBuffer>>::share(commands);
   parts_.push_back({first, first, {}});
   if (per_dispatch_) {
     auto descriptor = Handle<MTLCounterSampleBufferDescriptor*>::adopt([[MTLCounterSampleBufferDescriptor alloc] init]);
@@ -100,7 +117,7 @@ void MetalSubmission::open(size_t first, bool retained) {
     if (!parts_.back().samples) per_dispatch_ = false;  // none left; the times are then not available
     work_->owned.push_back(std::make_shared<Handle<id<MTLCounterSampleBuffer>>>(parts_.back().samples));
   }
-  encoder_.emplace(commands, timing_.calls);
+  encoder_.emplace(open_.get(), per_dispatch_ || device_->options().untracked ? device_->fence() : nil, timing_.calls);
 }
 
 void MetalSubmission::commit(size_t end, bool last) {
@@ -121,6 +138,7 @@ void MetalSubmission::commit(size_t end, bool last) {
   timing_.calls += last ? 2 : 1;
   timing_.commit += seconds(Clock::now() - begin);
   bytes_ = 0;
+  if (last) device_->make_commands();  // while the GPU is at work
 }
 
 Place MetalSubmission::place(const Buffer& buffer, size_t offset) const {
@@ -151,12 +169,14 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
   return count;
 }
 
-// MPS orders itself after the encoders before it and before those that follow, by the buffers it uses.
+// MPS orders itself after the encoders before it and before those that follow, by the buffers it uses; where Metal tracks none, events
+// do, and passes of nothing at either side take their place in the order of the fence.
 void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& d) {
   MatmulParams p;
   std::memcpy(&p, d.bytes[0].data, sizeof(p));
   Encoder::Bound bound[kMaxBuffers];
   size_t count = bind(d, bound);
+  check_mps_size(*device_, p);
   check_pitch("a", bound[kIndexA].place, pipeline.transpose_a ? p.k : p.m, p.lda, p.stride_a, p.batch, pipeline.type);
   check_pitch("b", bound[kIndexB].place, pipeline.transpose_b ? p.n : p.k, p.ldb, p.stride_b, p.batch, pipeline.type);
   Place out = bound[kIndexD].place, c = bound[kIndexC].place;
@@ -173,10 +193,19 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   work_->owned.push_back(objects);
   encoder_->sample(nil, 0);  // MPS makes its own pass, so that the time of the epilogue alone would be taken for the whole
   timing_.calls++;
+  bool untracked = device_->options().untracked;
+  if (untracked) {
+    encoder_->touch();
+    device_->order_by_event(open_.get());
+  }
   if (pipeline.kind == MetalPipeline::Kind::mps_matvec)
     device_->mps().encode_matvec(open_.get(), what, *objects);
   else
     device_->mps().encode_matmul(open_.get(), what, *objects);
+  if (untracked) {
+    device_->order_by_event(open_.get());
+    encoder_->touch();
+  }
   if (!what.to_float) return;
   bound[kIndexA] = {kIndexA, what.d, span_of(what.d, product->size())};
   encoder_->dispatch(pipeline, bound, count, d);
@@ -194,10 +223,13 @@ void MetalSubmission::synchronize() {
   if (!open_) return;
   encoder_->end();
   id<MTLBlitCommandEncoder> blit = [open_.get() blitCommandEncoder];
+  id<MTLFence> fence = device_->options().untracked ? device_->fence() : nil;
+  if (fence) [blit waitForFence:fence];
   list_->for_each_buffer([&](const Buffer& b) {
     if (b.native()) [blit synchronizeResource:native_of(b)];
   });
   if (staging_) staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:native_of(*b)]; });
+  if (fence) [blit updateFence:fence];
   [blit endEncoding];
 }
 
@@ -206,12 +238,18 @@ void MetalSubmission::synchronize() {
 // The event shows first that the GPU is done; the status, which must be read, follows within microseconds.
 void MetalSubmission::spin() const {
   auto end = Clock::now() + std::chrono::duration<double>(device_->options().spin);
-  id<MTLSharedEvent> event = device_->shared_event();
-  while (signaled_ && [event signaledValue] < signaled_)
+  while (!signalled())
     if (Clock::now() >= end) return;
+  if (returns_on_event()) return;
   while (!work_->done())
     if (Clock::now() >= end) return;
 }
+
+bool MetalSubmission::signalled() const { return !signaled_ || [device_->shared_event() signaledValue] >= signaled_; }
+
+// The event stands at the end of the last command buffer, and a failed one does not signal it. Of several, those before may have
+// failed alone.
+bool MetalSubmission::returns_on_event() const { return device_->options().return_on_event && signaled_ && parts_.size() == 1; }
 
 bool MetalSubmission::done() const {
   AutoreleasePool pool;
@@ -225,19 +263,24 @@ void MetalSubmission::wait() {
     auto begin = Clock::now();
     AutoreleasePool pool;
     spin();
-    work_->wait();
-    for (size_t i = 0; i < parts_.size(); i++) check(i);
+    // In pieces, since a failed command buffer never signals.
+    while (returns_on_event() && !signalled() && !work_->done())
+      [device_->shared_event() waitUntilSignaledValue:signaled_ timeoutMS:kEventPiece];
+    bool told = returns_on_event() && signalled();
+    if (!told) work_->wait();
+    for (size_t i = 0; i < parts_.size() && !told; i++) check(i);
     if (staging_ && !failure_) staging_->copy_out();
-    finish(seconds(Clock::now() - begin));
+    finish(seconds(Clock::now() - begin), told);
   }
   if (failure_) throw Error(failure_->first, failure_->second);
 }
 
-void MetalSubmission::finish(double waited) {
+// `told`: by the event that it went well, and by nothing else yet.
+void MetalSubmission::finish(double waited, bool told) {
   {
     std::lock_guard lock(timing_mutex_);
     timing_.wait = waited;
-    read_times();
+    told ? std::swap(unread_, work_->command_buffers) : read_times(work_->command_buffers);
   }
   work_.reset();
   staging_.reset();
@@ -251,13 +294,24 @@ void MetalSubmission::check(size_t i) {
   const Part& part = parts_[i];
   std::string where = "command buffer " + std::to_string(i + 1) + " of " + std::to_string(parts_.size()) + " (" +
                       std::to_string(part.end - part.begin) + " dispatches of " + names_of(*list_, part.begin, part.end) + ")";
+  if (is_lost(error)) device_->lose(text_of(error));
   failure_.emplace(kind_of(error), "metal: " + where + " failed: " + text_of(error) + " (code " + std::to_string([error code]) +
                                        "); its results are not valid");
 }
 
-void MetalSubmission::read_times() {
+// The status, and with it the times, follow the event within microseconds.
+BatchTiming MetalSubmission::timing() const {
+  AutoreleasePool pool;
+  std::lock_guard lock(timing_mutex_);
+  for (auto& commands : unread_) [commands.get() waitUntilCompleted];
+  if (!unread_.empty()) read_times(unread_);
+  unread_.clear();
+  return timing_;
+}
+
+void MetalSubmission::read_times(const std::vector<Handle<id<MTLCommandBuffer>>>& command_buffers) const {
   double total = 0;
-  for (auto& commands : work_->command_buffers) {
+  for (auto& commands : command_buffers) {
     double start = [commands.get() GPUStartTime], end = [commands.get() GPUEndTime];
     if (start <= 0 || end < start) return;  // no timestamps: n/a, not 0
     total += end - start;
@@ -268,7 +322,7 @@ void MetalSubmission::read_times() {
 }
 
 // Nanoseconds on Apple silicon.
-void MetalSubmission::read_samples(const Part& part) {
+void MetalSubmission::read_samples(const Part& part) const {
   NSUInteger count = 2 * (part.end - part.begin);
   NSData* data = [part.samples.get() resolveCounterRange:NSMakeRange(0, count)];
   if (!data || [data length] < count * sizeof(MTLCounterResultTimestamp)) {
@@ -286,11 +340,14 @@ void MetalSubmission::read_samples(const Part& part) {
 // -- replay -----------------------------------------------------------------------------------------------------------
 
 void MetalSubmission::start_replay(id<MTLIndirectCommandBuffer> commands, const std::vector<id<MTLResource>>& read,
-                                   const std::vector<id<MTLResource>>& written, std::shared_ptr<void> owner) {
+                                   const std::vector<id<MTLResource>>& written, const std::vector<id<MTLComputePipelineState>>& idle,
+                                   std::shared_ptr<void> owner) {
   auto begin = Clock::now();
   AutoreleasePool pool;
+  device_->check_alive();
   work_->owned.push_back(std::move(owner));
   open(0, false);
+  for (id<MTLComputePipelineState> state : idle) encoder_->set_idle(state);
   encoder_->replay(commands, list_->size(), read, written);
   commit(list_->size(), true);
   timing_.encode = seconds(Clock::now() - begin) - timing_.commit;
@@ -303,12 +360,14 @@ std::shared_ptr<Submission> MetalDevice::start(std::shared_ptr<const DispatchLis
   return submission;
 }
 
-double MetalDevice::execute(const Dispatch& dispatch) {
+double MetalDevice::execute(const Dispatch& dispatch, std::shared_ptr<Submission>* later) {
   auto list = std::make_shared<DispatchList>();
   list->add(dispatch);
   auto submission = submit(std::move(list), false);
   wait(*submission);
-  return submission->timing().device;
+  if (!later || !options_.return_on_event) return submission->timing().device;
+  *later = std::move(submission);
+  return -1;
 }
 
 }  // namespace metalmm::metal

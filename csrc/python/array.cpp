@@ -1,5 +1,7 @@
 #include "array.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 namespace metalmm {
@@ -227,6 +229,35 @@ Tensor tensor_of(nb::handle object, const char* name) {
   return t;
 }
 
+namespace {
+
+// The life of the NumPy array that owns the memory, seen by a weak reference, with which NumPy lets nobody resize it. Null for what
+// does not begin on a page, which no device wraps, or whose owner is unknown.
+std::shared_ptr<HostLife> life_of(nb::handle object, const Buffer& memory) {
+  static const auto page = static_cast<uintptr_t>(getpagesize());
+  if (!memory.size() || reinterpret_cast<uintptr_t>(memory.host()) % page) return nullptr;
+  static nb::object* ndarray = nullptr;  // no initializers: see blas.cpp
+  if (!ndarray) ndarray = new nb::object(nb::module_::import_("numpy").attr("ndarray"));
+  nb::object owner = nb::borrow(object);
+  if (PyObject_IsInstance(owner.ptr(), ndarray->ptr()) != 1) return PyErr_Clear(), nullptr;
+  for (nb::object base = owner.attr("base"); PyObject_IsInstance(base.ptr(), ndarray->ptr()) == 1; base = owner.attr("base")) owner = base;
+  struct Seen {
+    std::shared_ptr<HostLife> life;
+    nb::object reference;
+  };
+  static auto* seen = new std::map<PyObject*, Seen>;  // under the GIL
+  auto it = seen->find(owner.ptr());
+  if (it != seen->end()) return it->second.life;
+  nb::object ended = nb::cpp_function([key = owner.ptr()](nb::handle) {
+    auto last = seen->extract(key);  // let go of when nobody looks at the map any more
+  });
+  auto reference = nb::steal(PyWeakref_NewRef(owner.ptr(), ended.ptr()));
+  if (!reference.is_valid()) return PyErr_Clear(), nullptr;
+  return ((*seen)[owner.ptr()] = {std::make_shared<HostLife>(), std::move(reference)}).life;
+}
+
+}  // namespace
+
 Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
   if (object.is_none()) return;
   if (array_ = array_of(object); array_) {
@@ -237,6 +268,7 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
     return;
   }
   read_tensor(object, name, local_.emplace());
+  if (state && state->device && state->device->wraps_host_memory()) local_->buffer->life = life_of(object, *local_->buffer);
 }
 
 // -- NumPy's dtypes ---------------------------------------------------------------------------------------------------

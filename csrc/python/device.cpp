@@ -163,6 +163,9 @@ void bind_device(nb::module_& m) {
       .def_prop_ro(
           "info", [](const PyDevice& d) { return dict_of(d.state->open()->info()); }, "Limits and properties, by name; sizes in bytes.")
       .def_prop_ro(
+          "lacking", [](const PyDevice& d) { return d.state->open()->lacking(); },
+          "Features that variants may need and this device has not, such as simdgroup_matrix on a GPU before Apple7.")
+      .def_prop_ro(
           "counters", [](const PyDevice& d) { return dict_of(d.state->open()->counters()); },
           "What the device counted since it was made, such as pipelines found in its archives.")
       .def_prop_ro(

@@ -135,7 +135,10 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
 void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
   if (v.runs_on(device) && v.supports(spec)) return;
   std::string lack = v.lacks(spec);
-  if (!v.runs_on(device)) {
+  std::string missing = v.missing(device);
+  if (!missing.empty()) {
+    lack = "it needs " + missing + ", which this device lacks (Device.info says what it is)";
+  } else if (!v.runs_on(device)) {
     std::string names;
     for (const std::string& n : v.devices) names += (names.empty() ? "" : " or ") + n;
     lack = "unavailable on device " + device.name() + ", it needs device " + names;
@@ -203,9 +206,10 @@ PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* k
     std::shared_ptr<Device> running = state.open();
     bool traced = tracing();
     Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+    std::shared_ptr<Submission> untold;
     double device_seconds = resolved.dispatch([&](const Dispatch& d) {
       Unlocked unlocked;
-      return running->run(d);
+      return running->run(d, traced ? nullptr : &untold);
     });
     give_warnings(*running);
     if (traced) trace_call(resolved.traced(), device_seconds, start);
@@ -227,11 +231,13 @@ nb::object Prepared::run() {
   std::shared_ptr<Device> device = state_->open();
   bool traced = tracing();
   Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+  std::shared_ptr<Submission> last;
   double taken = call_.dispatch([&](const Dispatch& d) {
     Unlocked unlocked;
-    return device->run(d);
+    return device->run(d, traced ? nullptr : &last);
   });
-  seconds_.store(taken, std::memory_order_relaxed);
+  seconds_ = taken;
+  std::swap(last_, last);
   give_warnings(*device);
   if (traced) trace_call(call_.traced(), taken, start);
   return call_.result;
@@ -353,7 +359,7 @@ Range range_of(nb::handle pair) {
 void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
                       nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, std::vector<std::string> layouts, bool bias, bool c,
                       bool alpha, std::vector<std::string> devices, const std::string& library, uint32_t bk,
-                      std::vector<std::string> specializes, const nb::dict& without) {
+                      std::vector<std::string> specializes, const nb::dict& without, std::vector<std::string> needs) {
   Variant v;
   v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
@@ -367,7 +373,7 @@ void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t
   for (auto [type, why] : without)
     for (unsigned i = 0; i < kOperandTypeCount; i++)
       if (nb::cast<std::string>(type) == kOperandTypes[i].name()) v.without[i] = nb::cast<std::string>(why);
-  v.devices = std::move(devices);
+  v.devices = std::move(devices), v.needs = std::move(needs);
   if (!v.devices.empty()) {
     v.device_bits = 0;
     for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
@@ -423,7 +429,8 @@ void bind_matmul(nb::module_& m) {
   for (DType type : kOperandTypes) types.append(type.name());
   m.attr("_OPERAND_TYPES") = nb::tuple(types);
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
-        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a);
+        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a,
+        "needs"_a);
   m.def("_unregister_variant", &unregister_variant);
   m.def("_forget_choices", [] { choices_generation++; });
   m.def(

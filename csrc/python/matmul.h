@@ -48,8 +48,8 @@ class Prepared {
   }
   const nb::object& out() const { return call_.result; }
   const nb::object& device() const { return device_; }
-  std::optional<double> device_seconds() const {
-    double s = seconds_.load(std::memory_order_relaxed);
+  std::optional<double> device_seconds() const {  // of the last run; under the GIL
+    double s = last_ ? last_->timing().device : seconds_;
     return s < 0 ? std::nullopt : std::optional<double>(s);
   }
   const Matmul& call() const { return call_; }
@@ -70,7 +70,8 @@ class Prepared {
   DeviceState* state_;
   nb::object keep_[4];
   Matmul call_;
-  std::atomic<double> seconds_{-1};
+  double seconds_ = -1;
+  std::shared_ptr<Submission> last_;  // where it is the one to tell
 };
 
 void bind_matmul(nb::module_& m);

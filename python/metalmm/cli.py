@@ -112,7 +112,7 @@ def _explain(args: argparse.Namespace) -> int:
         others = [str(o) for o in variants(spec, enabled=True)]
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
         return 1
-    if not v.runs_on(device.name):
+    if v.devices and device.name not in v.devices:
         device = Device(v.devices[0])
     lines = [
         f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}",

@@ -39,10 +39,13 @@ _FIELDS = {
     "baseline",
     "library",
     "devices",
+    "needs",
     "search",
     "flight",
     "busy",
 }
+# What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
+FEATURES = ("simdgroup_matrix", "simd_sum", "mps")
 _OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
@@ -61,7 +64,8 @@ class Variant(str):
     a threadgroup; supports (sizes, layouts, epilogue); types of operands that it takes, and without: why it does not take the others;
     flight (elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said), busy
     (how many threads of a threadgroup load, likewise; empty or 0: all);
-    baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; library, if it is a library's
+    baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; needs: features that a device
+    must have beside, some of FEATURES; library, if it is a library's
     matmul and no kernel of ours; manifest, the file that it is from.
     """
 
@@ -79,6 +83,7 @@ class Variant(str):
     baseline: tuple[str, ...]
     library: str
     devices: tuple[str, ...]
+    needs: tuple[str, ...]
     without: dict[str, str]
     flight: str
     busy: str
@@ -89,9 +94,18 @@ class Variant(str):
         """Of operands that it takes: some of float16, bfloat16, float32."""
         return tuple(t for t in OPERAND_TYPES if t not in self.without)
 
-    def runs_on(self, device: str) -> bool:
-        """Whether it runs on devices of that name."""
-        return not self.devices or device in self.devices
+    def runs_on(self, device: str | Device) -> bool:
+        """Whether it runs on that device; of a name, on some of its kind."""
+        return not self.unavailable(device)
+
+    def unavailable(self, device: str | Device) -> str:
+        """Empty, or why it does not run on that device, whatever the operation."""
+        name = device if isinstance(device, str) else device.name
+        if self.devices and name not in self.devices:
+            return f"unavailable on device {name}"
+        if isinstance(device, Device) and (missing := [n for n in self.needs if n in device.lacking]):
+            return f"it needs {missing[0]}, which this device lacks"
+        return ""
 
     def lacks(self, spec: _core.MatmulSpec) -> str:
         """Empty, or why this variant does not support the operation."""
@@ -145,7 +159,7 @@ def variants(
     if family is not None and family not in families:
         raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
     found = [v for v in list(_registry.values()) if family in (None, v.family) and enabled in (None, v.enabled)]
-    return [v for v in found if (device is None or v.runs_on(device.name)) and (spec is None or not v.lacks(spec))]
+    return [v for v in found if (device is None or v.runs_on(device)) and (spec is None or not v.lacks(spec))]
 
 
 def get(variant: str) -> Variant:
@@ -404,6 +418,7 @@ class _Entry:
         v.devices = self.some_of("devices", backends.names(), having if v.library else ())
         if "devices" in self.table and not v.devices:
             raise self.fail(f"devices is []; it lists some of {', '.join(backends.names())}")
+        v.needs = self.some_of("needs", FEATURES, ("mps",) if v.library.startswith("mps_") else ())
         if v.library and not set(v.devices) <= set(having):
             raise self.fail(f"devices is {list(v.devices)}; {v.library} is there on {', '.join(having)} alone")
         if v.library and "source" not in self.table:  # nothing of it is MSL
@@ -618,6 +633,7 @@ def _registration(v: Variant) -> dict[str, Any]:
         "c": v.supports.get("c", True),
         "alpha": v.supports.get("alpha", True),
         "devices": list(v.devices),
+        "needs": list(v.needs),
         "library": v.library,
         "without": v.without,
         "bk": v.params.get("bk", 1),

@@ -172,7 +172,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             v = manifest.get(name)
         except Error:
             return False
-        return v.runs_on(device.name) and not v.lacks(spec)
+        return v.runs_on(device) and not v.lacks(spec)
 
     key = Key.of(spec)
     tuned = sorted(

@@ -1,6 +1,6 @@
 // A Metal that runs on the CPU device and is as strict as Apple's validation layer: every broken rule is recorded, and a test
-// fails on any record that it does not expect. Work runs when somebody waits for it, in the order of commits, so that the
-// encoders' calls cost little and what is in flight is in flight for certain.
+// fails on any record that it does not expect. Work runs in the order of commits: when somebody waits for it, so that the
+// encoders' calls cost little and what is in flight is in flight for certain; or, as `in_time` says, at once on a thread of its own.
 #pragma once
 #import <Foundation/Foundation.h>
 #import <Metal/Metal.h>
@@ -17,6 +17,9 @@
 
 #include "../../csrc/cpu/cpu_device.h"
 
+extern "C" void* objc_autoreleasePoolPush();
+extern "C" void objc_autoreleasePoolPop(void* pool);
+
 namespace fake {
 
 void violation(const std::string& rule, const std::string& what);
@@ -25,13 +28,29 @@ void count_call(long n = 1);
 void count(id object, int change);
 NSError* error(NSString* domain, NSInteger code, const std::string& text);
 std::string text(NSString* s);
+size_t alignment(const metalmm::KernelArgument& argument);  // of the type that a buffer is of
+bool uses_matrices(const std::string& source);
 
+// What the hardware is like, and what it costs; by name in fake_core.mm.
 struct Settings {
-  bool unified_memory = true, counters = true, residency_sets = true, timestamps = true;
-  bool run_on_commit = false;  // the GPU is done at once
-  int apple_family = 9;
+  int unified_memory = 1, counters = 1, residency_sets = 1, timestamps = 1, apple_family = 9, mps = 1;
+  int max_threads = 1024;  // of a pipeline's threadgroup
+  int max_buffer_mb = 1 << 14, working_set_mb = 1 << 14;
+  int run_on_commit = 0;    // the GPU is done at once
+  int in_time = 0;          // the GPU is a thread of its own
+  int validation = 0;       // a broken rule ends the process, as Metal's API validation does
+  int no_copy_zero = 0;     // newBufferWithBytesNoCopy: gives a buffer of no bytes, as in virtual machines
+  int signal_on_error = 0;  // the event of a command buffer that failed
+  int revoked = 0;          // every command buffer fails, as after too many time-outs
+  // Costs, all of the calling thread but the last two: of a call of an encoder, ns; of commit, a command buffer, an allocation, a change
+  // or commit of a residency set, us; of the GPU before it begins, and of the status behind the event, us.
+  int call_ns = 0, commit_us = 0, command_buffer_us = 0, allocate_us = 0, residency_us = 0, start_us = 0, status_lag_us = 0;
 };
 extern Settings settings;
+void spend(double seconds);
+inline void spend_us(int us) {
+  if (us) spend(us * 1e-6);
+}
 metalmm::cpu::CpuDevice& cpu();
 
 // What a function was made of; compiled through Python.
@@ -81,6 +100,7 @@ T& state(void*& p) {
   std::shared_ptr<metalmm::Buffer>*memory, *managed;  // managed: the GPU's own copy
   NSUInteger length_, options_;
 }
+- (bool)untracked;
 - (uint8_t*)gpu;
 + (bool)alive:(id)buffer;
 @end
@@ -100,7 +120,14 @@ T& state(void*& p) {
 
 @interface FakeSharedEvent : FakeObject <MTLSharedEvent> {
  @public
-  std::atomic<uint64_t> value;
+  std::atomic<uint64_t> value, seen;  // seen: what the host was told
+  std::set<uint64_t>* before;         // passes that its last signal comes after
+}
+@end
+
+@interface FakeFence : FakeObject <MTLFence> {
+ @public
+  std::set<uint64_t>* before;  // passes that its last update comes after
 }
 @end
 
@@ -127,7 +154,24 @@ struct Binding {
 
 // One call of an encoder, kept until the GPU gets there.
 struct Command {
-  enum class Kind { begin, pipeline, buffer, bytes, memory, barrier, dispatch, use, execute, end, mps, synchronize, signal, wait } kind;
+  enum class Kind {
+    begin,
+    pipeline,
+    buffer,
+    bytes,
+    memory,
+    barrier,
+    dispatch,
+    use,
+    execute,
+    end,
+    mps,
+    synchronize,
+    signal,
+    wait,
+    wait_fence,
+    update_fence
+  } kind;
   explicit Command(Kind kind) : kind(kind) {}
   id object = nil;
   size_t index = 0, value = 0, more = 0;
@@ -143,6 +187,7 @@ struct Indirect {
   MTLSize grid = {}, threadgroup = {}, threads = {};
 };
 
+bool wait_for_event(std::atomic<uint64_t>& value, uint64_t wanted, uint64_t ms);
 bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
 
 }  // namespace fake
@@ -168,10 +213,11 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
   BOOL retained;
   std::vector<fake::Command>* log;
   id encoder;  // the open one, not retained
-  MTLCommandBufferStatus status_;
+  std::atomic<MTLCommandBufferStatus> status_;
   NSError* error_;
   double start, finish;
-  BOOL read;  // its status, once it was done
+  std::atomic<bool> read;  // its status, once it was done
+  bool alone;              // nothing was in flight when it was committed
 }
 - (void)run;
 - (fake::Command*)add:(fake::Command::Kind)kind from:(id)encoder;

@@ -1,6 +1,10 @@
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <thread>
 
 #include "../../csrc/core/error.h"
 #include "fake.h"
@@ -9,11 +13,17 @@ using Kind = fake::Command::Kind;
 
 namespace fake {
 void set_in_flight(FakeCommandBuffer* commands, bool is);
+bool run_next();
+void wake_gpu();
 
 namespace {
 
-std::recursive_mutex gpu_mutex;  // the queue and its work: one thing at a time, whoever waits
-std::vector<FakeCommandBuffer*> pending;
+std::recursive_mutex gpu_mutex;  // held while the GPU works, whoever's thread it is
+// What follows outlives the process's static objects: the GPU's own thread never ends.
+auto& queue_mutex = *new std::mutex;  // held for moments
+auto& changed = *new std::condition_variable;
+auto& pending = *new std::deque<FakeCommandBuffer*>;
+size_t in_hand = 0;  // taken from pending, and not done yet
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 std::string size_text(const MTLSize& s) {
@@ -43,10 +53,31 @@ class Touched {
   std::vector<Touch> spans_, fresh_;
 };
 
+// What passes did to buffers that Metal does not order, and which passes come after which: a pass that comes after one neither by a
+// fence nor by an event may run beside it.
+struct Order {
+  struct Ran {
+    uint64_t number;
+    Touched touched;
+  };
+  std::deque<Ran> recent;
+  uint64_t next = 1;
+  void start(const std::set<uint64_t>& before) {
+    bool after_all = std::all_of(recent.begin(), recent.end(), [&](const Ran& r) { return before.count(r.number) != 0; });
+    if (after_all || recent.size() > 64) recent.clear();
+    recent.push_back({next++, {}});
+  }
+};
+Order order;
+
 // The state of the GPU while it runs one encoder.
 struct Pass {
   explicit Pass(FakeCommandBuffer* commands) : commands(commands) {}
   FakeCommandBuffer* commands;
+  std::set<uint64_t> before;          // passes that this one comes after
+  std::set<uint64_t> commands_after;  // passes that every further one of the command buffer comes after, by an event
+  uint64_t number = 0, first = 0;     // first: of the command buffer
+  std::set<id> idle;                  // pipelines that were set
   bool concurrent = true;
   FakePipeline* pipeline = nil;
   Binding bindings[metalmm::kMaxBuffers];
@@ -58,6 +89,24 @@ struct Pass {
 };
 
 uint64_t nanoseconds() { return static_cast<uint64_t>(now() * 1e9); }
+
+void begin_pass(Pass& pass) {
+  pass.before = pass.commands_after;
+  pass.number = order.next;
+  order.start(pass.before);
+}
+
+void wait_for(Pass& pass, const std::set<uint64_t>& others) { pass.before.insert(others.begin(), others.end()); }
+
+void touch(Pass& pass, FakeBuffer* buffer, size_t offset, bool written, const std::string& what) {
+  if (![buffer untracked]) return;
+  uint8_t *begin = [buffer gpu] + offset, *end = [buffer gpu] + [buffer length];
+  for (Order::Ran& r : order.recent) {
+    if (r.number == pass.number) r.touched.add(begin, end, written), r.touched.next();
+    if (r.number != pass.number && !pass.before.count(r.number) && r.touched.conflicts(begin, end, written))
+      violation("unordered", what + " is untracked, and neither a fence nor an event stands after an earlier pass that uses it");
+  }
+}
 
 // The threadgroups that a number of threads makes, the last in each axis perhaps smaller.
 MTLSize groups_of(MTLSize threads, MTLSize threadgroup) {
@@ -75,10 +124,9 @@ void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* 
   if (!grid.width || !grid.height || !grid.depth) return broken("zero-grid", "a grid of " + size_text(grid) + " threadgroups");
   if (!threadgroup.width || !threadgroup.height || !threadgroup.depth)
     return broken("zero-grid", "a threadgroup of " + size_text(threadgroup));
-  NSUInteger threads = threadgroup.width * threadgroup.height * threadgroup.depth;
-  if (threads > pipeline.max_threads)
-    return broken("threadgroup-limit",
-                  std::to_string(threads) + " threads in a threadgroup; the limit is " + std::to_string(pipeline.max_threads));
+  NSUInteger threads = threadgroup.width * threadgroup.height * threadgroup.depth, most = [state maxTotalThreadsPerThreadgroup];
+  if (threads > most)
+    return broken("threadgroup-limit", std::to_string(threads) + " threads in a threadgroup; the limit is " + std::to_string(most));
 
   std::vector<std::shared_ptr<metalmm::Buffer>> buffers;
   std::vector<metalmm::BufferBinding> bound;
@@ -86,11 +134,11 @@ void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* 
   std::vector<metalmm::ThreadgroupMemory> group_memory;
   buffers.reserve(metalmm::kMaxBuffers);
   size_t total = pipeline.static_threadgroup_bytes;
+  for (size_t i = 0; memory && i < metalmm::kMaxBuffers; i++) total += memory[i];  // lengths set for others, too
   for (const metalmm::KernelArgument& argument : pipeline.arguments) {
     if (argument.kind == metalmm::KernelArgument::Kind::threadgroup) {
       size_t size = memory ? memory[argument.index] : 0;
       if (!size) return broken("threadgroup-memory", "no length for threadgroup memory " + std::to_string(argument.index));
-      total += size;
       group_memory.push_back({argument.index, size});
       continue;
     }
@@ -107,12 +155,12 @@ void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* 
     if (b.offset > [b.buffer length] || [b.buffer length] - b.offset < argument.bytes)
       return broken("too-small", "the buffer at " + where + " holds " + std::to_string([b.buffer length]) + " bytes, less than offset " +
                                      std::to_string(b.offset) + " and " + std::to_string(argument.bytes));
-    size_t alignment = argument.bytes >= 4 ? 4 : argument.bytes == 2 ? 2 : 1;
-    if (b.offset % alignment) return broken("misaligned", "offset " + std::to_string(b.offset) + " of " + where);
+    if (b.offset % alignment(argument)) return broken("misaligned", "offset " + std::to_string(b.offset) + " of " + where);
     uint8_t *begin = [b.buffer gpu] + b.offset, *end = [b.buffer gpu] + [b.buffer length];
     if (pass.concurrent && pass.touched.conflicts(begin, end, !argument.is_const))
       return broken("missing-barrier", where + " depends on an earlier dispatch of this concurrent encoder, and no barrier stands between");
     pass.touched.add(begin, end, !argument.is_const);
+    touch(pass, b.buffer, b.offset, !argument.is_const, where + " of kernel '" + pipeline.name + "'");
     buffers.push_back(std::make_shared<metalmm::Buffer>([b.buffer gpu], [b.buffer length], false, nullptr));
     bound.push_back({argument.index, &buffers.back(), b.offset});
   }
@@ -132,6 +180,10 @@ void dispatch(Pass& pass, FakePipeline* state, Binding* bindings, const size_t* 
 void execute(Pass& pass, FakeIndirect* indirect, size_t first, size_t count) {
   if (!indirect || first + count > indirect->commands->size())
     return violation("indirect", "a range past the end of the indirect command buffer");
+  // Before Apple9 the GPU crashes in a pipeline that the encoder did not set itself.
+  for (size_t i = first; i < first + count && settings.apple_family < 9; i++)
+    if (!pass.idle.count((*indirect->commands)[i].pipeline))
+      return [pass.commands fails:"the GPU crashed in an indirect command" code:MTLCommandBufferErrorPageFault];
   if (!pass.used.count(indirect)) violation("not-resident", "an indirect command buffer without useResource:");
   for (size_t i = first; i < first + count; i++) {
     Indirect& command = (*indirect->commands)[i];
@@ -159,18 +211,33 @@ void execute(Pass& pass, FakeIndirect* indirect, size_t first, size_t count) {
 
 void step(Pass& pass, Command& c) {
   switch (c.kind) {
-    case Kind::begin:
-      pass = Pass(pass.commands);
+    case Kind::begin: {
+      Pass fresh(pass.commands);
+      fresh.commands_after = std::move(pass.commands_after);
+      fresh.first = pass.first;
+      pass = std::move(fresh);
+      begin_pass(pass);
       pass.concurrent = c.value == MTLDispatchTypeConcurrent;
       pass.samples = (FakeSamples*)c.object;
       pass.end_sample = c.more;
       if (pass.samples) (*pass.samples->times)[c.index] = nanoseconds();
       return;
+    }
+    case Kind::wait_fence:
+      return wait_for(pass, *((FakeFence*)c.object)->before);
+    case Kind::update_fence: {
+      std::set<uint64_t> done = pass.before;
+      done.insert(pass.number);
+      while (done.size() > 64) done.erase(done.begin());
+      *((FakeFence*)c.object)->before = std::move(done);
+      return;
+    }
     case Kind::end:
       if (pass.samples) (*pass.samples->times)[pass.end_sample] = nanoseconds();
       return;
     case Kind::pipeline:
       pass.pipeline = (FakePipeline*)c.object;
+      pass.idle.insert(c.object);
       return;
     case Kind::buffer:
       pass.bindings[c.index] = {(FakeBuffer*)c.object, c.value, {}, c.object != nil};
@@ -192,28 +259,45 @@ void step(Pass& pass, Command& c) {
       }
       return;
     case Kind::dispatch:
+      if (!c.grid.width && !c.threadgroup.width && settings.apple_family < 9) return;  // sets the pipeline for indirect commands
       return dispatch(pass, pass.pipeline, pass.bindings, pass.memory, c.grid, c.threadgroup, c.threads);
     case Kind::execute:
       return execute(pass, (FakeIndirect*)c.object, c.index, c.value);
     case Kind::mps: {
+      begin_pass(pass);
+      for (size_t i = 0; i * sizeof(id) < c.bytes.size(); i++) {
+        FakeBuffer* buffer;
+        std::memcpy(&buffer, c.bytes.data() + i * sizeof(id), sizeof(id));
+        if ([FakeBuffer alive:buffer]) touch(pass, buffer, 0, i == 2, "a matrix of MPS");
+      }
       std::string failure = (*c.run)();
       if (!failure.empty()) [pass.commands fails:failure code:MTLCommandBufferErrorInternal];
       return;
     }
     case Kind::synchronize: {
       auto* b = (FakeBuffer*)c.object;
+      touch(pass, b, 0, true, "synchronizeResource: of a buffer");
       if (!b->managed) return violation("synchronize", "synchronizeResource: of a buffer that is not managed");
       std::memcpy([b contents], [b gpu], [b length]);
       return;
     }
     case Kind::signal: {
       auto* event = (FakeSharedEvent*)c.object;
+      if (&c == &pass.commands->log->back()) set_in_flight(pass.commands, false);  // the GPU is through with all of it
       if (event->value >= c.value) violation("event", "an event's value that does not rise");
       event->value = c.value;
+      *event->before = pass.before;
+      event->before->insert(pass.commands_after.begin(), pass.commands_after.end());
+      for (const Order::Ran& r : order.recent)
+        if (r.number >= pass.first) event->before->insert(r.number);
       return;
     }
-    case Kind::wait:
-      if (((FakeSharedEvent*)c.object)->value < c.value) violation("event", "a wait that nothing will end");
+    case Kind::wait: {
+      auto* event = (FakeSharedEvent*)c.object;
+      if (event->value < c.value) violation("event", "a wait that nothing will end");
+      pass.commands_after.insert(event->before->begin(), event->before->end());
+      return;
+    }
   }
 }
 
@@ -250,6 +334,59 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 
 }  // namespace fake
 
+namespace fake {
+
+// The GPU's next piece of work, on the calling thread; whether there was one.
+bool run_next() {
+  std::lock_guard gpu(gpu_mutex);
+  FakeCommandBuffer* next;
+  {
+    std::lock_guard lock(queue_mutex);
+    if (pending.empty()) return false;
+    next = pending.front();
+    pending.pop_front();
+    in_hand++;
+  }
+  void* pool = objc_autoreleasePoolPush();
+  [next run];
+  objc_autoreleasePoolPop(pool);
+  {
+    std::lock_guard lock(queue_mutex);
+    next->status_ = next->error_ ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
+    in_hand--;
+  }
+  changed.notify_all();
+  pool = objc_autoreleasePoolPush();
+  [next release];
+  objc_autoreleasePoolPop(pool);
+  return true;
+}
+
+bool wait_for_event(std::atomic<uint64_t>& value, uint64_t wanted, uint64_t ms) {
+  if (!settings.in_time)
+    while (value < wanted && run_next()) continue;
+  std::unique_lock lock(queue_mutex);
+  return changed.wait_for(lock, std::chrono::milliseconds(ms), [&] { return value >= wanted; });
+}
+
+void wake_gpu() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::thread([] {
+      for (;;) {
+        {
+          std::unique_lock lock(queue_mutex);
+          changed.wait(lock, [] { return settings.in_time && !pending.empty(); });
+        }
+        run_next();
+      }
+    }).detach();
+  });
+  changed.notify_all();
+}
+
+}  // namespace fake
+
 // -- encoders ----------------------------------------------------------------------------------------------------------
 
 @interface FakeEncoder : FakeObject {
@@ -265,6 +402,14 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   if (commands->encoder == self) commands->encoder = nil;
   [commands release];
   [super dealloc];
+}
+- (void)waitForFence:(id<MTLFence>)fence {
+  fake::count_call();
+  if (auto* c = [commands add:Kind::wait_fence from:self]) c->object = fence;
+}
+- (void)updateFence:(id<MTLFence>)fence {
+  fake::count_call();
+  if (auto* c = [commands add:Kind::update_fence from:self]) c->object = fence;
 }
 - (void)endEncoding {
   [commands add:Kind::end from:self];
@@ -409,6 +554,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 
 @implementation FakeQueue
 - (FakeCommandBuffer*)make:(BOOL)retained {
+  fake::spend_us(fake::settings.command_buffer_us);
   if (fake::fault("command_buffer")) return nil;
   if (++open > static_cast<long>(limit)) fake::violation("queue-full", "more command buffers than the queue has; Metal would block here");
   FakeCommandBuffer* commands = [[[FakeCommandBuffer alloc] init] autorelease];
@@ -435,7 +581,9 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
 }
 - (void)dealloc {
   if (encoder) fake::violation("not-ended", "a command buffer is deallocated with an encoder open");
-  if (status_ >= MTLCommandBufferStatusCommitted && !read)
+  bool told =
+      !error_ && !log->empty() && log->back().kind == Kind::signal && ((FakeSharedEvent*)log->back().object)->seen >= log->back().value;
+  if (status_ >= MTLCommandBufferStatusCommitted && !read && !told)
     fake::violation("unread-status", "a command buffer is deallocated, and nobody has read its status after it was done");
   if (retained)
     for (fake::Command& c : *log)
@@ -509,47 +657,56 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer) {
   if (status_ != MTLCommandBufferStatusNotEnqueued)
     return fake::violation("double-commit", "commit of a command buffer that was committed");
   if (encoder) fake::violation("not-ended", "commit before endEncoding");
+  fake::spend_us(fake::settings.commit_us);
   {
-    std::lock_guard lock(fake::gpu_mutex);
+    std::lock_guard lock(fake::queue_mutex);
     status_ = MTLCommandBufferStatusCommitted;
+    alone = fake::pending.empty() && fake::in_hand == 0;
     fake::pending.push_back([self retain]);  // as Metal does until it is done
     fake::set_in_flight(self, true);
   }
+  if (fake::settings.in_time) fake::wake_gpu();
   if (fake::settings.run_on_commit) [self waitUntilCompleted];
 }
 - (void)waitUntilCompleted {
-  std::lock_guard lock(fake::gpu_mutex);
   if (status_ == MTLCommandBufferStatusNotEnqueued) return fake::violation("wait", "waitUntilCompleted before commit");
-  while (status_ < MTLCommandBufferStatusCompleted && !fake::pending.empty()) {
-    FakeCommandBuffer* next = fake::pending.front();
-    fake::pending.erase(fake::pending.begin());
-    [next run];
-    [next release];
-  }
+  if (!fake::settings.in_time)
+    while (status_ < MTLCommandBufferStatusCompleted && fake::run_next()) continue;
+  std::unique_lock lock(fake::queue_mutex);
+  fake::changed.wait(lock, [&] { return status_ >= MTLCommandBufferStatusCompleted; });
 }
 - (void)run {
+  fake::spend_us(fake::settings.start_us);
   double begin = fake::now();
   int code = 0;
-  if (fake::fault("command_buffer_status", &code)) [self fails:"injected: the GPU hung" code:code];
+  if (fake::fault("command_buffer_status", &code)) {
+    if (code == MTLCommandBufferErrorAccessRevoked) fake::settings.revoked = 1;
+    [self fails:"injected: the GPU hung" code:code];
+  }
+  if (fake::settings.revoked) [self fails:"access to the GPU is revoked" code:MTLCommandBufferErrorAccessRevoked];
+  if (alone) fake::order.recent.clear();
   fake::Pass pass(self);
-  if (!error_)
+  pass.first = fake::order.next;
+  if (!error_ || fake::settings.signal_on_error)
     for (fake::Command& c : *log) {
-      if (error_ && c.kind != Kind::signal) continue;  // the rest of a failed command buffer does not run
+      if (error_ && (c.kind != Kind::signal || !fake::settings.signal_on_error)) continue;  // the rest of a failed one does not run
       fake::step(pass, c);
     }
   start = fake::settings.timestamps ? begin : 0;
   finish = fake::settings.timestamps ? fake::now() : 0;
   fake::set_in_flight(self, false);
+  if (fake::settings.status_lag_us) {
+    fake::changed.notify_all();  // for those who wait for the event
+    std::this_thread::sleep_for(std::chrono::microseconds(fake::settings.status_lag_us));
+  }
   queue->open--;
-  status_ = error_ ? MTLCommandBufferStatusError : MTLCommandBufferStatusCompleted;
 }
 - (void)fails:(const std::string&)text code:(NSInteger)code {
   if (error_) return;
   error_ = [fake::error(@"MTLCommandBufferErrorDomain", code, text) retain];
 }
 - (MTLCommandBufferStatus)status {
-  std::lock_guard lock(fake::gpu_mutex);
-  read = status_ >= MTLCommandBufferStatusCompleted;
+  if (status_ >= MTLCommandBufferStatusCompleted) read = true;
   return status_;
 }
 - (NSError*)error {

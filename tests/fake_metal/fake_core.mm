@@ -1,4 +1,6 @@
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -43,8 +45,17 @@ size_t copy_out(const std::string& text, char* out, size_t size) {
 Settings settings;
 
 void violation(const std::string& rule, const std::string& what) {
+  if (settings.validation) {
+    std::fprintf(stderr, "-[FakeMetal %s] failed assertion: %s\n", rule.c_str(), what.c_str());
+    std::abort();
+  }
   std::lock_guard lock(mutex);
   violations.push_back(rule + ": " + what);
+}
+
+void spend(double seconds) {
+  auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < end) continue;
 }
 
 bool fault(const char* name, int* code) {
@@ -56,7 +67,10 @@ bool fault(const char* name, int* code) {
   return true;
 }
 
-void count_call(long n) { calls.fetch_add(n, std::memory_order_relaxed); }
+void count_call(long n) {
+  calls.fetch_add(n, std::memory_order_relaxed);
+  if (settings.call_ns && n > 0) spend(settings.call_ns * 1e-9);
+}
 
 void count(id object, int change) {
   void* kind = object_getClass(object);
@@ -149,17 +163,23 @@ EXPORT void fake_metal_inject(const char* name, int count, int code) {
 
 EXPORT int fake_metal_set(const char* name, int value) {
   fake::Settings& s = fake::settings;
-  std::map<std::string, bool*> flags = {{"unified_memory", &s.unified_memory},
-                                        {"counters", &s.counters},
-                                        {"residency_sets", &s.residency_sets},
-                                        {"timestamps", &s.timestamps},
-                                        {"run_on_commit", &s.run_on_commit}};
-  if (std::string(name) == "apple_family") return s.apple_family = value, 1;
-  auto it = flags.find(name);
-  if (it == flags.end()) return 0;
-  *it->second = value != 0;
-  return 1;
+#define SETTING(name) {#name, &s.name}
+  std::map<std::string, int*> known = {SETTING(unified_memory), SETTING(counters),        SETTING(residency_sets),
+                                       SETTING(timestamps),     SETTING(apple_family),    SETTING(mps),
+                                       SETTING(max_threads),    SETTING(max_buffer_mb),   SETTING(working_set_mb),
+                                       SETTING(run_on_commit),  SETTING(in_time),         SETTING(validation),
+                                       SETTING(no_copy_zero),   SETTING(signal_on_error), SETTING(revoked),
+                                       SETTING(call_ns),        SETTING(commit_us),       SETTING(command_buffer_us),
+                                       SETTING(allocate_us),    SETTING(residency_us),    SETTING(start_us),
+                                       SETTING(status_lag_us)};
+  auto it = known.find(name);
+  if (it == known.end()) return INT32_MIN;
+  return std::exchange(*it->second, value);
 }
+
+// As the run time of Objective-C on macOS has them.
+extern "C" void* objc_autoreleasePoolPush() { return [[NSAutoreleasePool alloc] init]; }
+extern "C" void objc_autoreleasePoolPop(void* pool) { [static_cast<NSAutoreleasePool*>(pool) drain]; }
 
 EXPORT long fake_metal_take_calls() { return fake::calls.exchange(0); }
 

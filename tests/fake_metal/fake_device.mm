@@ -43,6 +43,20 @@ std::string archive_key(const fake::Kernel& k) {
 
 }  // namespace
 
+// A vector's is its size, half4 8 and float3 16; of what has no name here, such as a structure, 4 where it is not smaller.
+size_t fake::alignment(const metalmm::KernelArgument& argument) {
+  const std::string& t = argument.type;
+  bool is_vector = t.size() > 1 && t.rfind("packed", 0) != 0 && std::strchr("234", t.back()) && std::isalpha(t[t.size() - 2]);
+  if (is_vector) return argument.bytes;  // of a 3 it is that of a 4
+  return argument.bytes >= 8 && (t == "long" || t == "ulong") ? 8 : argument.bytes >= 4 ? 4 : argument.bytes == 2 ? 2 : 1;
+}
+
+bool fake::uses_matrices(const std::string& source) {
+  for (const char* word : {"simdgroup_matrix", "simdgroup_load", "simdgroup_float8x8", "simdgroup_half8x8"})
+    if (source.find(word) != std::string::npos) return true;
+  return false;
+}
+
 #define VALUES values(fakeState)
 #define NUMBER(type, getter, setter)          \
   -(type)getter {                             \
@@ -336,6 +350,9 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   auto it = types.find(argument.type);
   return it == types.end() ? MTLDataTypeStruct : it->second;
 }
+- (NSUInteger)bufferAlignment {
+  return fake::alignment(argument);
+}
 - (NSUInteger)threadgroupMemoryDataSize {
   return argument.bytes;
 }
@@ -357,7 +374,7 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   [super dealloc];
 }
 - (NSUInteger)maxTotalThreadsPerThreadgroup {
-  return (*pipeline)->max_threads;
+  return std::min<NSUInteger>((*pipeline)->max_threads, (NSUInteger)fake::settings.max_threads);
 }
 - (NSUInteger)threadExecutionWidth {
   return 32;
@@ -436,6 +453,9 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
 - (uint8_t*)gpu {
   return managed ? (*managed)->host() : (*memory)->host();
 }
+- (bool)untracked {
+  return (options_ & MTLResourceHazardTrackingModeMask) == MTLResourceHazardTrackingModeUntracked;
+}
 - (MTLStorageMode)storageMode {
   return managed ? MTLStorageModeManaged : MTLStorageModeShared;
 }
@@ -462,13 +482,21 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   [super dealloc];
 }
 - (void)addAllocation:(id<MTLAllocation>)allocation {
+  fake::spend_us(fake::settings.residency_us);
   added->insert(allocation);
 }
 - (void)removeAllocation:(id<MTLAllocation>)allocation {
+  fake::spend_us(fake::settings.residency_us);
   if (!added->erase(allocation)) fake::violation("residency", "removeAllocation: of something that was not added");
 }
 - (void)commit {
+  fake::spend_us(fake::settings.residency_us);
   *committed = *added;
+  uint64_t total = 0;
+  for (id buffer : *committed)
+    if ([FakeBuffer alive:buffer]) total += [(FakeBuffer*)buffer length];
+  if (total > [[self device] recommendedMaxWorkingSetSize])
+    fake::violation("working-set", "a residency set of " + std::to_string(total) + " bytes, more than the working set may have");
 }
 @end
 
@@ -501,8 +529,32 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
 @end
 
 @implementation FakeSharedEvent
+- (id)init {
+  self = [super init];
+  before = new std::set<uint64_t>;
+  return self;
+}
+- (void)dealloc {
+  delete before;
+  [super dealloc];
+}
 - (uint64_t)signaledValue {
-  return value.load();
+  return seen = value.load();
+}
+- (BOOL)waitUntilSignaledValue:(uint64_t)wanted timeoutMS:(uint64_t)ms {
+  return fake::wait_for_event(value, wanted, ms);
+}
+@end
+
+@implementation FakeFence
+- (id)init {
+  self = [super init];
+  before = new std::set<uint64_t>;
+  return self;
+}
+- (void)dealloc {
+  delete before;
+  [super dealloc];
 }
 @end
 
@@ -525,10 +577,10 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   return 32768;
 }
 - (NSUInteger)maxBufferLength {
-  return NSUInteger{1} << 34;
+  return static_cast<NSUInteger>(fake::settings.max_buffer_mb) << 20;
 }
 - (uint64_t)recommendedMaxWorkingSetSize {
-  return uint64_t{1} << 34;
+  return static_cast<uint64_t>(fake::settings.working_set_mb) << 20;
 }
 - (BOOL)supportsFamily:(MTLGPUFamily)family {
   if (family == MTLGPUFamilyMetal3 || family == MTLGPUFamilyMac2) return YES;
@@ -553,6 +605,12 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
 - (id<MTLSharedEvent>)newSharedEvent {
   return [[FakeSharedEvent alloc] init];
 }
+- (id<MTLEvent>)newEvent {
+  return [[FakeSharedEvent alloc] init];
+}
+- (id<MTLFence>)newFence {
+  return [[FakeFence alloc] init];
+}
 - (id<MTLResidencySet>)newResidencySetWithDescriptor:(MTLResidencySetDescriptor*)descriptor error:(NSError**)error {
   (void)descriptor, (void)error;
   return [[FakeResidencySet alloc] init];
@@ -569,8 +627,12 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   return buffer;
 }
 - (id<MTLBuffer>)newBufferWithLength:(NSUInteger)length options:(MTLResourceOptions)options {
-  if (length == 0) fake::violation("buffer-length", "newBufferWithLength: of 0");
-  if (length == 0 || length > [self maxBufferLength] || fake::fault("allocation")) return nil;
+  fake::spend_us(fake::settings.allocate_us);
+  if (length == 0 || length > [self maxBufferLength]) {
+    fake::violation("buffer-length", "newBufferWithLength: of " + std::to_string(length));
+    return nil;
+  }
+  if (fake::fault("allocation")) return nil;
   if (!fake::settings.unified_memory && (options & MTLResourceStorageModeMask) == MTLResourceStorageModeShared)
     fake::violation("storage", "shared memory on a device of its own memory; managed is meant");
   try {
@@ -589,7 +651,10 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
     fake::violation("no-copy", "newBufferWithBytesNoCopy: of memory that is not whole pages");
     return nil;
   }
+  fake::spend_us(fake::settings.allocate_us);
+  if (length > [self maxBufferLength]) fake::violation("buffer-length", "newBufferWithBytesNoCopy: of " + std::to_string(length));
   if (fake::fault("wrap")) return nil;
+  if (fake::settings.no_copy_zero) length = 0;
   return [self newBuffer:std::make_shared<metalmm::Buffer>(bytes, length, false, nullptr) options:options];
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
@@ -606,6 +671,7 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   return library;
 }
 - (id<MTLBinaryArchive>)newBinaryArchiveWithDescriptor:(MTLBinaryArchiveDescriptor*)descriptor error:(NSError**)error {
+  if (getenv("MTL_SHADER_VALIDATION")) fake::violation("archive", "a binary archive under shader validation, which has other pipelines");
   FakeArchive* archive = [[FakeArchive alloc] init];
   archive->keys = new std::set<std::string>;
   if (![descriptor url]) return archive;
@@ -638,6 +704,8 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   }
   FakePipeline* state = nil;
   try {
+    if (fake::settings.apple_family < 7 && fake::uses_matrices(function->kernel->source))
+      throw metalmm::Error(metalmm::ErrorKind::compile, "simdgroup matrices are not supported by this GPU");
     if (fake::fault("pipeline")) throw metalmm::Error(metalmm::ErrorKind::compile, "injected: the compiler gave up");
     auto compiled = fake::compile(*function->kernel);
     state = [[FakePipeline alloc] init];

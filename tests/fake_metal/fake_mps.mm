@@ -111,6 +111,9 @@ void encode(FakeCommandBuffer* commands, const KernelState& k, const MatrixState
   auto* c = [commands add:Kind::mps from:nil];
   if (!c) return;
   c->run = std::make_shared<std::function<std::string()>>([=] { return multiply(k, a, b, d); });
+  FakeBuffer* touched[] = {a.buffer, b.buffer, d.buffer};
+  auto* first = reinterpret_cast<const uint8_t*>(touched);
+  c->bytes.assign(first, first + sizeof(touched));
   for (auto* m : {&a, &b, &d}) {
     auto* keep = [commands add:Kind::buffer from:nil];
     keep->object = commands->retained ? [m->buffer retain] : m->buffer;
@@ -119,6 +122,8 @@ void encode(FakeCommandBuffer* commands, const KernelState& k, const MatrixState
 }
 
 }  // namespace
+
+extern "C" BOOL MPSSupportsMTLDevice(id<MTLDevice> device) { return device && fake::settings.mps; }
 
 @implementation MPSMatrixDescriptor
 FAKE_LIFE(Shape)

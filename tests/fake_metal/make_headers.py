@@ -1,11 +1,14 @@
 """Write Objective-C headers for the Metal API facts in metal_api.json.
 
-usage: python make_headers.py metal_api.json OUTDIR [--only NAME,NAME...]
+usage: python make_headers.py metal_api.json OUTDIR [--only NAME,NAME...] [--sdk VERSION]
 
 Writes OUTDIR/Metal/Metal.h and
 OUTDIR/MetalPerformanceShaders/MetalPerformanceShaders.h. With --only, just the
 named protocols, classes, enums, structs, functions and constants are declared,
 plus what they need by value or inherit from; other types are forward-declared.
+With --sdk, what that SDK of macOS lacks is left out, as availability.json beside
+this file says, and what is newer than macOS 14 is marked as such, so that clang
+tells a use without @available from one behind it.
 """
 
 import argparse
@@ -30,14 +33,43 @@ def declare(ctype, name):
     return f"{ctype}{'' if ctype.endswith('*') else ' '}{name}"
 
 
+OLDEST = 14  # macOS; names of its SDK carry no version
+
+
 class Api:
-    def __init__(self, facts):
+    def __init__(self, facts, since=None, sdk=None):
+        """since: availability.json, for the headers of an SDK of macOS, and with their versions; without it, all names and none."""
+        self.since = since or {"types": {}, "methods": {}, "values": {}}
+        self.sdk = sdk
+        if since:
+            self.leave_out_newer(facts)
         self.__dict__.update({table: facts[table] for table in TABLES})
         self.functions = {f["name"]: f for f in facts["functions"]}
         self.constants = {c["name"]: c for c in facts["constants"]}
         self.tables = [getattr(self, t) for t in TABLES] + [self.functions, self.constants]
         self.entries = {name: entry for table in self.tables for name, entry in table.items()}
         self.all_protocols = set(self.protocols) | set(re.findall(r"id<(\w+)>", json.dumps(facts)))
+
+    def leave_out_newer(self, facts):
+        def there(table, name):
+            return table.get(name, OLDEST) <= self.sdk
+
+        types, methods, values = (self.since[kind] for kind in ("types", "methods", "values"))
+        for table in ("protocols", "classes"):
+            facts[table] = {name: entry for name, entry in facts[table].items() if there(types, name)}
+            for name, entry in facts[table].items():
+                entry["inherits"] = [parent for parent in entry["inherits"] if there(types, parent)]
+                entry["methods"] = [m for m in entry["methods"] if there(methods.get(name, {}), m["selector"])]
+        for name, entry in list(facts["enums"].items()):
+            entry["values"] = {key: value for key, value in entry["values"].items() if there(values, key)} or facts["enums"].pop(name)[
+                "values"
+            ]
+
+    def marked(self, table, *names):
+        """The attribute of what is newer than the oldest macOS."""
+        for name in names:
+            table = table.get(name, {})
+        return f" __attribute__((availability(macos,introduced={table}.0)))" if table else ""
 
     def mentions(self, entry):
         """Every identifier used in the types of one entry."""
@@ -89,13 +121,14 @@ class Api:
                 return self.inherited(self.classes[parent], kind, selector)
         return dict(kind=kind, selector=selector, returns="instancetype", args=[])
 
-    def members(self, entry):
+    def members(self, entry, name):
         lines, optional = [], False
         setters = {m["selector"] for m in entry["methods"]}
         done = set()
         for method in entry["methods"]:
             if method["selector"] in done:
                 continue
+            mark = self.marked(self.since["methods"], name, method["selector"])
             if method["optional"] != optional:
                 optional = method["optional"]
                 lines.append("@optional" if optional else "@required")
@@ -104,11 +137,11 @@ class Api:
                 access = "readwrite" if setter in setters else "readonly"
                 done.add(setter)
                 decl = declare(method["returns"], prop)
-                lines.append(f"@property ({access}, getter={method['selector']}) {decl};")
+                lines.append(f"@property ({access}, getter={method['selector']}) {decl}{mark};")
             else:
-                lines.append(self.guarded(self.signature(method) + ";", method["returns"], *method["args"]))
-        for name in entry.get("unavailable", []):
-            method = self.inherited(entry, "class" if name[0] == "+" else "instance", name[1:])
+                lines.append(self.guarded(self.signature(method) + mark + ";", method["returns"], *method["args"]))
+        for taken in entry.get("unavailable", []):
+            method = self.inherited(entry, "class" if taken[0] == "+" else "instance", taken[1:])
             lines.append(self.signature(method) + " __attribute__((unavailable));")
         return lines
 
@@ -158,7 +191,7 @@ class Api:
             out.append(f"typedef {macro}({entry['type']}, {name}) {{")
             for key, value in entry["values"].items():
                 number = f"{value:#x}" if entry["options"] else value
-                out.append(f"    {key} = {number}{'ULL' if value >= 2**63 else ''},")
+                out.append(f"    {key}{self.marked(self.since['values'], key)} = {number}{'ULL' if value >= 2**63 else ''},")
             out += ["};", ""]
         for name, entry in mine(self.structs):
             fields = "".join(f"    {declare(f['type'], f['name'])};\n" for f in entry["fields"])
@@ -185,12 +218,21 @@ class Api:
         out += ["#ifdef __cplusplus", "}", "#endif", ""]
 
         for name, entry in mine(self.protocols):
-            out += [f"@protocol {name} <{', '.join(entry['inherits'])}>", *self.members(entry), "@end", ""]
+            mark = self.marked(self.since["types"], name).strip()
+            out += [*filter(None, [mark]), f"@protocol {name} <{', '.join(entry['inherits'])}>", *self.members(entry, name), "@end", ""]
         for name, entry in mine(self.classes):
             conforms = f" <{', '.join(entry['conforms'])}>" if entry["conforms"] else ""
             # Where the fake keeps what it knows of an object: this runtime takes no instance variables from an @implementation.
             state = [] if entry["inherits"][0] in self.classes else ["{", "@public", "    void *fakeState;", "}"]
-            out += [f"@interface {name} : {entry['inherits'][0]}{conforms}", *state, *self.members(entry), "@end", ""]
+            mark = self.marked(self.since["types"], name).strip()
+            out += [
+                *filter(None, [mark]),
+                f"@interface {name} : {entry['inherits'][0]}{conforms}",
+                *state,
+                *self.members(entry, name),
+                "@end",
+                "",
+            ]
         return "\n".join(out)
 
 
@@ -199,9 +241,11 @@ def main():
     parser.add_argument("facts", type=Path)
     parser.add_argument("outdir", type=Path)
     parser.add_argument("--only", type=lambda s: s.split(","), metavar="NAME,NAME...")
+    parser.add_argument("--sdk", type=int, metavar="VERSION", help="of macOS")
     args = parser.parse_args()
 
-    api = Api(json.loads(args.facts.read_text()))
+    since = json.loads(args.facts.with_name("availability.json").read_text()) if args.sdk else None
+    api = Api(json.loads(args.facts.read_text()), since, args.sdk)
     chosen = api.select(args.only)
     for framework in FRAMEWORKS:
         path = args.outdir / framework / f"{framework}.h"

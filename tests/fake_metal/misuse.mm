@@ -1,5 +1,6 @@
 // Breaks each of Metal's rules once, so that a test can see the fake notice; tests/test_metal.py.
 #include <cstring>
+#include <utility>
 
 #include "fake.h"
 
@@ -14,6 +15,8 @@ constexpr const char* kSource = R"(#include <metal_stdlib>
 using namespace metal;
 kernel void add(const device float* x [[buffer(0)]], device float* y [[buffer(1)]], constant float& z [[buffer(2)]],
                 uint i [[thread_position_in_grid]]) { y[i] = x[i] + z; }
+kernel void wide(const device half4* x [[buffer(0)]], device float* y [[buffer(1)]], constant float& z [[buffer(2)]],
+                 uint i [[thread_position_in_grid]]) { y[i] = float(x[i].x) + z; }
 )";
 
 const MTLSize kOne = {1, 1, 1};
@@ -29,10 +32,10 @@ struct Bench {
   id<MTLComputeCommandEncoder> encoder = nil;
   float z = 1;
 
-  id<MTLComputePipelineState> pipeline(bool indirect) {
+  id<MTLComputePipelineState> pipeline(bool indirect, NSString* name = @"add") {
     id<MTLLibrary> library = [[device newLibraryWithSource:[NSString stringWithUTF8String:kSource] options:nil error:nullptr] autorelease];
     MTLComputePipelineDescriptor* d = [[[MTLComputePipelineDescriptor alloc] init] autorelease];
-    [d setComputeFunction:[[library newFunctionWithName:@"add"] autorelease]];
+    [d setComputeFunction:[[library newFunctionWithName:name] autorelease]];
     [d setSupportIndirectCommandBuffers:indirect];
     return [[device newComputePipelineStateWithDescriptor:d options:MTLPipelineOptionNone reflection:nullptr error:nullptr] autorelease];
   }
@@ -318,6 +321,46 @@ const std::pair<const char*, Misuse> kMisuses[] = {
      [](Bench& b) {
        std::vector<uint8_t> memory(8192);
        [b.device newBufferWithBytesNoCopy:memory.data() + 1 length:4096 options:MTLResourceStorageModeShared deallocator:nil];
+     }},
+    {"unordered",
+     [](Bench& b) {
+       constexpr MTLResourceOptions kUntracked = MTLResourceStorageModeShared | MTLResourceHazardTrackingModeUntracked;
+       id<MTLBuffer> z = [[b.device newBufferWithLength:256 options:kUntracked] autorelease];
+       b.open();
+       b.bind(b.x, z);
+       b.dispatch();
+       [b.encoder endEncoding];
+       b.encoder = [b.commands computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent];
+       b.bind(z, b.y);
+       b.dispatch();
+       b.finish();
+     }},
+    {"lingering",
+     [](Bench& b) {
+       b.open();
+       b.bind(b.x, b.y);
+       [b.encoder setThreadgroupMemoryLength:32768 atIndex:0];
+       [b.encoder setThreadgroupMemoryLength:16 atIndex:1];
+       b.dispatch();
+       b.finish();
+     }},
+    {"working-set",
+     [](Bench& b) {
+       int before = std::exchange(fake::settings.working_set_mb, 0);
+       id<MTLResidencySet> set = [[b.device newResidencySetWithDescriptor:nil error:nullptr] autorelease];
+       [set addAllocation:b.x];
+       [set commit];
+       fake::settings.working_set_mb = before;
+     }},
+    {"too-long", [](Bench& b) { [b.device newBufferWithLength:[b.device maxBufferLength] + 1 options:0]; }},
+    {"misaligned-vector",
+     [](Bench& b) {
+       b.state = b.pipeline(false, @"wide");
+       b.open();
+       b.bind(b.x, b.y);
+       [b.encoder setBuffer:b.x offset:4 atIndex:0];
+       b.dispatch();
+       b.finish();
      }},
     {"leak", [](Bench& b) { [b.device newBufferWithLength:64 options:MTLResourceStorageModeShared]; }},
 };

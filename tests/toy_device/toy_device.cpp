@@ -91,7 +91,7 @@ class ToyDevice : public Device {
     return std::make_shared<ToySubmission>(failure, timing);
   }
 
-  double execute(const Dispatch& d) override {
+  double execute(const Dispatch& d, std::shared_ptr<Submission>*) override {
     auto list = std::make_shared<DispatchList>();
     list->add(d);
     auto submission = submit(list, false);

@@ -18,13 +18,34 @@ if TYPE_CHECKING:
 class Options(TypedDict, total=False):
     """index: of the GPU in metalmm.metal_devices(), by default the system's own choice. spin: seconds that wait() watches for completion
     before it blocks, 50e-6. max_operations (512), max_bytes (4 GB): what one command buffer takes before a batch begins another.
+
+    What hardware alone can decide, by default the safe choice; `metalmm doctor` tries both. first_commit: so many dispatches of a batch
+    of at least twice as many go out while the rest is encoded (0: none before the rest). untracked: our fences order what uses one
+    buffer, and Metal's own tracking is off (False). return_on_event: wait() returns when the GPU has signalled, before Metal reports
+    the command buffer's status; times are read when somebody asks (False). indirect: recordings as indirect command buffers: None, on
+    GPUs from Apple9 (M3) on; True, on Apple7 and 8 as well, with each pipeline set beforehand; False, never.
     """
 
     index: int | None
     spin: float | None
     max_operations: int | None
     max_bytes: int | None
+    first_commit: int | None
+    untracked: bool | None
+    return_on_event: bool | None
+    indirect: bool | None
 
+
+_DEFAULTS: dict[str, Any] = {
+    "index": None,
+    "spin": 50e-6,
+    "max_operations": 512,
+    "max_bytes": 4 << 30,
+    "first_commit": 0,
+    "untracked": False,
+    "return_on_event": False,
+    "indirect": None,
+}
 
 # GB/s of memory, of the families of GPUs; docs/method.md says where they are from.
 _GBPS = {
@@ -60,20 +81,23 @@ class _Metal:
         found = _core._device_names(self.name)
         if not found:
             raise DeviceError("no Metal device; metalmm needs macOS 14 on a machine with a GPU for device 'metal'; 'cpu' runs anywhere")
-        options: dict[str, Any] = {"index": None, "spin": 50e-6, "max_operations": 512, "max_bytes": 4 << 30, **given}
-        for key in self.options:
-            whole = key != "spin"
-            value = options[key]
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int if whole else (int, float))):
-                raise DeviceError(f"{key} is {value!r}; it takes a {'whole ' if whole else ''}number")
-        index, spin, operations, size = (options[key] for key in self.options)
+        options: dict[str, Any] = {**_DEFAULTS, **given}
+        for key, value in options.items():
+            is_flag = isinstance(_DEFAULTS[key], bool) or key == "indirect"
+            kinds = bool if is_flag else (int, float) if key == "spin" else int
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != is_flag):
+                takes = "True or False" if is_flag else "a number" if key == "spin" else "a whole number"
+                raise DeviceError(f"{key} is {value!r}; it takes {takes}")
+        index, spin, operations, size, first = (options[key] for key in ("index", "spin", "max_operations", "max_bytes", "first_commit"))
         if index is not None and not 0 <= index < len(found):
             raise DeviceError(f"index is {index}; there are {len(found)} Metal devices: {', '.join(found)}")
-        if not 0 <= spin <= 1 or not 1 <= operations < 2**32 or not 1 <= size < 2**63:
+        if not 0 <= spin <= 1 or not 1 <= operations < 2**32 or not 1 <= size < 2**63 or not 0 <= first < 2**32:
             raise DeviceError(
-                f"spin is {spin}, max_operations {operations}, max_bytes {size}; spin is 0 to 1 second, the others at least 1"
+                f"spin is {spin}, max_operations {operations}, max_bytes {size}, first_commit {first}; spin is 0 to 1 second, first_commit"
+                " at least 0, the others at least 1"
             )
-        return {**options, "index": -1 if index is None else index, "spin": float(spin)}
+        indirect = -1 if options["indirect"] is None else int(options["indirect"])
+        return {**options, "index": -1 if index is None else index, "spin": float(spin), "indirect": indirect}
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
         # Metal's run-time compiler opens no files.

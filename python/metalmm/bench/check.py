@@ -45,8 +45,8 @@ class Checked:
 
 
 def check(device: Device, v: Variant, shape: Shape, seed: int) -> Checked:
-    if not v.runs_on(device.name):
-        return Checked(ran=f"not checked: it does not run on device {device.name}, which has the debug mode")
+    if why := v.unavailable(device):
+        return Checked(ran=f"not checked: {why}, which has the debug mode")
     small = reduced(v, shape)
     if v.lacks(small.spec):
         small = shape

@@ -141,8 +141,7 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
     for shape in shapes:
         chosen = []
         for v in candidates:
-            why = "" if v.runs_on(device.name) else f"unavailable on device {device.name}"
-            why = why or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
+            why = v.unavailable(device) or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:
                 skipped[str(v), why] = skipped.get((str(v), why), 0) + 1
             else:

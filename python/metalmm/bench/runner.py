@@ -410,7 +410,7 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
     if "/" in shape.orig_backend:  # of our own trace, which says the variant
         with contextlib.suppress(Error):
             v = manifest.get(shape.orig_backend)
-            if v.runs_on(device.name) and not v.lacks(shape.spec):
+            if v.runs_on(device) and not v.lacks(shape.spec):
                 return str(v)
     for family in (shape.orig_backend.split("/")[0], "blas"):
         found = [v for v in variants(device=device) if v.family == family and shape.layout in v.baseline]

@@ -143,7 +143,7 @@ def search(
     def measure(chosen: list[Candidate]) -> None:
         with space.registered(chosen) as known:
             usable = [manifest.get(name) for name in known]
-            usable = [v for v in usable if v.runs_on(device.name) and not v.lacks(shape.spec)]
+            usable = [v for v in usable if v.runs_on(device) and not v.lacks(shape.spec)]
             for c in chosen:
                 tried[c] = (None, "the manifest or the shape does not allow it")
             for r in _results(device, shape, usable, _QUICK, copies, seed, progress):

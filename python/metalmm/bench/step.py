@@ -115,7 +115,7 @@ def policy_of(name: str, plan: Plan, device: Device, best: dict[Shape, str]) -> 
             members.sort(key=lambda v: (not v.enabled, shape.layout not in v.baseline))
             chosen, reason = (str(members[0]) if members else None), "the family's baseline for the layout, else its first"
         v = manifest.get(chosen) if chosen else None
-        if v and (v.lacks(shape.spec) or not v.runs_on(device.name)):
+        if v and (v.lacks(shape.spec) or not v.runs_on(device)):
             reason, v = v.lacks(shape.spec) or f"{v} does not run on device {device.name}", None
         found.append(v)
         why.append(reason)

@@ -1,0 +1,209 @@
+// Memory of the Metal device: size classes that are used again, pages of the host, and what is kept resident.
+#include <unistd.h>
+
+#include "metal_device.h"
+
+namespace metalmm::metal {
+namespace {
+
+constexpr size_t kMaxPooledBytes = size_t{256} << 20;
+constexpr size_t kMaxPooledSize = size_t{32} << 20;      // of one buffer; larger ones come and go
+constexpr uint64_t kRemovedAtOnce = uint64_t{64} << 20;  // of the residency set: memory that must not wait for the next commit
+
+// Eight classes an octave, so that at most an eighth is wasted; whole pages of memory for what is not kept.
+size_t size_class(size_t size) {
+  constexpr size_t kLeast = 4096;
+  if (size <= kLeast) return kLeast;
+  size_t octave = size_t{1} << (63 - __builtin_clzll(size - 1));  // the largest power of 2 below it
+  size_t step = size > kMaxPooledSize ? kLeast * 4 : std::max(kLeast, octave / 8);
+  return (size + step - 1) / step * step;
+}
+
+}  // namespace
+
+// Metal's validation layer ends the process where a length is over the limit.
+Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size, size_t asked) {
+  MTLResourceOptions mode = unified_ ? MTLResourceStorageModeShared : MTLResourceStorageModeManaged;
+  if (options_.untracked) mode |= MTLResourceHazardTrackingModeUntracked;
+  size_t most = [get() maxBufferLength];
+  Handle<id<MTLBuffer>> buffer;
+  if (size <= most) buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:size options:mode]);
+  if (!buffer)
+    throw Error(ErrorKind::device,
+                "metal: cannot allocate " + std::to_string(asked) + " bytes; the limit of a buffer is " + std::to_string(most));
+  allocations_++;
+  make_resident(buffer.get(), true);
+  return buffer;
+}
+
+Handle<id<MTLBuffer>> MetalDevice::take(size_t size) {
+  size_t rounded = size_class(size);
+  if (size <= kMaxPooledSize) {
+    std::lock_guard lock(mutex_);
+    auto it = pool_.find(rounded);
+    if (it != pool_.end()) {
+      Handle<id<MTLBuffer>> buffer = std::move(it->second);
+      pool_.erase(it);
+      pooled_bytes_ -= rounded;
+      return buffer;
+    }
+  }
+  // An array may be as long as the limit, which need not be a class.
+  return allocate(rounded > [get() maxBufferLength] && size <= [get() maxBufferLength] ? size : rounded, size);
+}
+
+// To the pool, resident as it is, or to the system.
+std::function<void()> MetalDevice::giving_back(Handle<id<MTLBuffer>> buffer) {
+  return [weak = weak_from_this(), buffer = std::move(buffer)]() mutable {
+    AutoreleasePool pool;
+    auto locked = weak.lock();
+    if (!locked) return buffer = {}, void();
+    auto& device = static_cast<MetalDevice&>(*locked);
+    size_t size = [buffer.get() length];
+    std::multimap<size_t, Handle<id<MTLBuffer>>> stale;
+    {
+      std::lock_guard lock(device.mutex_);
+      if (size > kMaxPooledSize) {
+        stale.emplace(size, std::move(buffer));
+      } else {
+        if (device.pooled_bytes_ + size > kMaxPooledBytes) {  // of sizes that nobody asks for any more
+          std::swap(stale, device.pool_);
+          device.pooled_bytes_ = 0;
+        }
+        device.pool_.emplace(size, std::move(buffer));
+        device.pooled_bytes_ += size;
+      }
+    }
+    for (auto& [length, old] : stale) device.make_resident(old.get(), false);
+  };
+}
+
+std::shared_ptr<Buffer> MetalDevice::new_buffer(size_t size) {
+  AutoreleasePool pool;
+  Handle<id<MTLBuffer>> native = take(size);
+  id<MTLBuffer> object = native.get();
+  auto* contents = static_cast<uint8_t*>([object contents]);
+  auto release = [weak = weak_from_this(), contents, give_back = giving_back(std::move(native))]() mutable {
+    if (auto device = std::static_pointer_cast<MetalDevice>(weak.lock())) {
+      std::lock_guard lock(device->mutex_);
+      device->native_.erase(contents);
+    }
+    give_back();
+  };
+  auto buffer = std::make_shared<Buffer>(contents, size, false, std::move(release), object);
+  std::lock_guard lock(mutex_);
+  native_[contents] = buffer;
+  return buffer;
+}
+
+std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
+  Handle<id<MTLBuffer>> native = take(size);
+  id<MTLBuffer> object = native.get();
+  return std::make_shared<Buffer>([object contents], [object length], false, giving_back(std::move(native)), object);
+}
+
+uint64_t MetalDevice::device_address(const Buffer& buffer) { return [native_of(buffer) gpuAddress]; }
+
+std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
+  std::shared_ptr<Buffer> buffer;  // outlives the lock: its end takes the mutex, and it may be the last to hold it
+  std::lock_guard lock(mutex_);
+  auto it = native_.upper_bound(data);
+  if (it == native_.begin()) return nullptr;
+  buffer = (--it)->second.lock();
+  return buffer && data + size <= buffer->host() + buffer->size() ? buffer : nullptr;
+}
+
+void MetalDevice::take_turn() {
+  finish_through(unified_ ? last_with_host_memory_ : submitted());
+  last_with_host_memory_ = submitted() + 1;
+}
+
+// -- pages of the host ------------------------------------------------------------------------------------------------
+
+// Pages are mapped whole, so the rest of the last one may belong to the buffer.
+std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size, const std::shared_ptr<HostLife>& life) {
+  auto page = static_cast<size_t>(getpagesize());
+  size_t whole = (size + page - 1) / page * page;
+  if (!unified_ || reinterpret_cast<uintptr_t>(data) % page || whole > [get() maxBufferLength]) return nullptr;
+  if (life) {
+    std::lock_guard lock(mutex_);
+    auto it = wraps_.find({life.get(), data});
+    if (it != wraps_.end() && it->second->size() >= whole) return it->second;
+  }
+  MTLResourceOptions mode = MTLResourceStorageModeShared;
+  if (options_.untracked) mode |= MTLResourceHazardTrackingModeUntracked;
+  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithBytesNoCopy:data length:whole options:mode deallocator:nil]);
+  // Memory that the GPU cannot map; virtual machines were seen to answer with an empty buffer. The caller copies.
+  if (!buffer || [buffer.get() length] < whole) return nullptr;
+  wrapped_++;
+  if (life) make_resident(buffer.get(), true);
+  void* native = buffer.get();
+  auto release = [weak = weak_from_this(), is_kept = static_cast<bool>(life), buffer = std::move(buffer)]() mutable {
+    AutoreleasePool pool;
+    auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
+    if (device && is_kept) device->make_resident(buffer.get(), false);
+    buffer = {};
+  };
+  auto wrapped = std::make_shared<Buffer>(data, whole, false, std::move(release), native);
+  if (!life) return wrapped;
+  std::shared_ptr<Buffer> old;  // outlives the lock: its end takes the mutex
+  std::unique_lock lock(mutex_);
+  old = std::exchange(wraps_[{life.get(), data}], wrapped);
+  lock.unlock();
+  life->at_end([weak = weak_from_this(), key = std::pair(life.get(), static_cast<const uint8_t*>(data))] {
+    auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
+    if (!device) return;
+    std::shared_ptr<Buffer> gone;
+    std::lock_guard lock(device->mutex_);
+    auto it = device->wraps_.find(key);
+    if (it == device->wraps_.end()) return;
+    gone = std::move(it->second);
+    device->wraps_.erase(it);
+  });
+  return wrapped;
+}
+
+// -- residency --------------------------------------------------------------------------------------------------------
+//
+// What is in the set is resident before a command buffer asks for it. What does not fit the budget is left to Metal, which makes
+// resident what an encoder binds.
+
+void MetalDevice::make_resident(id<MTLBuffer> buffer, bool add) {
+  if (!residency_) return;
+  if (@available(macOS 15.0, *)) {
+    std::lock_guard lock(mutex_);
+    id<MTLResidencySet> set = residency_.get();
+    uint64_t size = [buffer length];
+    if (add) {
+      if (resident_bytes_ + size > residency_budget_) return;
+      resident_.insert(buffer);
+      resident_bytes_ += size;
+      [set addAllocation:buffer];
+    } else {
+      if (!resident_.erase(buffer)) return;
+      resident_bytes_ -= size;
+      removed_bytes_ += size;
+      [set removeAllocation:buffer];
+    }
+    residency_changed_ = true;
+    residency_calls_++;
+    if (removed_bytes_ >= kRemovedAtOnce) commit_residency_locked();
+  }
+}
+
+void MetalDevice::commit_residency() {
+  if (!residency_) return;
+  std::lock_guard lock(mutex_);
+  if (residency_changed_) commit_residency_locked();
+}
+
+void MetalDevice::commit_residency_locked() {
+  if (@available(macOS 15.0, *)) {
+    [static_cast<id<MTLResidencySet>>(residency_.get()) commit];
+    residency_calls_++;
+    residency_changed_ = false;
+    removed_bytes_ = 0;
+  }
+}
+
+}  // namespace metalmm::metal
