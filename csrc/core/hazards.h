@@ -14,10 +14,12 @@ struct Span {
 class SpanSet {
  public:
   bool overlaps(Span s) const {
+    if (is_past_all(s)) return false;
     auto it = first_ending_after(s.begin);
     return it != spans_.end() && it->begin < s.end;
   }
   void insert(Span s) {
+    if (is_past_all(s)) return spans_.push_back(s);  // as buffers mostly come
     auto first = first_ending_after(s.begin), last = first;
     for (; last != spans_.end() && last->begin < s.end; ++last) {
       s.begin = std::min(s.begin, last->begin);
@@ -32,6 +34,7 @@ class SpanSet {
   void clear() { spans_.clear(); }
 
  private:
+  bool is_past_all(Span s) const { return spans_.empty() || spans_.back().end <= s.begin; }
   std::vector<Span>::const_iterator first_ending_after(uintptr_t begin) const {
     return std::partition_point(spans_.begin(), spans_.end(), [&](const Span& x) { return x.end <= begin; });
   }
@@ -44,7 +47,11 @@ class SpanSet {
 // What the dispatches since the last barrier read and write, by memory and not by buffer: two may share it.
 class Hazards {
  public:
-  void read(Span s) { reads_now_[read_count_++] = s; }
+  void read(Span s) {
+    for (uint32_t i = 0; i < read_count_; i++)
+      if (reads_now_[i].begin == s.begin && reads_now_[i].end == s.end) return;  // of operands that are not there
+    reads_now_[read_count_++] = s;
+  }
   void write(Span s) { writes_now_[write_count_++] = s; }
 
   // Whether the dispatch just described must not run beside those before it; if so, a barrier is taken to stand here.

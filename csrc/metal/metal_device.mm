@@ -169,7 +169,6 @@ void MetalDevice::check_alive() const {
 }
 
 void MetalDevice::make_commands() {
-  AutoreleasePool pool;
   if (!next_commands_) next_commands_ = Handle<id<MTLCommandBuffer>>::share([queue() commandBufferWithUnretainedReferences]);
 }
 

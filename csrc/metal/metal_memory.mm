@@ -54,27 +54,26 @@ Handle<id<MTLBuffer>> MetalDevice::take(size_t size) {
 
 // To the pool, resident as it is, or to the system.
 std::function<void()> MetalDevice::giving_back(Handle<id<MTLBuffer>> buffer) {
-  return [weak = weak_from_this(), buffer = std::move(buffer)]() mutable {
-    AutoreleasePool pool;
-    auto locked = weak.lock();
-    if (!locked) return buffer = {}, void();
-    auto& device = static_cast<MetalDevice&>(*locked);
-    size_t size = [buffer.get() length];
+  return [weak = weak_from_this(), size = [buffer.get() length], buffer = std::move(buffer)]() mutable {
     std::multimap<size_t, Handle<id<MTLBuffer>>> stale;
-    {
-      std::lock_guard lock(device.mutex_);
-      if (size > kMaxPooledSize) {
-        stale.emplace(size, std::move(buffer));
-      } else {
-        if (device.pooled_bytes_ + size > kMaxPooledBytes) {  // of sizes that nobody asks for any more
-          std::swap(stale, device.pool_);
-          device.pooled_bytes_ = 0;
-        }
-        device.pool_.emplace(size, std::move(buffer));
-        device.pooled_bytes_ += size;
+    auto locked = weak.lock();
+    auto* device = static_cast<MetalDevice*>(locked.get());
+    if (!device || size > kMaxPooledSize) {
+      stale.emplace(size, std::move(buffer));
+    } else {
+      std::lock_guard lock(device->mutex_);
+      if (device->pooled_bytes_ + size > kMaxPooledBytes) {  // of sizes that nobody asks for any more
+        std::swap(stale, device->pool_);
+        device->pooled_bytes_ = 0;
       }
+      device->pool_.emplace(size, std::move(buffer));
+      device->pooled_bytes_ += size;
     }
-    for (auto& [length, old] : stale) device.make_resident(old.get(), false);
+    if (stale.empty()) return;
+    AutoreleasePool pool;  // around the last releases
+    for (auto& [length, old] : stale)
+      if (device) device->make_resident(old.get(), false);
+    stale.clear();
   };
 }
 

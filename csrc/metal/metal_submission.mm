@@ -301,10 +301,11 @@ void MetalSubmission::check(size_t i) {
 
 // The status, and with it the times, follow the event within microseconds.
 BatchTiming MetalSubmission::timing() const {
-  AutoreleasePool pool;
   std::lock_guard lock(timing_mutex_);
+  if (unread_.empty()) return timing_;
+  AutoreleasePool pool;
   for (auto& commands : unread_) [commands.get() waitUntilCompleted];
-  if (!unread_.empty()) read_times(unread_);
+  read_times(unread_);
   unread_.clear();
   return timing_;
 }
