@@ -191,7 +191,9 @@ def batches(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int) -> d
 
 
 def print_batches(rows: dict[int, Row]) -> None:
-    print("\nin batches, us; encode is from opening the batch to the last call before commit, the caller's loop in Python included; host is that and commit")
+    print(
+        "\nin batches, us; encode is from opening the batch to the last call before commit, the caller's loop in Python included; host is that and commit"
+    )
     print(f"{'':9s}{'--- of one matmul ---':>32s}{'--- of the batch ---':>51s}")
     print(
         f"{'matmuls':>7s}{'matmul()':>11s}{'encode':>9s}{'add: enc.':>11s}{'total':>9s}{'commit':>9s}{'host':>9s}{'wait':>10s}{'device':>10s}{'total':>10s}"

@@ -163,7 +163,8 @@ def test_what_lowering_refuses(source: str, message: str, device: metalmm.Device
         device.compile(HEAD + source).kernel("k")
 
 
-def test_a_refused_kernel_does_not_spoil_its_file(device: metalmm.Device) -> None:
+def test_a_refused_kernel_does_not_spoil_its_file(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_LINT", "0")
     source = (
         HEAD
         + "constant int n [[function_constant(0)]];\nkernel void t(texture2d<float> x [[texture(0)]]) {}\nkernel void u(device int* y) { y[0] = n; }\n"

@@ -196,7 +196,9 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_metal_takes_is_taken(name: str, device: metalmm.Device) -> None:
+def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "a global named declval":
+        monkeypatch.setenv("METALMM_LINT", "0")  # which has metal::declval, of which nobody here knows whether Apple's headers do
     source, options, expected = TAKEN[name]
     assert run(device, source, **options) == expected
 
@@ -275,7 +277,8 @@ def test_what_gcc_cannot_pack_is_an_error(device: metalmm.Device, each_compiler:
             run(device, source)
 
 
-def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Device) -> None:
+def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_LINT", "0")
     source = "int n = 3;\nint f() { static int m; return m; }\nkernel void bad(device int* o) { o[0] = n + f(); }\nkernel void k(device int* o) { o[0] = 7; }"
     assert run(device, source)[0] == 7
 
@@ -417,7 +420,8 @@ def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
 
 
 @pytest.mark.usefixtures("each_compiler")
-def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device) -> None:
+def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_LINT", "0")
     folder = tmp_path / 'a "b" \\c'
     folder.mkdir()
     (folder / "x.metal").write_text(

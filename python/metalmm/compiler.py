@@ -108,7 +108,8 @@ _HAVE = [
     "QUADGROUP_BARRIER",
     "COHERENT",
 ]
-_PREDEFINED = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", "-D__METALMM_CPU__=1"]
+_ON_CPU = "__METALMM_CPU__"
+_PREDEFINED = ["-D__METAL_VERSION__=310", "-D__METAL__=1", "-D__METAL_MACOS__=1", f"-D{_ON_CPU}=1"]
 _PREDEFINED += [f"-D__HAVE_{name}__=1" for name in _HAVE]
 _PREDEFINED += [f"-D__METAL_{name}_MATH__=0" for name in ("FAST", "MAYBE_FAST", "PRECISE")]
 
@@ -256,13 +257,18 @@ def _runtime_digest() -> str:
     return digest.hexdigest()
 
 
-def preprocess(text: str, name: str, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None) -> str:
-    """MSL after the preprocessor, with line markers. `name` is the file that messages will point to.
+def preprocess(
+    text: str, name: str, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None, *, for_metal: bool = False
+) -> str:
+    """MSL after the preprocessor, with line markers. `name` is the file that messages will point to; for_metal: with the branches that
+    Apple's compiler takes, and not the CPU device.
 
     Raises CompileError with the compiler's text.
     """
     compiler = find_compiler()
     command = [compiler.path, *compiler.preprocess]
+    if for_metal:
+        command.append(f"-U{_ON_CPU}")
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
     return _run([*command, "-"], f"{line_marker(1, name)}\n{text}")

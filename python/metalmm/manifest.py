@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import itertools
 import operator
 import os
 import re
@@ -118,6 +119,17 @@ class Variant(str):
         chosen[_TYPE] = _MSL_TYPES[OPERAND_TYPES[specialization >> _core._TYPE_SHIFT]]
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
         return f"{self.kernel}<{', '.join(values[name] for name in self.template)}>"
+
+    def instances(self) -> Iterator[str]:
+        """Every template-id that a call can ask for, some more than once; none of a library's."""
+        free = [
+            i for i, name in enumerate(SPECIALIZATIONS) if name in self.template and name not in self.params and name not in ("ta", "tb")
+        ]
+        for operand_type in self.types:
+            for layout in self.supports["layouts"]:
+                base = OPERAND_TYPES.index(operand_type) << _core._TYPE_SHIFT | LAYOUTS.index(layout)
+                for chosen in itertools.product((0, 1), repeat=len(free)):
+                    yield self.instance(base | sum(bit << i for bit, i in zip(chosen, free, strict=True)))
 
     def loads(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
         """Of a thread: how often it waits for loads of B that none before it hides, one round after another, and the bytes of B that it

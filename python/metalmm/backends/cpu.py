@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from .. import compiler
 from ..errors import CompileError, DeviceError, LoweringError
 from ..kernel_source import Code, Constants, KernelText, LibraryText
+from ..msl import lint
 from ..msl.program import Argument, Program
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class _Cpu:
         if source.is_preprocessed:
             with contextlib.suppress(CompileError, LoweringError):  # what compiled, but a parser does not know through: without types
                 arguments = Program(source.text, source.name).arguments(kernel, constants)
+            _warn_of_what_apples_compiler_refuses(source)
         return Code(kernel, file=str(module), arguments=arguments)
 
     def watching(self, timeout: float) -> dict[str, Any]:
@@ -111,6 +114,21 @@ class _Cpu:
     def facts(self, device: Device) -> dict[str, str | None]:
         version = compiler.find_compiler().version
         return {"compiler": version, "summary": f"threads={device.threads} cpu={{cpu}} compiler={version}"}
+
+
+_linted = set[str]()  # in this process
+
+
+def _warn_of_what_apples_compiler_refuses(source: KernelText) -> None:
+    """Address spaces vanish in C++, and its overloads are others: what only a type checker tells, where there is one."""
+    if source.text in _linted or os.environ.get("METALMM_LINT") == "0" or not lint.available():
+        return
+    _linted.add(source.text)
+    if found := lint.check_preprocessed(source.text, source.name):
+        shown = "\n".join(f"  {f}" for f in found[:8]) + (f"\n  and {len(found) - 8} more" if len(found) > 8 else "")
+        warnings.warn(
+            f"device cpu takes this MSL, and Apple's compiler will not (METALMM_LINT=0 is silent):\n{shown}", RuntimeWarning, stacklevel=4
+        )
 
 
 BACKEND = _Cpu()

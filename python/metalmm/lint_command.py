@@ -1,0 +1,69 @@
+"""metalmm lint: MSL type-checked without Apple's compiler."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .bench import results
+from .bench.command import UsageError
+from .kernel_source import KERNELS
+from .manifest import Variant, variants
+from .msl import lint
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".metal files, each with what it includes")
+    parser.add_argument("--all", action="store_true", help="every instance of every variant's kernel that a call can ask for")
+    parser.add_argument(
+        "-I", dest="include_dirs", action="append", default=[], type=Path, metavar="FOLDER", help="where includes are looked for"
+    )
+    parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="macros")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 where something was found."""
+    if not args.files and not args.all:
+        raise UsageError("lint: name files, or --all")
+    defines = {name: value if given else "1" for name, given, value in (d.partition("=") for d in args.defines)}
+    checked = list[dict[str, object]]()
+    wrong = False
+
+    def tell(source: Path, what: str, found: list[lint.Finding], start: float) -> None:
+        nonlocal wrong
+        wrong |= bool(found)
+        if args.json != "-":
+            print(f"{source}: {what}{len(found) or 'no'} finding{'s' * (len(found) != 1)}, {time.perf_counter() - start:.1f} s")
+            for finding in found:
+                print(f"  {finding}")
+        checked.append({"file": str(source), "findings": [vars(f) for f in found]})
+
+    for path in args.files:
+        start = time.perf_counter()
+        text = path.read_text(errors="surrogateescape")
+        tell(path, "", lint.check(text, str(path), [path.resolve().parent, *args.include_dirs], defines), start)
+    for source in sorted({v.source for v in variants() if v.kernel}) if args.all else []:
+        start = time.perf_counter()
+        for count, found in check_instances([v for v in variants() if v.source == source]).values():
+            tell(source, f"{count} instances, ", found, start)
+    if args.json != "-":
+        print("what is accepted here may still be refused by Apple's compiler; docs/msl.md says what is not looked at")
+    results.give_json(args.json, {"schema": "metalmm-lint", "version": 1, "files": checked})
+    return int(wrong)
+
+
+def check_instances(chosen: Sequence[Variant]) -> dict[Path, tuple[int, list[lint.Finding]]]:
+    """By source file: every instance of its templates that a call of some variants can ask for, counted, and what is wrong with them."""
+    asked = dict[Path, dict[str, None]]()
+    for v in chosen:
+        if v.kernel:
+            asked.setdefault(v.source, {}).update(dict.fromkeys(v.instances()))
+    found = {}
+    for source, instances in asked.items():
+        text = [source.read_text()]
+        text += [f'template [[host_name("instance_{i}")]] [[kernel]] decltype({x}) {x};' for i, x in enumerate(instances)]
+        found[source] = len(instances), lint.check("\n".join(text), str(source), [source.parent, KERNELS / "include"])
+    return found
