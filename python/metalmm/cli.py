@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, backends, lint_command, manifest, tuning
+from . import __version__, _core, backends, doctor, lint_command, manifest, tuning
 from .bench import command as bench_command
 from .bench import compare, frameworks, html, results, step, tune_command
 from .bench.sizes import parse_spec
@@ -196,6 +196,9 @@ def _parser() -> argparse.ArgumentParser:
     tune_command.add_arguments(add("tune", "measure, and keep the choice for matmul('auto', ...)"))
     compare.add_arguments(add("compare", "two bench results: what became faster or slower"))
     frameworks.add_arguments(add("frameworks", "operations of MLX, PyTorch and metalmm side by side, for what is installed"))
+    doctor.add_arguments(
+        add("doctor", "what works on this device, what does not, and which options suit it: for a first hour, and to send back")
+    )
     lint_command.add_arguments(add("lint", "MSL type-checked as Apple's compiler does it, without one; needs pip install 'metalmm[lint]'"))
     html.add_arguments(add("report", "results as one page to show"))
     what = "an inference engine's log: sections to read, or the sizes file that bench takes"

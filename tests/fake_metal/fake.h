@@ -216,6 +216,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
   std::atomic<MTLCommandBufferStatus> status_;
   NSError* error_;
   double start, finish;
+  std::atomic<double> visible;  // when its status is told
   std::atomic<bool> read;  // its status, once it was done
   bool alone;              // nothing was in flight when it was committed
 }

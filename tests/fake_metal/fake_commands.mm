@@ -674,6 +674,8 @@ void wake_gpu() {
     while (status_ < MTLCommandBufferStatusCompleted && fake::run_next()) continue;
   std::unique_lock lock(fake::queue_mutex);
   fake::changed.wait(lock, [&] { return status_ >= MTLCommandBufferStatusCompleted; });
+  lock.unlock();
+  while (fake::now() < visible) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 - (void)run {
   fake::spend_us(fake::settings.start_us);
@@ -695,10 +697,7 @@ void wake_gpu() {
   start = fake::settings.timestamps ? begin : 0;
   finish = fake::settings.timestamps ? fake::now() : 0;
   fake::set_in_flight(self, false);
-  if (fake::settings.status_lag_us) {
-    fake::changed.notify_all();  // for those who wait for the event
-    std::this_thread::sleep_for(std::chrono::microseconds(fake::settings.status_lag_us));
-  }
+  visible = fake::now() + fake::settings.status_lag_us * 1e-6;
   queue->open--;
 }
 - (void)fails:(const std::string&)text code:(NSInteger)code {
@@ -706,7 +705,9 @@ void wake_gpu() {
   error_ = [fake::error(@"MTLCommandBufferErrorDomain", code, text) retain];
 }
 - (MTLCommandBufferStatus)status {
-  if (status_ >= MTLCommandBufferStatusCompleted) read = true;
+  if (status_ < MTLCommandBufferStatusCompleted) return status_;
+  if (fake::now() < visible) return MTLCommandBufferStatusScheduled;
+  read = true;
   return status_;
 }
 - (NSError*)error {

@@ -1,0 +1,487 @@
+"""metalmm doctor: which of our assumptions about a device hold, on one screen and in one file.
+
+Nobody who wrote metalmm had a Mac. Each check is one that README calls unverified, or a choice that hardware alone decides; a check that
+fails does not keep the others from running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import mmap
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import __version__, _core, manifest, matmul, numerics, tuning
+from .bench import results, runner, sizes
+from .bench.sizes import Shape
+from .device import Device, capture
+from .errors import Error
+from .manifest import OPERAND_TYPES, Variant, variants
+
+_WORTH = 0.1  # of the time, which an option must save to be recommended
+_BATCH = 170  # the matmuls of a decode step
+_ROUNDS = 15
+_V = "gemv/baseline"
+
+
+@dataclass
+class Check:
+    """state: ok; wrong, which makes the exit status 1; without: it does not work here, and `what` says what we do instead; skipped."""
+
+    section: str
+    name: str
+    state: str
+    what: str
+    seconds: float
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Without(Exception):
+    """A feature that is not there: its words say what is done instead."""
+
+
+class Wrong(Exception):
+    """Something that is not as it must be."""
+
+
+class Doctor:
+    """The checks of one device. Each runs under `within`, which notes what came of it."""
+
+    def __init__(self, name: str | None, seconds: float, quiet: bool) -> None:
+        self.device = Device(name)
+        self.checks: list[Check] = []
+        self._end, self._quiet, self._section = time.monotonic() + seconds, quiet, ""
+
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            print(text, flush=True)
+
+    def section(self, name: str) -> None:
+        self._section = name
+        self.say(f"\n{name}")
+
+    def check(self, name: str, work: Callable[[], tuple[str, dict[str, Any]] | str]) -> dict[str, Any] | None:
+        """Runs it; its data where it is well."""
+        start, state, data = time.monotonic(), "ok", dict[str, Any]()
+        try:
+            if self.left <= 0:
+                state, what = "skipped", "no time was left for it"
+            else:
+                done = work()
+                what, data = done if isinstance(done, tuple) else (done, {})
+        except Without as gone:
+            state, what = "without", str(gone)
+        except Wrong as bad:
+            state, what = "wrong", str(bad)
+        except (Error, MemoryError, OSError, RuntimeError, ValueError) as error:
+            state, what = "wrong", f"{type(error).__name__}: {runner.first_lines(str(error))}"
+        done_check = Check(self._section, name, state, what, time.monotonic() - start, data)
+        self.checks.append(done_check)
+        self.say(f"  {state.upper() if state == 'wrong' else state:8s}{name:34s}{what}")
+        return data if state == "ok" else None
+
+    # -- sections ------------------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        environment = runner.environment(self.device)
+        switches = {k: v for k, v in os.environ.items() if k.startswith(("MTL_", "METAL"))}
+        info = dict(self.device.info)
+        self.section(f"metalmm {__version__} on {runner.describe(self.device, environment)}")
+        for key, value in {**info, "lacking": " ".join(self.device.lacking) or "nothing", **switches}.items():
+            self.say(f"  {key:42s}{value}")
+        return {"environment": environment, "info": info, "lacking": self.device.lacking, "switches": switches}
+
+    def pipelines(self) -> None:
+        self.section("kernels: each variant's pipeline, and those of the other types of operands of one a family")
+        chosen, families = list[tuple[Variant, Shape]](), set[str]()
+        for v in variants(device=self.device):
+            types = OPERAND_TYPES if v.family not in families else OPERAND_TYPES[:1]
+            families.add(v.family)
+            chosen += [(v, s) for t in types if t in v.types and (s := small_shape(v, t))]
+        for family in dict.fromkeys(v.family for v, _ in chosen):
+            self.check(family, lambda family=family: self._compile([c for c in chosen if c[0].family == family]))  # type: ignore[misc]
+
+    def _compile(self, chosen: list[tuple[Variant, Shape]]) -> tuple[str, dict[str, Any]]:
+        times, failures = dict[str, float](), dict[str, str]()
+
+        def build(one: tuple[Variant, Shape]) -> None:
+            if self.left <= 0:
+                return
+            v, shape = one
+            start = time.perf_counter()
+            try:
+                _core._prepare_pipeline(self.device, v, shape.spec)
+            except Error as error:
+                failures[f"{v} {shape.dtype}"] = runner.first_lines(str(error))
+            times[f"{v} {shape.dtype}"] = time.perf_counter() - start
+
+        with ThreadPoolExecutor(self.device.threads or 1) as pool:  # a GPU's compiler by itself: its times are looked at
+            for _ in pool.map(build, chosen):
+                pass
+        left_out = len(chosen) - len(times)
+        if failures:
+            name, why = next(iter(failures.items()))
+            raise Wrong(f"{len(failures)} of {len(chosen)} do not compile; {name}: {why}")
+        text = f"{len(times)} pipelines, {sum(times.values()):.1f} s" + (f"; {left_out} left out for want of time" if left_out else "")
+        return text, {"seconds": times, "left_out": left_out}
+
+    def families(self) -> None:
+        self.section("results: one variant of each family, float64 the reference")
+        first = dict[str, Variant]()
+        for v in variants(device=self.device, enabled=True):
+            first.setdefault(v.family, v)
+        for v in first.values():
+            self.check(v.family, lambda v=v: self._judge(v))  # type: ignore[misc]
+
+    def _judge(self, v: Variant) -> str:
+        done = 0
+        for dtype in v.types:
+            for odd in (False, True):
+                shape = small_shape(v, dtype, odd)
+                if shape is None or self.left <= 0:
+                    continue
+                if wrong := runner.Inputs(self.device, shape, 7, 1).judge(self.device, v):
+                    raise Wrong(f"{v}, {shape.short}: {wrong}")
+                done += 1
+        return f"{v}: right on {done} shapes"
+
+    def sums_of_mps(self) -> None:
+        def look() -> tuple[str, dict[str, Any]]:
+            library = next((v for v in variants(device=self.device) if v.library), None)
+            if library is None:
+                raise Without(f"no library multiplies on this device; it lacks {', '.join(self.device.lacking) or 'one'}")
+            worst, coarse = dict[str, float](), False
+            for k in (896, 4864, 16384):
+                rng = np.random.default_rng(k)
+                a = rng.standard_normal((1, k)).astype(np.float16)
+                b = rng.standard_normal((k, 64)).astype(np.float16)
+                b[k // 2 :], a[:, k // 2 :] = -b[: k - k // 2], a[:, : k - k // 2]  # sums that cancel, in no order
+                order = rng.permutation(k)
+                a, b = a[:, order], b[order]
+                error = np.abs(np.asarray(matmul(library, a, b, device=self.device)) - numerics.reference(a, b))
+                worst[str(k)] = float(error.max())
+                # Sums walk as far as the root of k, and each step is rounded there: between what float32 and float16 would lose.
+                far = math.sqrt(k)
+                coarse |= not worst[str(k)] <= far * math.sqrt(float(np.spacing(np.float16(far))) * float(np.spacing(np.float32(far)))) / 2
+                if not (error <= numerics.error_bound(a, b)).all():
+                    raise Wrong(f"{library}, k={k}: an error of {worst[str(k)]:.3g}, past the bound of sums in float32")
+            text = f"{library}: worst error " + ", ".join(f"{x:.2g} at k={k}" for k, x in worst.items())
+            if coarse:
+                raise Wrong(text + ": within the bound, and more than sums in float32 lose; are they in float16?")
+            return text, {"worst": worst}
+
+        self.section("the library's sums of float16, in float32 or not")
+        self.check("sums that cancel", look)
+
+    def features(self) -> None:
+        self.section("features: they work, or what is done instead")
+        info = self.device.info
+        self.check("times of each dispatch", self._counters)
+        self.check("recordings", self._recordings)
+        self.check("pages of NumPy's in place", self._pages)
+        self.check("many submissions in flight", self._in_flight)
+        if "binary_archives" in info:
+            self.check("archives of pipelines", self._archives)
+            self.check("residency sets", self._residency)
+            self.check("GPU capture", self._capture)
+
+    def _counters(self) -> str:
+        x, w = self._operands()
+        with self.device.batch(per_dispatch=True) as batch:
+            for _ in range(8):
+                batch.matmul(_V, x, w)
+        each, whole = batch.timing.dispatches, batch.timing.device
+        if not each or None in each:
+            raise Without("the device does not tell; a batch's time is known as a whole")
+        if whole is not None and sum(t or 0 for t in each) > whole * 1.05:
+            raise Wrong(f"eight dispatches take {sum(t or 0 for t in each) * 1e6:.1f} us by themselves, and all together {whole * 1e6:.1f}")
+        return f"eight take {sum(t or 0 for t in each) * 1e6:.1f} us" + (f" of {whole * 1e6:.1f} in all" if whole is not None else "")
+
+    def _recordings(self) -> str:
+        out = _recorded(self.device)
+        indirect = self.device.info.get("indirect_command_buffers")
+        if indirect is False:
+            raise Without(f"{out}; the commands are encoded anew each time, not indirect (GPUs before Apple9; see the options below)")
+        return out
+
+    def _pages(self) -> str:
+        x, w = np.ones((1, 64), np.float16), pages((64, 256))
+        before = self.device.counters.get("wrapped")
+        for _ in range(3):
+            y = matmul(_V, x, w, device=self.device)
+        if not (np.asarray(y) == 64).all():
+            raise Wrong("the result of weights on whole pages is wrong")
+        if before is None:
+            return "used in place"
+        made = self.device.counters["wrapped"] - before
+        if made == 0:
+            raise Without("the GPU does not map them (a virtual machine, or memory of its own); they are copied for each call")
+        return f"wrapped {made} time{'s' * (made > 1)} in three calls"
+
+    def _in_flight(self) -> str:
+        x, w = self._operands()
+        batches, y = [], x
+        for _ in range(40):
+            batch = self.device.batch()
+            y = batch.matmul(_V, y, w)
+            batch.submit()
+            batches.append(batch)
+        del batches
+        if not np.array_equal(np.asarray(y), np.asarray(x)):
+            raise Wrong("40 submissions, each of which reads what the one before wrote, give a wrong result")
+        return "40, each reading what the one before wrote"
+
+    def _archives(self) -> str:
+        if not self.device.info["binary_archives"]:
+            raise Without("off under MTL_SHADER_VALIDATION; every pipeline is compiled in each process")
+        before = os.environ.get("METALMM_CACHE")
+        with tempfile.TemporaryDirectory() as folder, _environment("METALMM_CACHE", folder):
+            seconds, hits = [], 0
+            for _ in range(2):
+                with Device(self.device.name) as fresh:
+                    start = time.perf_counter()
+                    matmul(_V, np.ones((1, 8), np.float16), np.ones((8, 8), np.float16), device=fresh)
+                    seconds.append(time.perf_counter() - start)
+                    hits = int(fresh.counters["archive_hits"])
+        assert os.environ.get("METALMM_CACHE") == before
+        if hits == 0:
+            raise Wrong("a pipeline that was put into an archive is not found there")
+        return f"found again; the first use of a kernel {seconds[0] * 1e3:.1f} ms, with the archive {seconds[1] * 1e3:.1f} (the source is compiled both times)"
+
+    def _residency(self) -> str:
+        if not self.device.info["residency_sets"]:
+            raise Without("not before macOS 15; Metal makes resident what each command buffer names")
+        held = self.device.counters["resident_bytes"]
+        return f"{held / 1e6:.1f} MB of a budget of {int(self.device.info['residency_budget']) / 1e6:.0f}"
+
+    def _capture(self) -> str:
+        if os.environ.get("METAL_CAPTURE_ENABLED") != "1":
+            raise Without("not asked for: start with METAL_CAPTURE_ENABLED=1 in the environment")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "doctor.gputrace"
+            with capture(path, self.device):
+                matmul(_V, *self._operands())
+            if not path.exists():
+                raise Wrong("no trace was written")
+        return "a trace was written"
+
+    def options(self) -> None:
+        """What hardware alone decides, both ways."""
+        if "untracked" not in self.device.backend.options:
+            return
+        self.section(f"options of Device(): right with each, and the time of {_BATCH} matmuls, of one, and of a replay")
+        bases = [self._timed("the defaults", {})]
+        trials: dict[str, dict[str, Any]] = {
+            "return_on_event": {"return_on_event": True},
+            "untracked": {"untracked": True},
+            "first_commit": {"first_commit": 48},
+            "indirect": {"indirect": not self.device.info["indirect_command_buffers"]},
+        }
+        found = {name: self._timed(f"{name}={options[name]}", options) for name, options in trials.items()}
+        bases.append(self._timed("the defaults, again", {}))
+        recommended = dict[str, Any]()
+        for name, times in found.items():
+            key = {"first_commit": "batch_us", "untracked": "batch_us", "indirect": "replay_us"}.get(name, "call_us")
+            if times and all(base and times[key] < (1 - _WORTH) * base[key] for base in bases):
+                recommended[name] = trials[name][name]
+        text = ", ".join(f"{k}={v}" for k, v in recommended.items())
+        self.check(
+            "recommended",
+            lambda: (f"Device({text})" if text else f"the defaults: none of them saves {_WORTH:.0%}", {"options": recommended}),
+        )
+
+    def _timed(self, name: str, options: dict[str, Any]) -> dict[str, Any] | None:
+        def measure() -> tuple[str, dict[str, Any]]:
+            with Device(self.device.name, **options) as device:
+                _recorded(device)
+                x, w = device.array(np.ones((1, 64), np.float16)), device.array(np.eye(64, dtype=np.float16))
+                y = x
+                with device.batch() as batch:
+                    for _ in range(_BATCH):
+                        y = batch.matmul(_V, y, w)
+                if not np.array_equal(np.asarray(y), np.asarray(x)):
+                    raise Wrong(f"{_BATCH} matmuls, each of which reads what the one before wrote, give a wrong result")
+                if "mps" not in device.lacking:
+                    with device.batch() as batch:
+                        z = batch.matmul(_V, batch.matmul("mps/baseline", batch.matmul(_V, x, w), w), w)
+                    if not np.array_equal(np.asarray(z), np.asarray(x)):
+                        raise Wrong("MPS between two kernels of ours gives a wrong result")
+                call = device.prepare(_V, x, w)
+                weights = [device.array(np.eye(64, dtype=np.float16)) for _ in range(_BATCH)]
+                calls = [device.prepare(_V, x, w) for w in weights]
+                recorded = device.batch()
+                for c in calls:
+                    recorded.add(c)
+                recording = recorded.record()
+
+                def step() -> None:
+                    with device.batch() as batch:
+                        for c in calls:
+                            batch.add(c)
+
+                def replay() -> None:
+                    recording.replay()
+                    recording.wait()
+
+                times = {"batch_us": median_us(step), "call_us": median_us(call, 20), "replay_us": median_us(replay)}
+            return f"right; {times['batch_us']:.0f} us, {times['call_us']:.1f}, {times['replay_us']:.0f}", times
+
+        return self.check(name, measure)
+
+    def host(self) -> None:
+        def measure() -> tuple[str, dict[str, Any]]:
+            x, w = self._operands()
+            out, host = self.device.empty((1, 64)), np.ones((1, 64), np.float16)
+            call = self.device.prepare(_V, x, w, out=out)
+            numbers = np.asarray(w).copy()
+            times = {
+                "prepared()": median_us(call, 20),
+                "matmul(out=)": median_us(lambda: matmul(_V, x, w, out=out), 20),
+                "matmul()": median_us(lambda: matmul(_V, x, w), 20),
+                "matmul(NumPy)": median_us(lambda: matmul(_V, host, numbers, device=self.device), 20),
+            }
+            own = call.device_seconds
+            text = ", ".join(f"{name} {us:.1f}" for name, us in times.items())
+            return text + (f" us, the kernel's own {own * 1e6:.1f} us among them" if own else " us"), {"us": times, "kernel_seconds": own}
+
+        self.section("a whole call from Python, n=k=64, medians (benchmarks/host_overhead.py takes them apart)")
+        self.check("calls", measure)
+
+    def shapes(self) -> None:
+        self.section("the five hot shapes: medians, weights hot in the caches; `metalmm bench` compares all variants, cold, too")
+        found = [s for s in sizes.load().shapes if s.m == 1 and s.batch == 1 and s.dtype == "float16"]
+        distinct = list({(s.n, s.k, s.layout): s for s in found}.values())
+        for shape in sorted(distinct, key=lambda s: -(s.total_ms or 0.0))[:5]:
+            self.check(shape.short, lambda shape=shape: self._hot(shape))  # type: ignore[misc]
+
+    def _hot(self, shape: Shape) -> tuple[str, dict[str, Any]]:
+        inputs = runner.Inputs(self.device, shape, 3, 1)
+        chosen, _ = tuning.choose(self.device, shape.spec)
+        names = [chosen, *(v for v in variants(shape.spec, device=self.device) if v.library)]
+        times = dict[str, float]()
+        for name in dict.fromkeys(str(n) for n in names):
+            v = manifest.get(name)
+            if wrong := inputs.judge(self.device, v):
+                raise Wrong(f"{v}: {wrong}")
+            call = inputs.prepare(self.device, v, inputs.weights[0])
+            seconds = list[float]()
+            begin = time.perf_counter()
+            while len(seconds) < _ROUNDS and (len(seconds) < 3 or time.perf_counter() - begin < 2):
+                start = time.perf_counter()
+                call()
+                whole = time.perf_counter() - start
+                own = call.device_seconds
+                seconds.append(own if own is not None else whole)
+            times[name] = statistics.median(seconds)
+        moved = shape.bytes
+        text = "; ".join(f"{name} {s * 1e3:.3f} ms, {moved / s / 1e9:.0f} GB/s" for name, s in times.items())
+        return text, {"seconds": times, "bytes": moved}
+
+    def _operands(self) -> tuple[Any, Any]:
+        return self.device.array(np.ones((1, 64), np.float16)), self.device.array(np.eye(64, dtype=np.float16))
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _recorded(device: Device) -> str:
+    """A recording of a chain, replayed with other inputs each time."""
+    x, y = device.array(np.ones((1, 32), np.float16)), device.empty((1, 32))
+    w = device.array(np.eye(32, dtype=np.float16)[::-1] * np.float16(-1))
+    batch = device.batch()
+    middle = batch.matmul(_V, x, w)
+    batch.matmul(_V, middle, w, out=y)
+    recording = batch.record()
+    for i in range(5):
+        x.numpy()[...] = np.arange(32) + i
+        recording.replay()
+        recording.replay()
+        recording.wait()
+        if not np.array_equal(np.asarray(y), np.asarray(x)):
+            raise Wrong("a recording that is replayed gives a wrong result")
+    return "five replays with other inputs are right"
+
+
+def pages(shape: tuple[int, ...]) -> Any:
+    """Ones in an array that begins on a page."""
+    count = math.prod(shape)
+    array = np.frombuffer(mmap.mmap(-1, count * 2), np.float16, count).reshape(shape)
+    array[...] = 1
+    return array
+
+
+def small_shape(v: Variant, dtype: str, odd: bool = False) -> Shape | None:
+    """One that a variant takes, of odd sizes and with all of an epilogue or plain; None where there is none."""
+    layout = v.supports["layouts"][-1]
+    for m in (1, 3, 5, 8):
+        for n in (67, 8) if odd else (128, 8):
+            for k in (131, 128) if odd else (128,):
+                s = Shape("doctor", 1, m, n, k, layout[0] == "t", layout[1] == "t", odd, 0.5 if odd else 1.0, 0.0, dtype=dtype)
+                if not v.lacks(s.spec):
+                    return s
+    return None
+
+
+def median_us(call: Callable[[], object], repeat: int = 1) -> float:
+    """Of a call, in microseconds; each sample is of `repeat` of them."""
+    samples = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        samples.append((time.perf_counter() - start) / repeat)
+    return statistics.median(samples) * 1e6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=110.0, help="that it may take; what does not fit is left out and named")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 where something is wrong."""
+    doctor = Doctor(None, args.seconds, quiet=args.json == "-")
+    facts = doctor.facts()
+    doctor.families()
+    doctor.features()
+    doctor.sums_of_mps()
+    doctor.options()
+    doctor.host()
+    doctor.shapes()
+    doctor.pipelines()
+    states = [c.state for c in doctor.checks]
+    wrong = [c for c in doctor.checks if c.state == "wrong"]
+    counted = ", ".join(f"{states.count(s)} {s}" for s in ("ok", "without", "skipped", "wrong") if s in states)
+    doctor.say(f"\n{counted}" + "".join(f"\n  WRONG {c.section.split(':')[0]}, {c.name}: {c.what}" for c in wrong))
+    data = {"schema": "metalmm-doctor", "version": 1, **facts, "checks": [asdict(c) for c in doctor.checks]}
+    results.give_json(args.json, data)
+    if not args.json:
+        doctor.say("metalmm doctor --json doctor.json writes all of it to a file")
+    sys.stdout.flush()
+    return int(bool(wrong))
