@@ -13,10 +13,12 @@ bench: $(VENV)/.built
 
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
-	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 ifeq ($(shell uname),Darwin)
-	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest $(ARGS)
+	@METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS); cpu=$$?; \
+	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest $(ARGS); metal=$$?; \
+	echo "make test: device cpu: exit $$cpu; device metal: exit $$metal"; exit $$((cpu + metal))  # the GPU, whatever the CPU suite said
 else
+	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then $(MAKE) --no-print-directory test-on-fake-metal; \
 	else echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
 	test -z "$(REQUIRE_METAL)"; fi

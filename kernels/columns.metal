@@ -1,10 +1,10 @@
 // m = 1, B given as N x K rows (NT): one thread owns one or two output columns and reads its rows of B along K.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/dot.h"
 #include "include/epilogue.h"
 #include "include/prefetch.h"
-using namespace metal;
 
 // In float16, per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL loads of 4 elements in flight a thread, twice as many where
 // PIPELINED; k / BK

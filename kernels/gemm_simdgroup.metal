@@ -1,9 +1,9 @@
 // Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-using namespace metal;
 
 // A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows. WHOLE_*: the
 // tile cannot leave the matrix that way. VEC: rows of the matrix begin on a vector of 4, so that 4 neighbours are one load.
@@ -44,7 +44,9 @@ template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, boo
   uint sm = simdgroup / WN * TM * 8, sn = simdgroup % WN * TN * 8;
 
   simdgroup_float8x8 sum[TM][TN];
+#pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
     for (uint j = 0; j < TN; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k0 = 0; k0 < p.k; k0 += BK) {
     load_tile<BM, BK, PITCH_A, TG, TA, WHOLE_M, WHOLE_K, VEC>(a, p.lda, row0, k0, p.m, p.k, tile_a, tid);
@@ -53,15 +55,21 @@ template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, boo
 #pragma clang loop unroll(full)
     for (uint k = 0; k < BK; k += 8) {
       simdgroup_matrix<T, 8, 8> fa[TM], fb[TN];
+#pragma clang loop unroll(full)
       for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], tile_a + (sm + 8 * i) * PITCH_A + k, PITCH_A);
+#pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], tile_b + k * PITCH_B + sn + 8 * j, PITCH_B);
+#pragma clang loop unroll(full)
       for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
         for (uint j = 0; j < TN; j++) simdgroup_multiply_accumulate(sum[i][j], fa[i], fb[j], sum[i][j]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
+#pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
     for (uint j = 0; j < TN; j++) simdgroup_store(sum[i][j], tile_d + (sm + 8 * i) * PITCH_D + sn + 8 * j, PITCH_D);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = tid; i < BM * BN; i += TG) {

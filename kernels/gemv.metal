@@ -1,8 +1,8 @@
 // Matrix times vector with B given as K x N (NN).
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-using namespace metal;
 
 // W neighbouring elements, as one load where the address allows.
 template <int W, class T>

@@ -1,8 +1,8 @@
 // What MPS does not do in one rounding: adds beta * C and bias to a product that lies in float.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-using namespace metal;
 
 template <class T, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void mps_epilogue(const device float* AB [[buffer(0)]], device T* D [[buffer(2)]],

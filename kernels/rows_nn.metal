@@ -5,10 +5,10 @@
 // barrier for TG / SLICES * W outputs. Apple's GPUs should like it: 32 lanes of W = 4 read 256 contiguous bytes of a row, and SLICES times
 // as many threads as columns / W fill the cores at n = 1152, where one thread a column would be 9 simdgroups of 128 columns.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
-using namespace metal;
 
 template <int W, bool VEC, class T>
 METAL_FUNC void load_row(const device T* p, uint count, thread float (&v)[W]) {

@@ -8,10 +8,10 @@
 // threadgroup, is 7 threadgroups there, and most cores idle). SPLIT simdgroups share K where n alone gives too few (k = 4864). A batch
 // is one dispatch: batch 14 with n = 64 are 14 * 64 / COLS simdgroups.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
-using namespace metal;
 
 template <class T>
 struct Eight {

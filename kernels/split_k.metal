@@ -2,9 +2,9 @@
 // its lanes stride through it (neighbouring lanes, neighbouring elements: vectors of 4 where rows are aligned), simd_sum adds the lanes,
 // threadgroup memory carries one partial sum a simdgroup and column, and the first simdgroup adds those up: one barrier for BN outputs.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-using namespace metal;
 
 template <class T, int BN, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void split_k(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],

@@ -6,10 +6,10 @@
 // stream of whole lines there. On a GPU lanes stand COLS rows apart, as in columns.metal with COLS times the rows a simdgroup, and n /
 // COLS threads are few for n = 896: simd_columns is the better design there.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
-using namespace metal;
 
 template <int CHAINS, class T>
 METAL_FUNC void add16(float4x4 x, const device T* b, thread float4 (&sum)[CHAINS]) {

@@ -6,10 +6,10 @@
 // contiguous bytes of a row, so that a GPU uses whole lines too, a part at a time: there rows_nn, whose neighbouring lanes read
 // neighbouring vectors of 4, should be better.
 #include <metal_stdlib>
+using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
-using namespace metal;
 
 template <class T>
 METAL_FUNC float4x4 load16(const device T* p) {

@@ -16,6 +16,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from conftest import ROOT
 from metalmm import cache, cli, compiler, numerics
 from metalmm.bench import report, runner, sizes
 
@@ -600,3 +601,15 @@ def test_options_of_odd_values() -> None:
             metalmm.Device("cpu", threads=value)  # type: ignore[arg-type]
     with pytest.raises(metalmm.DeviceError, match="spin: device cpu has no such option"):
         metalmm.Device("cpu", spin=None)
+
+
+def test_the_wheel_for_macos_says_14(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the macOS of who builds it; CMakeLists.txt, whose compiler flags it must fit, is not asked for the tag."""
+    macos = pytest.importorskip("scikit_build_core.builder.macos")
+    settings = pytest.importorskip("scikit_build_core.settings.skbuild_read_settings")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("platform.mac_ver", lambda: ("15.4", ("", "", ""), "arm64"))
+    monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+    define = settings.SettingsReader.from_file(ROOT / "pyproject.toml", {}).settings.cmake.define
+    assert str(macos.get_macosx_deployment_target(arm=True, cmake_defines=define)) == "14.0"
+    assert "set(CMAKE_OSX_DEPLOYMENT_TARGET 14.0 " in (ROOT / "CMakeLists.txt").read_text()

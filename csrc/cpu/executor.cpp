@@ -95,8 +95,11 @@ bool leave_kernel(int number, const siginfo_t* info, ucontext_t* context) {
   return true;
 }
 
+// Of what the processor raised; kill() and the like have codes of their own, below zero on Linux and from 0x10001 on Darwin.
+bool is_raised(const siginfo_t* info) { return info->si_code > 0 && info->si_code < 0x10000; }
+
 void on_fault(int number, siginfo_t* info, void* context) {
-  bool is_fault = number == kAbandonSignal || info->si_code > 0;  // else somebody sent it
+  bool is_fault = number == kAbandonSignal || is_raised(info);
   if (is_fault && leave_kernel(number, info, static_cast<ucontext_t*>(context))) return;
   for (const Fault& f : faults) {
     if (f.number != number) continue;
@@ -239,7 +242,7 @@ Stacks::~Stacks() {
 // A page that is not there under each stack. Where the system can only make it by splitting a mapping, two a stack, the stacks
 // of 64 threads would take all that a process may have: past a share of those, and where the system refuses, a stack goes without.
 void Stacks::guard(uint8_t* block) {
-  constexpr int kGuardInstall = 102;  // MADV_GUARD_INSTALL, Linux 6.13: no mapping of its own
+  [[maybe_unused]] constexpr int kGuardInstall = 102;  // MADV_GUARD_INSTALL, Linux 6.13: no mapping of its own
   auto page = static_cast<size_t>(getpagesize());
   for (uint32_t i = 0; i < kBlock; i++) {
     uint8_t* bottom = block + i * kSize;

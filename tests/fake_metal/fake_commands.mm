@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -372,6 +374,12 @@ bool wait_for_event(std::atomic<uint64_t>& value, uint64_t wanted, uint64_t ms) 
 void wake_gpu() {
   static std::once_flag once;
   std::call_once(once, [] {
+    pthread_atfork(nullptr, nullptr, [] {  // a child has no such thread, nor what it held
+      settings.in_time = 0;
+      in_hand = 0;
+      new (&queue_mutex) std::mutex;
+      new (&changed) std::condition_variable;
+    });
     std::thread([] {
       for (;;) {
         {
