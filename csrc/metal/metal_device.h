@@ -111,6 +111,7 @@ class MetalDevice : public Device {
   Handle<id<MTLBuffer>> allocate(size_t size, size_t asked);
   Handle<id<MTLBuffer>> take(size_t size);  // of a size class, from the pool where it has one
   std::function<void()> giving_back(Handle<id<MTLBuffer>> buffer);
+  void unwrap(HostLife* life);
   void make_resident(id<MTLBuffer> buffer, bool add);
   void commit_residency_locked();
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);

@@ -7,7 +7,8 @@ namespace metalmm::metal {
 namespace {
 
 constexpr size_t kMaxPooledBytes = size_t{256} << 20;
-constexpr size_t kMaxPooledSize = size_t{32} << 20;      // of one buffer; larger ones come and go
+constexpr size_t kMaxPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
+constexpr size_t kMaxWraps = 1024;
 constexpr uint64_t kRemovedAtOnce = uint64_t{64} << 20;  // of the residency set: memory that must not wait for the next commit
 
 // Eight classes an octave, so that at most an eighth is wasted; whole pages of memory for what is not kept.
@@ -145,21 +146,25 @@ std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size, const std:
   };
   auto wrapped = std::make_shared<Buffer>(data, whole, false, std::move(release), native);
   if (!life) return wrapped;
-  std::shared_ptr<Buffer> old;  // outlives the lock: its end takes the mutex
+  decltype(wraps_) old;  // outlives the lock: their ends take the mutex
   std::unique_lock lock(mutex_);
-  old = std::exchange(wraps_[{life.get(), data}], wrapped);
+  if (wraps_.size() >= kMaxWraps) std::swap(old, wraps_);  // of views that wander over a large array
+  auto first = wraps_.lower_bound({life.get(), nullptr});
+  bool is_known = first != wraps_.end() && first->first.first == life.get();
+  std::shared_ptr<Buffer> smaller = std::exchange(wraps_[{life.get(), data}], wrapped);
   lock.unlock();
-  life->at_end([weak = weak_from_this(), key = std::pair(life.get(), static_cast<const uint8_t*>(data))] {
-    auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
-    if (!device) return;
-    std::shared_ptr<Buffer> gone;
-    std::lock_guard lock(device->mutex_);
-    auto it = device->wraps_.find(key);
-    if (it == device->wraps_.end()) return;
-    gone = std::move(it->second);
-    device->wraps_.erase(it);
+  if (is_known) return wrapped;
+  life->at_end([weak = weak_from_this(), life = life.get()] {
+    if (auto device = std::static_pointer_cast<MetalDevice>(weak.lock())) device->unwrap(life);
   });
   return wrapped;
+}
+
+void MetalDevice::unwrap(HostLife* life) {
+  std::vector<std::shared_ptr<Buffer>> gone;  // outlives the lock
+  std::lock_guard lock(mutex_);
+  auto it = wraps_.lower_bound({life, nullptr});
+  for (; it != wraps_.end() && it->first.first == life; it = wraps_.erase(it)) gone.push_back(std::move(it->second));
 }
 
 // -- residency --------------------------------------------------------------------------------------------------------

@@ -249,7 +249,9 @@ std::shared_ptr<HostLife> life_of(nb::handle object, const Buffer& memory) {
   auto it = seen->find(owner.ptr());
   if (it != seen->end()) return it->second.life;
   nb::object ended = nb::cpp_function([key = owner.ptr()](nb::handle) {
-    auto last = seen->extract(key);  // let go of when nobody looks at the map any more
+    static auto* called = new nb::object;  // a weak reference must outlive its own callback
+    auto last = seen->extract(key);        // let go of when nobody looks at the map any more
+    if (!last.empty()) *called = std::move(last.mapped().reference);
   });
   auto reference = nb::steal(PyWeakref_NewRef(owner.ptr(), ended.ptr()));
   if (!reference.is_valid()) return PyErr_Clear(), nullptr;
