@@ -31,10 +31,13 @@ for kind in thread address,undefined; do
   bash tests/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
   # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
   runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
-  echo "== $name sanitizer, device metal on the fake"
-  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fake_metal/tsan_suppressions" \
-    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/on_fake_metal.py tests/sanitize_check.py "$seconds"
+  # Also with a GPU in time, and all that is optional on.
+  for gpu in "" in_time=1,start_us=20,status_lag_us=50; do
+    echo "== $name sanitizer, device metal on the fake $gpu"
+    METALMM_FAKE=$gpu TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fake_metal/tsan_suppressions" \
+      LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/on_fake_metal.py tests/sanitize_check.py "$seconds"
+  done
 done
 LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/on_fake_metal.py -m pytest -q -p no:cacheprovider \
-  tests/test_metal.py tests/test_order.py tests/test_api.py tests/test_bad_input.py tests/test_cpu_device.py tests/test_misbehaving.py tests/test_msl.py \
+  tests/test_metal.py tests/test_unkind.py tests/test_order.py tests/test_api.py tests/test_bad_input.py tests/test_cpu_device.py tests/test_misbehaving.py tests/test_msl.py \
   tests/test_arrays.py tests/test_new_device.py -k "not torch"  # whose own code no sanitizer has seen

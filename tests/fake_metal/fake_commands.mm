@@ -593,9 +593,8 @@ void wake_gpu() {
       !error_ && !log->empty() && log->back().kind == Kind::signal && ((FakeSharedEvent*)log->back().object)->seen >= log->back().value;
   if (status_ >= MTLCommandBufferStatusCommitted && !read && !told)
     fake::violation("unread-status", "a command buffer is deallocated, and nobody has read its status after it was done");
-  if (retained)
-    for (fake::Command& c : *log)
-      if (c.kind == Kind::buffer) [c.object release];
+  for (fake::Command& c : *log)
+    if ((retained && c.kind == Kind::buffer) || c.kind == Kind::signal || c.kind == Kind::wait) [c.object release];
   if (status_ < MTLCommandBufferStatusCompleted) queue->open--;
   fake::give_log(log);
   [error_ release];
@@ -656,10 +655,10 @@ void wake_gpu() {
   return e;
 }
 - (void)encodeSignalEvent:(id<MTLEvent>)event value:(uint64_t)value {
-  if (auto* c = [self add:Kind::signal from:nil]) c->object = event, c->value = value;
+  if (auto* c = [self add:Kind::signal from:nil]) c->object = [event retain], c->value = value;
 }
 - (void)encodeWaitForEvent:(id<MTLEvent>)event value:(uint64_t)value {
-  if (auto* c = [self add:Kind::wait from:nil]) c->object = event, c->value = value;
+  if (auto* c = [self add:Kind::wait from:nil]) c->object = [event retain], c->value = value;
 }
 - (void)commit {
   if (status_ != MTLCommandBufferStatusNotEnqueued)
