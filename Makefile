@@ -13,9 +13,10 @@ bench: $(VENV)/.built
 
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
-ifeq ($(shell uname),Darwin)
-	@METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS); cpu=$$?; \
-	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest $(ARGS); metal=$$?; \
+ifeq ($(shell uname),Darwin)  # in a process that is started again: Metal's validation ends one where it finds something
+	@export OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES; \
+	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart=50 $(ARGS); cpu=$$?; \
+	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest -n 1 --max-worker-restart=200 $(ARGS); metal=$$?; \
 	echo "make test: device cpu: exit $$cpu; device metal: exit $$metal"; exit $$((cpu + metal))  # the GPU, whatever the CPU suite said
 else
 	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -10,6 +10,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from conftest import ARM
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 DIVERGE = (
@@ -168,8 +169,8 @@ def test_stack_frames_near_the_limit_do_not_compile(device: metalmm.Device) -> N
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("y[0] = float(10 / n);", "an integer division by zero"),
-        ("int4 v = int4(10) / n; y[0] = v.x;", "an integer division by zero"),
+        *(() if ARM else (("y[0] = float(10 / n);", "an integer division by zero"),)),
+        *(() if ARM else (("int4 v = int4(10) / n; y[0] = v.x;", "an integer division by zero"),)),
         ("y[1099511627776ul * (n + 1)] = 1.0f;", "a memory access at 0x"),
         ("y[0] = deep(y, 100000000 + n);", "a stack deeper than 256 KB"),
     ],

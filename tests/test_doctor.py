@@ -136,3 +136,45 @@ def test_each_option_is_tried_and_one_that_pays_is_recommended(tmp_path: Path) -
     assert recommended["data"]["options"]["return_on_event"] is True
     tried = [c["name"] for c in data["checks"] if c["section"].startswith("options")]
     assert [t.split("=")[0] for t in tried[1:-2]] == ["return_on_event", "untracked", "first_commit", "indirect"]
+
+
+TIMES = {"batch_us": 100.0, "call_us": 100.0, "replay_us": 100.0}
+
+
+@needs_fake
+@pytest.mark.parametrize(
+    ("name", "key", "us", "again", "recommended"),
+    [
+        ("return_on_event", "call_us", 89, 100, True),
+        ("return_on_event", "call_us", 91, 100, False),
+        ("return_on_event", "call_us", 89, 95, False),
+        ("return_on_event", "batch_us", 50, 100, False),
+        ("untracked", "batch_us", 89, 100, True),
+        ("first_commit", "batch_us", 89, 100, True),
+        ("indirect", "replay_us", 89, 100, True),
+    ],
+)
+def test_an_option_is_recommended_where_it_saves_a_tenth_of_its_own_time(
+    name: str, key: str, us: float, again: float, recommended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(self: doctor.Doctor, what: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {**TIMES, key: us} if name in options else {**TIMES, key: again} if "again" in what else TIMES
+
+    monkeypatch.setattr(doctor.Doctor, "_timed", timed)
+    device = doctor.Doctor("metal", 60, quiet=True)
+    device.options()
+    assert (name in device.checks[-1].data["options"]) == recommended
+
+
+@pytest.mark.parametrize(("part", "words"), [(0.9, "within the bound"), (1.1, "past the bound")])
+def test_sums_are_judged_within_the_bound_and_past_it(part: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = doctor.Doctor(DEVICE, 60, quiet=True)
+    if not any(v.library for v in doctor.variants(device=device.device)):
+        pytest.skip("no library here")
+
+    def off(v: str, a: Any, b: Any, device: metalmm.Device) -> Any:
+        return metalmm.reference(a, b) + part * metalmm.error_bound(a, b)
+
+    monkeypatch.setattr(doctor, "matmul", off)
+    device.sums_of_mps()
+    assert device.checks[-1].state == "wrong" and words in device.checks[-1].what

@@ -48,6 +48,7 @@ class Buffer {
         native_(native),
         release_(std::move(release)) {}
   ~Buffer() {
+    life.reset();  // the memory's end ends it, and what was made of the memory goes first
     if (release_) release_();
   }
   Buffer(const Buffer&) = delete;
@@ -247,6 +248,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void warn(const std::string& text);
   uint64_t submitted() const { return pushed_; }  // the number of the last submission
   void finish_through(uint64_t number);
+  std::unique_lock<std::mutex> hold_starts() { return std::unique_lock(*start_mutex_); }  // no submission starts meanwhile
   void leave_family();                // first in the destructor of what overrides the hooks around fork
   std::vector<std::string> lacking_;  // by the constructor alone
 

@@ -95,8 +95,15 @@ bool leave_kernel(int number, const siginfo_t* info, ucontext_t* context) {
   return true;
 }
 
-// Of what the processor raised; kill() and the like have codes of their own, below zero on Linux and from 0x10001 on Darwin.
-bool is_raised(const siginfo_t* info) { return info->si_code > 0 && info->si_code < 0x10000; }
+// Of what the processor raised, and not kill(). On Darwin si_code does not tell (xnu makes it of the signal's number); that a kernel runs
+// on this thread does.
+bool is_raised([[maybe_unused]] const siginfo_t* info) {
+#if defined(__APPLE__)
+  return running != nullptr;
+#else
+  return info->si_code > 0;
+#endif
+}
 
 void on_fault(int number, siginfo_t* info, void* context) {
   bool is_fault = number == kAbandonSignal || is_raised(info);
@@ -164,7 +171,9 @@ std::string fault_text(const KernelCall& call) {
   if (fault_number == SIGSEGV && fault_code == SI_KERNEL)
     return "a vector load or store that is not aligned, or an address that no memory can have";
 #endif
+#if !defined(__APPLE__)  // where a page without access is that, too
   if (fault_number == SIGBUS && fault_code == BUS_ADRALN) return "a load or store that is not aligned";
+#endif
   char address[32];
   std::snprintf(address, sizeof(address), "%p", fault_address);
   std::string where = place_of(static_cast<const uint8_t*>(fault_address), call);

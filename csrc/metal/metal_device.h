@@ -42,6 +42,12 @@ struct MetalPipeline : Pipeline {
   bool transpose_a = false, transpose_b = false;
 };
 
+// Orders passes: each waits for the one before, and updates it at its end. Where one submission starts at a time.
+struct Fence {
+  Handle<id<MTLFence>> object;
+  bool is_updated = false;  // by some pass; nobody says what waiting for one that no pass updates does
+};
+
 // What the GPU may still touch. Whoever holds it last must know that the GPU is done.
 struct InFlight {
   std::vector<Handle<id<MTLCommandBuffer>>> command_buffers;
@@ -94,8 +100,9 @@ class MetalDevice : public Device {
   void make_commands();  // for the next who asks
   uint64_t next_event_value() { return ++event_value_; }
   id<MTLSharedEvent> shared_event() const { return shared_event_.get(); }
-  // What orders passes that Metal does not: each waits for the one before and updates it.
-  id<MTLFence> fence() const { return fence_.get(); }
+  Fence& fence() { return fence_; }  // what orders passes that Metal does not
+  // Of a submission that is known to have gone well before Metal says that it is done.
+  void keep_until_done(std::unique_ptr<InFlight> work);
   // Between passes of which one is not ours, in one command buffer.
   void order_by_event(id<MTLCommandBuffer> commands);
   std::mutex& commit_mutex() { return commit_mutex_; }
@@ -106,12 +113,14 @@ class MetalDevice : public Device {
 
  private:
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  void hold_for_fork(bool hold) override { hold ? mutex_.lock() : mutex_.unlock(); }
   double execute(const Dispatch& dispatch, std::shared_ptr<Submission>* later) override;
   void find_features();
   Handle<id<MTLBuffer>> allocate(size_t size, size_t asked);
   Handle<id<MTLBuffer>> take(size_t size);  // of a size class, from the pool where it has one
   std::function<void()> giving_back(Handle<id<MTLBuffer>> buffer);
   void unwrap(HostLife* life);
+  bool empty_pool();
   void make_resident(id<MTLBuffer> buffer, bool add);
   void commit_residency_locked();
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
@@ -128,7 +137,7 @@ class MetalDevice : public Device {
   Handle<id<MTLSharedEvent>> shared_event_;
   Handle<id<MTLCounterSet>> timestamps_;
   Handle<id> residency_;  // id<MTLResidencySet>, where there is one
-  Handle<id<MTLFence>> fence_;
+  Fence fence_;
   Handle<id<MTLEvent>> order_event_;
   bool unified_, apple9_ = false, indirect_ = false, archives_ = true;
   Limits limits_;
@@ -141,6 +150,7 @@ class MetalDevice : public Device {
   std::mutex commit_mutex_;
   mutable std::mutex mutex_;  // all that follows
   std::string lost_;
+  std::vector<std::unique_ptr<InFlight>> not_done_;  // told by the event, not yet by their status
   bool residency_changed_ = false;
   std::unordered_set<void*> resident_;
   uint64_t resident_bytes_ = 0, removed_bytes_ = 0, residency_budget_ = 0;

@@ -93,10 +93,10 @@ MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& optio
   timestamps_ = timestamp_counters(get());
   residency_ = new_residency_set(get(), queue());
   residency_budget_ = [get() recommendedMaxWorkingSetSize] / 8 * 7;  // others need memory, too
-  if (options_.untracked || timestamps_) fence_ = Handle<id<MTLFence>>::adopt([get() newFence]);
+  if (options_.untracked || timestamps_) fence_.object = Handle<id<MTLFence>>::adopt([get() newFence]);
   if (options_.untracked) {
     order_event_ = Handle<id<MTLEvent>>::adopt([get() newEvent]);
-    if (!fence_ || !order_event_) fail(text_of([get() name]) + " gives no fence or event for untracked=True");
+    if (!fence_.object || !order_event_) fail(text_of([get() name]) + " gives no fence or event for untracked=True");
   }
   find_features();
   mps_ = std::make_unique<MpsCache>(get());
@@ -115,13 +115,16 @@ void MetalDevice::find_features() {
 }
 
 MetalDevice::~MetalDevice() {
+  leave_family();
   AutoreleasePool pool;  // around the last releases
+  for (auto& work : not_done_) work->wait();
+  not_done_.clear();
   std::unordered_map<std::string, Handle<id<MTLLibrary>>>().swap(libraries_);
   wraps_.clear();
   pool_.clear();
   mps_.reset();
   next_commands_ = {};
-  residency_ = {}, timestamps_ = {}, shared_event_ = {}, fence_ = {}, order_event_ = {}, queue_ = {}, device_ = {};
+  residency_ = {}, timestamps_ = {}, shared_event_ = {}, fence_.object = {}, order_event_ = {}, queue_ = {}, device_ = {};
 }
 
 Info MetalDevice::info() const {
@@ -168,6 +171,15 @@ void MetalDevice::check_alive() const {
   if (!lost_.empty()) fail("the GPU does no more for this device (" + lost_ + "); make a new metalmm.Device");
 }
 
+void MetalDevice::keep_until_done(std::unique_ptr<InFlight> work) {
+  std::vector<std::unique_ptr<InFlight>> done;  // let go of outside the lock: their buffers go back to the pool under it
+  std::lock_guard lock(mutex_);
+  not_done_.push_back(std::move(work));
+  for (auto& w : not_done_)
+    if (w->done()) done.push_back(std::move(w));
+  not_done_.erase(std::remove(not_done_.begin(), not_done_.end(), nullptr), not_done_.end());
+}
+
 void MetalDevice::make_commands() {
   if (!next_commands_) next_commands_ = Handle<id<MTLCommandBuffer>>::share([queue() commandBufferWithUnretainedReferences]);
 }
@@ -196,7 +208,9 @@ void MetalDevice::start_capture(const std::string& path) {
   [descriptor.get() setDestination:MTLCaptureDestinationGPUTraceDocument];
   [descriptor.get() setOutputURL:[NSURL fileURLWithPath:ns_string(path)]];
   NSError* error = nil;
+  auto none_starts = hold_starts();
   if (![manager startCaptureWithDescriptor:descriptor.get() error:&error]) fail("capture: " + path + ": " + text_of(error));
+  next_commands_ = {};  // of before, which Metal does not capture
 }
 
 void MetalDevice::stop_capture() {

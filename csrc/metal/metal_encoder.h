@@ -29,7 +29,7 @@ class Staging {
     bool written;
     std::shared_ptr<Buffer> staging;
     std::shared_ptr<HostLife> life;  // of an array that has the memory for itself
-    size_t pad;                      // where the data begins in a copy
+    size_t pad;                      // where the data begins in it
     bool copied;
   };
   void merge();
@@ -42,8 +42,8 @@ class Staging {
 // Fills one command buffer. Keeps what the open compute encoder has bound, so that nothing is bound twice.
 class Encoder {
  public:
-  // `fence`: where Metal does not order one pass after another, what does; nil elsewhere.
-  Encoder(id<MTLCommandBuffer> commands, id<MTLFence> fence, uint64_t& calls) : commands_(commands), fence_(fence), calls_(calls) {}
+  // `fence`: where Metal does not order one pass after another, what does; null elsewhere.
+  Encoder(id<MTLCommandBuffer> commands, Fence* fence, uint64_t& calls) : commands_(commands), fence_(fence), calls_(calls) {}
   ~Encoder() { end(); }
   Encoder(const Encoder&) = delete;
 
@@ -71,7 +71,7 @@ class Encoder {
 
   static constexpr size_t kMaxComparedBytes = 128;  // parameters that are compared before they are set again
   id<MTLCommandBuffer> commands_;
-  id<MTLFence> fence_;
+  Fence* fence_;
   uint64_t& calls_;
   id<MTLComputeCommandEncoder> encoder_ = nil;
   id<MTLCounterSampleBuffer> samples_ = nil;

@@ -48,6 +48,7 @@ void Staging::merge() {
 void Staging::allocate(Block& b, bool mps) {
   auto size = static_cast<size_t>(b.end - b.begin);
   if (!mps) b.staging = device_.wrap(b.begin, size, b.life);
+  if (b.staging) b.pad = static_cast<size_t>(b.begin - b.staging->host());
   if (b.staging) return;
   b.pad = reinterpret_cast<uintptr_t>(b.begin) % 16;
   b.staging = device_.take_pooled(b.pad + (mps ? 2 : 1) * size);
@@ -90,9 +91,9 @@ id<MTLComputeCommandEncoder> Encoder::compute() {
     encoder_ = [[commands_ computeCommandEncoderWithDispatchType:MTLDispatchTypeConcurrent] retain];
   }
   if (!encoder_) throw Error(ErrorKind::device, "metal: the command buffer gives no compute encoder");
-  if (fence_) {
+  if (fence_ && fence_->is_updated) {
     calls_++;
-    [encoder_ waitForFence:fence_];
+    [encoder_ waitForFence:fence_->object.get()];
   }
   return encoder_;
 }
@@ -101,7 +102,8 @@ void Encoder::end() {
   if (!encoder_) return;
   if (fence_) {
     calls_++;
-    [encoder_ updateFence:fence_];
+    [encoder_ updateFence:fence_->object.get()];
+    fence_->is_updated = true;
   }
   calls_++;
   [encoder_ endEncoding];

@@ -27,11 +27,11 @@ Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size, size_t asked) {
   MTLResourceOptions mode = unified_ ? MTLResourceStorageModeShared : MTLResourceStorageModeManaged;
   if (options_.untracked) mode |= MTLResourceHazardTrackingModeUntracked;
   size_t most = [get() maxBufferLength];
-  Handle<id<MTLBuffer>> buffer;
-  if (size <= most) buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:size options:mode]);
-  if (!buffer)
-    throw Error(ErrorKind::device,
-                "metal: cannot allocate " + std::to_string(asked) + " bytes; the limit of a buffer is " + std::to_string(most));
+  std::string what = "metal: cannot allocate " + std::to_string(asked) + " bytes; ";
+  if (size > most) throw Error(ErrorKind::device, what + "the limit of a buffer is " + std::to_string(most));
+  auto buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:size options:mode]);
+  if (!buffer && empty_pool()) buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:size options:mode]);
+  if (!buffer) throw Error(ErrorKind::device, what + "there is no memory left for it");
   allocations_++;
   make_resident(buffer.get(), true);
   return buffer;
@@ -51,6 +51,20 @@ Handle<id<MTLBuffer>> MetalDevice::take(size_t size) {
   }
   // An array may be as long as the limit, which need not be a class.
   return allocate(rounded > [get() maxBufferLength] && size <= [get() maxBufferLength] ? size : rounded, size);
+}
+
+// Gives what nobody uses back to the system; whether there was anything.
+bool MetalDevice::empty_pool() {
+  AutoreleasePool pool;
+  decltype(pool_) idle;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(idle, pool_);
+    pooled_bytes_ = 0;
+  }
+  for (auto& [size, buffer] : idle) make_resident(buffer.get(), false);
+  commit_residency();
+  return !idle.empty();
 }
 
 // To the pool, resident as it is, or to the system.
@@ -127,8 +141,9 @@ std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size, const std:
   if (!unified_ || reinterpret_cast<uintptr_t>(data) % page || whole > [get() maxBufferLength]) return nullptr;
   if (life) {
     std::lock_guard lock(mutex_);
-    auto it = wraps_.find({life.get(), data});
-    if (it != wraps_.end() && it->second->size() >= whole) return it->second;
+    auto it = wraps_.upper_bound({life.get(), data});
+    bool is_before = it != wraps_.begin() && (--it)->first.first == life.get();
+    if (is_before && data + whole <= it->second->host() + it->second->size()) return it->second;
   }
   MTLResourceOptions mode = MTLResourceStorageModeShared;
   if (options_.untracked) mode |= MTLResourceHazardTrackingModeUntracked;
@@ -148,13 +163,19 @@ std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size, const std:
   if (!life) return wrapped;
   decltype(wraps_) old;  // outlives the lock: their ends take the mutex
   std::unique_lock lock(mutex_);
-  if (wraps_.size() >= kMaxWraps) std::swap(old, wraps_);  // of views that wander over a large array
-  auto first = wraps_.lower_bound({life.get(), nullptr});
-  bool is_known = first != wraps_.end() && first->first.first == life.get();
-  std::shared_ptr<Buffer> smaller = std::exchange(wraps_[{life.get(), data}], wrapped);
+  if (wraps_.size() >= kMaxWraps) std::swap(old, wraps_);
+  auto it = wraps_.lower_bound({life.get(), nullptr});
+  bool is_known = it != wraps_.end() && it->first.first == life.get();
+  while (it != wraps_.end() && it->first.first == life.get()) {  // those of one array never overlap: windows that wander keep the last
+    auto next = std::next(it);
+    if (it->second->host() < data + whole && data < it->second->host() + it->second->size()) old.insert(wraps_.extract(it));
+    it = next;
+  }
+  wraps_[{life.get(), data}] = wrapped;
   lock.unlock();
   if (is_known) return wrapped;
-  life->at_end([weak = weak_from_this(), life = life.get()] {
+  life->at_end([weak = weak_from_this(), life = life.get(), born = fork_generation()] {
+    if (born != fork_generation()) return;  // a child has no GPU: Metal's objects stay as they are
     if (auto device = std::static_pointer_cast<MetalDevice>(weak.lock())) device->unwrap(life);
   });
   return wrapped;

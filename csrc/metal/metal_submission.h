@@ -14,7 +14,11 @@ class MetalSubmission : public Submission {
   // The device drops it when it is through, unless it failed to start, with command buffers in flight.
   ~MetalSubmission() override {
     AutoreleasePool pool;
-    if (work_) work_->wait();
+    if (work_) {
+      work_->wait();
+      for (size_t i = 0; i < work_->command_buffers.size(); i++) check(i);  // that the GPU is gone is noticed here, too
+    }
+    encoder_.reset(), open_ = {}, work_.reset(), staging_.reset(), parts_.clear(), unread_.clear(), list_.reset();  // within the pool
   }
 
   void start();
@@ -33,6 +37,7 @@ class MetalSubmission : public Submission {
   };
   void encode();
   void encode_one(size_t i, const Dispatch& d);
+  void check_mps(const MetalPipeline& pipeline, const Dispatch& d);
   void encode_mps(const MetalPipeline& pipeline, const Dispatch& d);
   Place place(const Buffer& buffer, size_t offset) const;
   size_t bind(const Dispatch& d, Encoder::Bound* bound);

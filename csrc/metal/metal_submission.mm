@@ -77,6 +77,7 @@ void MetalSubmission::encode() {
     staging_->copy_in();
     staging_->for_each([&](const std::shared_ptr<Buffer>& b) { work_->owned.push_back(b); });
   }
+  list_->for_each([&](size_t i, const Dispatch& d) { check_mps(static_cast<const MetalPipeline&>(list_->pipeline(i)), d); });
   if (!device_->unified()) upload();
   list_->for_each([&](size_t i, const Dispatch& d) { encode_one(i, d); });
   if (!device_->unified()) synchronize();
@@ -117,7 +118,8 @@ void MetalSubmission::open(size_t first, bool retained) {
     if (!parts_.back().samples) per_dispatch_ = false;  // none left; the times are then not available
     work_->owned.push_back(std::make_shared<Handle<id<MTLCounterSampleBuffer>>>(parts_.back().samples));
   }
-  encoder_.emplace(open_.get(), per_dispatch_ || device_->options().untracked ? device_->fence() : nil, timing_.calls);
+  bool fenced = per_dispatch_ || device_->options().untracked;
+  encoder_.emplace(open_.get(), fenced ? &device_->fence() : nullptr, timing_.calls);
 }
 
 void MetalSubmission::commit(size_t end, bool last) {
@@ -169,6 +171,17 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
   return count;
 }
 
+// Before anything of the batch is committed.
+void MetalSubmission::check_mps(const MetalPipeline& pipeline, const Dispatch& d) {
+  if (pipeline.kind == MetalPipeline::Kind::kernel) return;
+  MatmulParams p;
+  std::memcpy(&p, d.bytes[0].data, sizeof(p));
+  check_mps_size(*device_, p);
+  auto at = [&](uint32_t index) { return place(**d.buffers[index].buffer, d.buffers[index].offset); };  // in index order
+  check_pitch("a", at(kIndexA), pipeline.transpose_a ? p.k : p.m, p.lda, p.stride_a, p.batch, pipeline.type);
+  check_pitch("b", at(kIndexB), pipeline.transpose_b ? p.n : p.k, p.ldb, p.stride_b, p.batch, pipeline.type);
+}
+
 // MPS orders itself after the encoders before it and before those that follow, by the buffers it uses; where Metal tracks none, events
 // do, and passes of nothing at either side take their place in the order of the fence.
 void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& d) {
@@ -176,9 +189,6 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
   std::memcpy(&p, d.bytes[0].data, sizeof(p));
   Encoder::Bound bound[kMaxBuffers];
   size_t count = bind(d, bound);
-  check_mps_size(*device_, p);
-  check_pitch("a", bound[kIndexA].place, pipeline.transpose_a ? p.k : p.m, p.lda, p.stride_a, p.batch, pipeline.type);
-  check_pitch("b", bound[kIndexB].place, pipeline.transpose_b ? p.n : p.k, p.ldb, p.stride_b, p.batch, pipeline.type);
   Place out = bound[kIndexD].place, c = bound[kIndexC].place;
   bool in_place = c.buffer == out.buffer && c.offset == out.offset && p.ldc == p.ldd;
   MpsMatmul what{p, pipeline.transpose_a, pipeline.transpose_b, bound[kIndexA].place, bound[kIndexB].place, out, false, pipeline.type};
@@ -223,13 +233,13 @@ void MetalSubmission::synchronize() {
   if (!open_) return;
   encoder_->end();
   id<MTLBlitCommandEncoder> blit = [open_.get() blitCommandEncoder];
-  id<MTLFence> fence = device_->options().untracked ? device_->fence() : nil;
-  if (fence) [blit waitForFence:fence];
+  Fence* fence = device_->options().untracked ? &device_->fence() : nullptr;
+  if (fence) [blit waitForFence:fence->object.get()];
   list_->for_each_buffer([&](const Buffer& b) {
     if (b.native()) [blit synchronizeResource:native_of(b)];
   });
   if (staging_) staging_->for_each([&](const std::shared_ptr<Buffer>& b) { [blit synchronizeResource:native_of(*b)]; });
-  if (fence) [blit updateFence:fence];
+  if (fence) [blit updateFence:fence->object.get()];
   [blit endEncoding];
 }
 
@@ -266,7 +276,8 @@ void MetalSubmission::wait() {
     // In pieces, since a failed command buffer never signals.
     while (returns_on_event() && !signalled() && !work_->done())
       [device_->shared_event() waitUntilSignaledValue:signaled_ timeoutMS:kEventPiece];
-    bool told = returns_on_event() && signalled();
+    // A later submission's value stands above ours, whether ours was ever given or not.
+    bool told = returns_on_event() && [device_->shared_event() signaledValue] == signaled_;
     if (!told) work_->wait();
     for (size_t i = 0; i < parts_.size() && !told; i++) check(i);
     if (staging_ && !failure_) staging_->copy_out();
@@ -280,11 +291,18 @@ void MetalSubmission::finish(double waited, bool told) {
   {
     std::lock_guard lock(timing_mutex_);
     timing_.wait = waited;
-    told ? std::swap(unread_, work_->command_buffers) : read_times(work_->command_buffers);
+    if (told)
+      unread_ = work_->command_buffers;
+    else
+      read_times(work_->command_buffers);
   }
-  work_.reset();
   staging_.reset();
   list_.reset();
+  if (told)
+    device_->keep_until_done(std::move(work_));
+  else
+    work_.reset();
+  device_.reset();  // a prepared call may keep this for its time
 }
 
 void MetalSubmission::check(size_t i) {

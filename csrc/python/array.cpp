@@ -48,8 +48,10 @@ template <class T>
 std::function<void()> released(T* view, void (*release)(T*)) {
   return [view, release] {
     if (!Py_IsInitialized()) return;  // the memory goes with the process
-    Gil gil;
-    release(view);
+    if (PyGILState_Check())
+      release(view);
+    else
+      let_go_later([view, release] { release(view); });
   };
 }
 
@@ -239,8 +241,10 @@ std::shared_ptr<HostLife> life_of(nb::handle object, const Buffer& memory) {
   static nb::object* ndarray = nullptr;  // no initializers: see blas.cpp
   if (!ndarray) ndarray = new nb::object(nb::module_::import_("numpy").attr("ndarray"));
   nb::object owner = nb::borrow(object);
-  if (PyObject_IsInstance(owner.ptr(), ndarray->ptr()) != 1) return PyErr_Clear(), nullptr;
-  for (nb::object base = owner.attr("base"); PyObject_IsInstance(base.ptr(), ndarray->ptr()) == 1; base = owner.attr("base")) owner = base;
+  auto is_array = [&](nb::handle h) { return PyObject_TypeCheck(h.ptr(), reinterpret_cast<PyTypeObject*>(ndarray->ptr())) != 0; };
+  if (!is_array(owner)) return nullptr;
+  nb::object getter = ndarray->attr("base").attr("__get__");  // NumPy's own: a subclass may say something else by that name
+  for (nb::object base = call_python(getter, owner); is_array(base); base = call_python(getter, owner)) owner = base;
   struct Seen {
     std::shared_ptr<HostLife> life;
     nb::object reference;
@@ -270,7 +274,8 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
     return;
   }
   read_tensor(object, name, local_.emplace());
-  if (state && state->device && state->device->wraps_host_memory()) local_->buffer->life = life_of(object, *local_->buffer);
+  bool is_result = std::strcmp(name, "out") == 0;  // which mostly comes and goes
+  if (!is_result && state && state->device && state->device->wraps_host_memory()) local_->buffer->life = life_of(object, *local_->buffer);
 }
 
 // -- NumPy's dtypes ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,29 @@
 
 namespace metalmm {
 
+namespace {
+struct Waiting {
+  std::function<void()> release;
+  Waiting* next;
+};
+std::atomic<Waiting*> waiting{nullptr};  // last first; without a lock, which a child of fork() could find taken
+}  // namespace
+
+void let_go_later(std::function<void()> release) {
+  auto* w = new Waiting{std::move(release), waiting.load()};
+  while (!waiting.compare_exchange_weak(w->next, w)) continue;
+  if (!w->next) Py_AddPendingCall([](void*) { return let_go(), 0; }, nullptr);  // where nobody of ours comes by
+}
+
+void let_go() {
+  if (!waiting.load(std::memory_order_relaxed)) return;
+  nb::error_scope pending;
+  for (Waiting* w = waiting.exchange(nullptr); w;) {
+    w->release();
+    delete std::exchange(w, w->next);
+  }
+}
+
 Hooks& hooks() {
   static Hooks* h = new Hooks;  // outlives the interpreter's own clean-up
   return *h;

@@ -40,11 +40,17 @@ class Gil {
   PyGILState_STATE state_;
 };
 
+// What a thread without the GIL lets go of waits for who takes it next. Not at once: its end may run Python code of any kind, which
+// must not happen under our locks.
+void let_go_later(std::function<void()> release);
+void let_go();  // of all that waits; under the GIL, and under no lock of ours
+
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
   ~Unlocked() {
     or_stop([this] { PyEval_RestoreThread(state_); });
+    let_go();
   }
   Unlocked(const Unlocked&) = delete;
 

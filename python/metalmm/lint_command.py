@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
 
     for path in args.files:
         start = time.perf_counter()
-        text = path.read_text(errors="surrogateescape")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
         tell(path, "", lint.check(text, str(path), [path.resolve().parent, *args.include_dirs], defines), start)
     for source in sorted({v.source for v in variants() if v.kernel}) if args.all else []:
         start = time.perf_counter()
         for count, found in check_instances([v for v in variants() if v.source == source]).values():
             tell(source, f"{count} instances, ", found, start)
     if args.json != "-":
-        print("what is accepted here may still be refused by Apple's compiler; docs/msl.md says what is not looked at")
+        print("what is accepted here may still be refused by Apple's compiler; docs/lint.md says what is not looked at")
     results.give_json(args.json, {"schema": "metalmm-lint", "version": 1, "files": checked})
     return int(wrong)
 

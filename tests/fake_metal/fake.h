@@ -28,6 +28,8 @@ void count_call(long n = 1);
 void count(id object, int change);
 NSError* error(NSString* domain, NSInteger code, const std::string& text);
 std::string text(NSString* s);
+extern std::atomic<int> captures;  // begun; the present one is not, where nobody captures
+extern std::atomic<bool> capturing;
 size_t alignment(const metalmm::KernelArgument& argument);  // of the type that a buffer is of
 bool uses_matrices(const std::string& source);
 
@@ -217,8 +219,9 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
   NSError* error_;
   double start, finish;
   std::atomic<double> visible;  // when its status is told
-  std::atomic<bool> read;  // its status, once it was done
-  bool alone;              // nothing was in flight when it was committed
+  std::atomic<bool> read;       // its status, once it was done
+  bool alone;                   // nothing was in flight when it was committed
+  int captures;                 // how many had begun when it was made
 }
 - (void)run;
 - (fake::Command*)add:(fake::Command::Kind)kind from:(id)encoder;

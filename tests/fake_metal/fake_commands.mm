@@ -568,6 +568,7 @@ void wake_gpu() {
   FakeCommandBuffer* commands = [[[FakeCommandBuffer alloc] init] autorelease];
   commands->queue = [self retain];
   commands->retained = retained;
+  commands->captures = fake::captures;
   return commands;
 }
 - (id<MTLCommandBuffer>)commandBuffer {
@@ -664,6 +665,8 @@ void wake_gpu() {
   if (status_ != MTLCommandBufferStatusNotEnqueued)
     return fake::violation("double-commit", "commit of a command buffer that was committed");
   if (encoder) fake::violation("not-ended", "commit before endEncoding");
+  if (fake::capturing && captures != fake::captures)
+    fake::violation("capture", "a command buffer of before the capture, which it will not hold");
   fake::spend_us(fake::settings.commit_us);
   {
     std::lock_guard lock(fake::queue_mutex);

@@ -43,6 +43,8 @@ size_t copy_out(const std::string& text, char* out, size_t size) {
 }  // namespace
 
 Settings settings;
+std::atomic<int> captures{0};
+std::atomic<bool> capturing{false};
 
 void violation(const std::string& rule, const std::string& what) {
   if (settings.validation) {

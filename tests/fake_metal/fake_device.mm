@@ -173,10 +173,12 @@ NUMBER(MTLCaptureDestination, destination, setDestination)
     return store(error, fake::error(@"MTLCaptureError", MTLCaptureErrorInvalidDescriptor, "no capture object"));
   std::ofstream(fake::text([[descriptor outputURL] path])) << "fake trace\n";
   VALUES.numbers["capturing"] = 1;
+  fake::captures++, fake::capturing = true;
   return YES;
 }
 - (void)stopCapture {
   VALUES.numbers["capturing"] = 0;
+  fake::capturing = false;
 }
 - (BOOL)isCapturing {
   return VALUES.numbers["capturing"] != 0;

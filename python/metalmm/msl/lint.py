@@ -1,12 +1,13 @@
 """How near to Apple's compiler a check of MSL comes without it: upstream clang's parser, and rules that upstream has not.
 
 The engine is `libclang` of PyPI (`pip install 'metalmm[lint]'`), which parses the file as C++ for OpenCL (opencl.py). What is accepted here
-may still be refused by Apple's compiler; what is refused here, it refuses too, as far as the files that were tried tell.
+may still be refused by Apple's compiler; what is refused here is, as far as the MSL specification and the files that were tried tell.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,6 +127,7 @@ def available() -> bool:
 
 
 def _clang() -> Any:
+    os.environ.setdefault("LIBCLANG_DISABLE_CRASH_RECOVERY", "1")  # whose handlers of faults would stand before the CPU device's
     try:
         cindex = importlib.import_module("clang.cindex")
         cindex.Index.create()  # finds and loads the library
@@ -168,6 +170,9 @@ class _Rules(Rewriter):
 
     def findings(self) -> Iterator[Finding]:
         tokens = self.source.tokens
+        for i, t in enumerate(tokens[1:], 1):
+            if t.text == tokens[i - 1].text == "long":
+                yield Finding(self.source.place(i), "long long is not in MSL", "language")
         for i, t in enumerate(tokens):
             if t.kind != "name" or t.text not in _BANNED or (i and tokens[i - 1].text in (".", "->", "::")):
                 continue
@@ -252,9 +257,15 @@ _TEMPORARY = re.compile(r"'(?:const )?(?:volatile )?__private .*cannot bind to a
 # What Apple's compiler takes: a vector times a scalar of more bits; bfloat of half; vectors from lists, also of too few, and as arguments.
 _TAKEN = re.compile(
     r"scalar operand type has greater rank|use of overloaded operator '\[\]' is ambiguous \(with operand types 'matrix<|too few elements in vector initialization"
-    r"|cast from '(?:half|__bf16)' \(?.*to '(?:half|__bf16)'.*is not allowed|cast from '(?:half|__bf16)' to '(?:half|__bf16)'"
+    r"|cast from '(?:half|__bf16|bfloat)'.* to '(?:half|__bf16|bfloat)'.* is not allowed"
 )
 _LIST = re.compile(r"cannot convert initializer list argument to '(?:const )?(?:__private )?\w+[234]'")
+# Upstream keeps a temporary in the generic space, so that a call's `const thread T&` binds to none.
+_RVALUE = re.compile(
+    r"cannot bind reference in default address space to object in address space '__private' in (\d+)\w\w argument"
+    r"|cannot deduce a type for '\w+' that would make '[^']*__private [^']*' equal '(?!(?:const )?(?:volatile )?__)"
+)
+_THIS = "'this' object is in default address space, but method expects object in address space '__private'"
 _SPACE = re.compile(r"__(?:global|local|constant|private)\b")
 
 
@@ -262,7 +273,7 @@ class _Checked:
     """What libclang finds, and rules that need its types: pointers without an address space, recursion, pointers to functions."""
 
     def __init__(self, clang: Any, text: str, name: str) -> None:
-        self._clang, self._name = clang, name
+        self._clang, self._name, self._text = clang, name, text
         header = resource("csrc/msl") / "lint" / "declarations.h"
         arguments = [*_ARGUMENTS, "-include", str(header)]
         self._unit = clang.Index.create().parse(_INPUT, args=arguments, unsaved_files=[(_INPUT, text)])
@@ -288,9 +299,24 @@ class _Checked:
         if _TAKEN.search(d.spelling) or _TEMPORARY.search(d.spelling):
             return True
         notes = [n.spelling for n in d.children]
+        if d.spelling.startswith(
+            ("no matching function", "no matching member", "no matching constructor", "no viable overloaded", "invalid operands")
+        ) and any(map(self._takes_temporary, d.children)):
+            return True
         if d.spelling.startswith("no matching function") and any(map(_LIST.search, notes)):
             return True
         return d.spelling.startswith(("no matching constructor", "no viable overloaded '='")) and any(map(_COPY.search, notes))
+
+    def _takes_temporary(self, note: Any) -> bool:
+        """Whether a candidate was passed over only for a temporary that its `const thread T&` takes."""
+        if note.spelling.endswith(_THIS):
+            return True
+        if not (m := _RVALUE.search(note.spelling)) or not self._is_ours(note.location):
+            return False
+        rest = self._text.encode()[note.location.offset :].decode(errors="replace")
+        parameters = re.split(r",(?![^<(]*[>)])", rest[rest.index("(") + 1 :].split(")")[0]) if "(" in rest else []
+        chosen = parameters[int(m[1]) - 1 : int(m[1])] if m[1] else parameters
+        return any(re.search(r"\bconst\b.*&", x) for x in chosen)
 
     def _walk(self, node: Any) -> Iterator[Finding]:
         kinds = self._clang.CursorKind
@@ -323,6 +349,10 @@ class _Checked:
                     self._calls[child.get_usr()] = (child, called)
             if child.kind in variables:
                 yield from self._variable(child, place)
+            if child.kind == kinds.CONDITIONAL_OPERATOR:
+                first = next(child.get_children()).type.get_canonical()
+                if "ext_vector_type" in first.spelling or "boolN<" in first.spelling:
+                    yield Finding(place, "the first operand of ?: must be a scalar; select() takes vectors", "language")
             yield from self._walk(child)
 
     def _variable(self, cursor: Any, place: str) -> Iterator[Finding]:

@@ -93,7 +93,12 @@ class Rewriter(Program):
     def _keyword(self, i: int, t: Token) -> None:
         tokens = self.source.tokens
         before = tokens[i - 1].text if i else ""
-        if before in (".", "->", "::") and t.text != "as_type" and t.text not in _FOREIGN:
+        if (
+            before in (".", "->", "::")
+            and t.text != "as_type"
+            and t.text not in _FOREIGN
+            and not (before == "::" and _ATOMIC.fullmatch(t.text))
+        ):
             return
         if t.text == "constant" and before not in (")", "const", "noexcept"):
             t.text = "__constant const"  # what lies there is const
@@ -229,6 +234,8 @@ class Rewriter(Program):
         """A parameter such as `float x[4]` lies in thread where nothing else is said; upstream has it in the generic space."""
         tokens, opening = self.source.tokens, self._parameter_list(function)
         for first, last in self.source.split(opening + 1, self.source.matching(opening)):
+            while tokens[first].text == "[" and tokens[first + 1].text == "[":  # an attribute
+                first = self.source.matching(first) + 1
             words = [t.text for t in tokens[first:last]]
             if "[" in words and not set(words) & {"*", "&", "=", *SPACES}:
                 tokens[first].text = "__private " + tokens[first].text
