@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs o
 FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
 
 import metalmm  # noqa: E402
+import numpy as np  # noqa: E402
 from metalmm import manifest  # noqa: E402
 
 REAL_GPU = DEVICE == "metal" and not FAKE
@@ -74,6 +76,44 @@ def _no_rule_of_metal_is_broken() -> Iterator[None]:
     yield
     if FAKE:
         assert FAKE.take_violations() == []
+
+
+def half(*shape: int, seed: int = 0) -> Any:
+    """Normal draws in float16."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
+
+
+def right(out: Any, a: Any, b: Any, **options: Any) -> None:
+    """The result is within the float64 bound."""
+    assert (abs(np.asarray(out) - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, so that nothing is in an archive; the CPU's modules behind the fake stay."""
+    compiled = Path(os.environ["METALMM_CACHE"])
+    for entry in compiled.glob("*"):
+        if not entry.name.endswith(".metalarchive"):
+            (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.setenv("METALMM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def like() -> Iterator[Callable[..., metalmm.Device]]:
+    """Devices whose fake GPU is like that."""
+    before: dict[str, int] = {}
+
+    def make(options: dict[str, Any] | None = None, /, **settings: int) -> metalmm.Device:
+        for name, value in settings.items():
+            was = FAKE.set(name, value)
+            before.setdefault(name, was)
+        return metalmm.Device("metal", **options or {})
+
+    yield make
+    gc.collect()
+    for name, value in before.items():
+        FAKE.set(name, value)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
-from conftest import FAKE, ROOT
+from conftest import FAKE, ROOT, half, right
 
 V = "gemv/baseline"
 NT = "m1_optimized_v4/nt_bn8_largek_smalln_tg128"
@@ -24,39 +24,13 @@ GEMM = "gemm_tiled/baseline"
 needs_fake = pytest.mark.skipif(not FAKE, reason="breaks rules or injects faults, which only the fake Metal allows")
 
 
-def half(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
-
-
-def right(out: Any, a: Any, b: Any, **options: Any) -> None:
-    assert (abs(np.asarray(out) - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, so that nothing is in an archive; the CPU's modules behind the fake stay."""
-    compiled = Path(os.environ["METALMM_CACHE"])
-    for entry in compiled.glob("*"):
-        if not entry.name.endswith(".metalarchive"):
-            (tmp_path / entry.name).symlink_to(entry)
-    monkeypatch.setenv("METALMM_CACHE", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def like() -> Iterator[Callable[..., metalmm.Device]]:
-    """Devices whose fake GPU is like that."""
-    before: dict[str, int] = {}
-
-    def make(options: dict[str, Any] | None = None, /, **settings: int) -> metalmm.Device:
-        for name, value in settings.items():
-            was = FAKE.set(name, value)
-            before.setdefault(name, was)
-        return metalmm.Device("metal", **options or {})
-
-    yield make
-    for name, value in before.items():
-        FAKE.set(name, value)
+@pytest.fixture(autouse=True)
+def _the_gpu_waits_to_be_asked() -> Iterator[None]:
+    """What is in flight here is in flight for certain; tests/test_unkind.py has a GPU that works in time."""
+    before = FAKE.set("in_time", 0) if FAKE else 0
+    yield
+    if FAKE:
+        FAKE.set("in_time", before)
 
 
 # -- the fake is strict ------------------------------------------------------------------------------------------------

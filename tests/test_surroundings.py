@@ -337,7 +337,7 @@ def test_the_commit_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     package = tmp_path / "metalmm" / "bench"
     package.mkdir(parents=True)
     run = {"cwd": tmp_path, "check": True, "capture_output": True}
-    for command in ("init -q", "-c user.name=a -c user.email=b commit -q --allow-empty -m x"):
+    for command in ("init -q", "-c user.name=a -c user.email=b -c commit.gpgsign=false commit -q --allow-empty -m x"):
         subprocess.run(["git", *command.split()], **run)
     monkeypatch.setattr(runner, "__file__", str(package / "runner.py"))
     assert runner.environment(metalmm.Device("cpu"))["commit"] is None

@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
-from conftest import FAKE, ROOT
+from conftest import FAKE, ROOT, half, right
 
 pytestmark = pytest.mark.skipif(not FAKE, reason="the fake Metal alone can be told what its GPU is like")
 
@@ -28,14 +28,6 @@ V = "gemv/baseline"
 NT = "m1_optimized_v6/nt_simd_c4_s1_tg128"
 GEMM = "gemm_tiled/baseline"
 MPS = "mps/baseline"
-
-
-def half(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
-
-
-def right(out: Any, a: Any, b: Any, **options: Any) -> None:
-    assert (abs(np.asarray(out) - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
 
 
 def pages(*shape: int, seed: int = 0) -> Any:
@@ -47,23 +39,6 @@ def pages(*shape: int, seed: int = 0) -> Any:
 
 
 Make = Callable[..., metalmm.Device]
-
-
-@pytest.fixture
-def like() -> Iterator[Make]:
-    """like({options of Device}, **settings): a device whose GPU is like that."""
-    before: dict[str, int] = {}
-
-    def make(options: dict[str, Any] | None = None, /, **settings: int) -> metalmm.Device:
-        for name, value in settings.items():
-            was = FAKE.set(name, value)
-            before.setdefault(name, was)
-        return metalmm.Device("metal", **options or {})
-
-    yield make
-    gc.collect()
-    for name, value in before.items():
-        FAKE.set(name, value)
 
 
 def work(device: metalmm.Device) -> None:
@@ -459,18 +434,13 @@ def test_times_are_read_when_somebody_asks(like: Make) -> None:
 # -- archives ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_archives_under_shader_validation(like: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Path(os.environ["METALMM_CACHE"])
-    for entry in compiled.glob("*"):
-        if not entry.name.endswith(".metalarchive"):
-            (tmp_path / entry.name).symlink_to(entry)
-    monkeypatch.setenv("METALMM_CACHE", str(tmp_path))
+def test_no_archives_under_shader_validation(like: Make, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MTL_SHADER_VALIDATION", "1")
     device = like()
     assert device.info["binary_archives"] is False
     right(metalmm.matmul(V, half(1, 16), half(16, 16), device=device), half(1, 16), half(16, 16))
     assert device.counters["archive_misses"] == 0
-    assert not list(tmp_path.glob("*.metalarchive*"))
+    assert not list(fresh.glob("*.metalarchive*"))
 
 
 # -- what mutants of the code above survived ---------------------------------------------------------------------------

@@ -184,7 +184,9 @@ def _ask(path: str) -> Compiler:
 def _run(command: Sequence[str], text: str | None = None) -> str:
     name = Path(command[0]).name
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
+        # On macOS posix_spawn, which is taken where nothing is to be closed: fork() there runs the handlers of Metal's frameworks.
+        environment, close = {**os.environ, "LC_ALL": "C"}, sys.platform != "darwin"
+        done = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace", env=environment, close_fds=close)
     except OSError as error:
         raise CompilerNotFoundError(f"{command[0]}: {error}") from error
     if done.returncode < 0:

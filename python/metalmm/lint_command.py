@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from .bench import results
 from .bench.command import UsageError
+from .errors import CompileError
 from .kernel_source import KERNELS
 from .manifest import Variant, variants
 from .msl import lint
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where something was found."""
+    """0; 1 where something was found, 2 where a file could not be read."""
     if not args.files and not args.all:
         raise UsageError("lint: name files, or --all")
     defines = {name: value if given else "1" for name, given, value in (d.partition("=") for d in args.defines)}
@@ -41,10 +43,17 @@ def run(args: argparse.Namespace) -> int:
                 print(f"  {finding}")
         checked.append({"file": str(source), "findings": [vars(f) for f in found]})
 
+    unread = False
     for path in args.files:
         start = time.perf_counter()
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-        tell(path, "", lint.check(text, str(path), [path.resolve().parent, *args.include_dirs], defines), start)
+        try:
+            text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+            found = lint.check(text, str(path), [path.resolve().parent, *args.include_dirs], defines)
+        except (OSError, CompileError) as error:  # the other files are looked at all the same
+            print(f"metalmm: {error}", file=sys.stderr)
+            unread = True
+        else:
+            tell(path, "", found, start)
     for source in sorted({v.source for v in variants() if v.kernel}) if args.all else []:
         start = time.perf_counter()
         for count, found in check_instances([v for v in variants() if v.source == source]).values():
@@ -52,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print("what is accepted here may still be refused by Apple's compiler; docs/lint.md says what is not looked at")
     results.give_json(args.json, {"schema": "metalmm-lint", "version": 1, "files": checked})
-    return int(wrong)
+    return 2 if unread else int(wrong)
 
 
 def check_instances(chosen: Sequence[Variant]) -> dict[Path, tuple[int, list[lint.Finding]]]:

@@ -19,6 +19,7 @@ from ..errors import CompilerNotFoundError, Error
 from ..kernel_source import resource
 from .opencl import SPACES, Rewriter
 from .program import Declaration
+from .rules import LANES, POSITIONS
 
 _ARGUMENTS = [
     "-x",
@@ -55,53 +56,23 @@ _BANNED = {
     **dict.fromkeys(("co_await", "co_yield", "co_return"), "coroutines"),
     **dict.fromkeys(("requires", "concept", "consteval", "constinit"), "C++20"),
 }
-_POSITIONS = set(
-    [
-        "thread_position_in_grid",
-        "thread_position_in_threadgroup",
-        "threadgroup_position_in_grid",
-        "threads_per_threadgroup",
-        "threads_per_grid",
-        "threadgroups_per_grid",
-        "dispatch_threads_per_threadgroup",
-        "grid_origin",
-        "grid_size",
-    ]
-)  # of one, two or three numbers
-_NUMBERS = set(
-    [
-        "thread_index_in_threadgroup",
-        "thread_index_in_simdgroup",
-        "simdgroup_index_in_threadgroup",
-        "threads_per_simdgroup",
-        "simdgroups_per_threadgroup",
-        "thread_index_in_quadgroup",
-        "quadgroup_index_in_threadgroup",
-        "quadgroups_per_threadgroup",
-        "thread_execution_width",
-        "dispatch_simdgroups_per_threadgroup",
-        "dispatch_quadgroups_per_threadgroup",
-    ]
-)
 _INDEXED = ("buffer", "texture", "sampler", "threadgroup")
-_ARGUMENT_ATTRIBUTES = {*_POSITIONS, *_NUMBERS, *_INDEXED, *["stage_in", "function_constant", "maybe_unused", "id", "raster_order_group"]}
-_FUNCTION_ATTRIBUTES = set(
-    [
-        "kernel",
-        "host_name",
-        "max_total_threads_per_threadgroup",
-        "required_threads_per_threadgroup",
-        "maybe_unused",
-        "nodiscard",
-        "visible",
-        "stitchable",
-        "user_annotation",
-        "vertex",
-        "fragment",
-        "always_inline",
-        "noinline",
-    ]
-)
+_ARGUMENT_ATTRIBUTES = {*POSITIONS, *LANES, *_INDEXED, "stage_in", "function_constant", "maybe_unused", "id", "raster_order_group"}
+_FUNCTION_ATTRIBUTES = {
+    "kernel",
+    "host_name",
+    "max_total_threads_per_threadgroup",
+    "required_threads_per_threadgroup",
+    "maybe_unused",
+    "nodiscard",
+    "visible",
+    "stitchable",
+    "user_annotation",
+    "vertex",
+    "fragment",
+    "always_inline",
+    "noinline",
+}
 _WHOLE = {"ushort", "uint", "unsigned int", "unsigned", "unsigned short", "uint32_t", "uint16_t"}
 
 
@@ -226,8 +197,8 @@ class _Rules(Rewriter):
                 yield f"unknown attribute [[{name}]] of a kernel argument"
             elif name in _INDEXED:
                 yield from self._indexed(name, "".join(t.text for t in tokens[slice(*span)]), words, is_memory, used, names)
-            elif name in _POSITIONS | _NUMBERS and not is_memory:
-                vectors = {f"{base}{n}" for base in ("ushort", "uint") for n in (2, 3)} if name in _POSITIONS else set()
+            elif name in POSITIONS | LANES and not is_memory:
+                vectors = {f"{base}{n}" for base in ("ushort", "uint") for n in (2, 3)} if name in POSITIONS else set()
                 if kind.replace("short int", "short") not in _WHOLE | vectors:
                     yield f"[[{name}]] of type {kind}"
         if not names and not is_memory:

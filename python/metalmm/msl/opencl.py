@@ -23,25 +23,23 @@ SPACES = {
 _SCALARS = ["char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]
 _VECTORS = {f"{s}{n}" for s in _SCALARS for n in (2, 3, 4)}
 # Keywords of OpenCL that are plain names in MSL.
-_FOREIGN = set(
-    [
-        "global",
-        "local",
-        "private",
-        "generic",
-        "read_only",
-        "write_only",
-        "read_write",
-        "pipe",
-        "event_t",
-        "queue_t",
-        "sampler_t",
-        "image2d_t",
-        "__global",
-        "__local",
-        "addrspace_cast",
-    ]
-)
+_FOREIGN = {
+    "global",
+    "local",
+    "private",
+    "generic",
+    "read_only",
+    "write_only",
+    "read_write",
+    "pipe",
+    "event_t",
+    "queue_t",
+    "sampler_t",
+    "image2d_t",
+    "__global",
+    "__local",
+    "addrspace_cast",
+}
 _ATOMIC = re.compile(r"atomic_(?:u?int|float|u?long|bool)")  # types of OpenCL's own, too
 _DOUBLE = re.compile(r"(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[+-]?\d+)?")
 _CLASSES = ("struct", "class", "union")

@@ -44,6 +44,33 @@ _NO_VARIABLE = {
 _NO_VARIABLE |= {"vertex", "fragment", "operator", "_Pragma", "_Static_assert"}
 
 
+# Attributes of a kernel's arguments: of one, two or three numbers; and of one.
+POSITIONS = {
+    "thread_position_in_grid",
+    "thread_position_in_threadgroup",
+    "threadgroup_position_in_grid",
+    "threads_per_threadgroup",
+    "threads_per_grid",
+    "threadgroups_per_grid",
+    "dispatch_threads_per_threadgroup",
+    "grid_origin",
+    "grid_size",
+}
+LANES = {
+    "thread_index_in_threadgroup",
+    "thread_index_in_simdgroup",
+    "simdgroup_index_in_threadgroup",
+    "threads_per_simdgroup",
+    "simdgroups_per_threadgroup",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
+    "quadgroups_per_threadgroup",
+    "thread_execution_width",
+    "dispatch_simdgroups_per_threadgroup",
+    "dispatch_quadgroups_per_threadgroup",
+}
+
+
 class MetalRules:
     """Checks declarations of a program, before lowering changes them; raises LoweringError with file and line."""
 

@@ -12,33 +12,14 @@ from collections.abc import Mapping
 
 from ..passes import Passes
 from ..program import Declaration, Program
-from ..rules import MetalRules
+from ..rules import LANES, POSITIONS, MetalRules
 from ..tokens import OPEN
 
-_POSITIONS = {
-    "thread_position_in_grid",
-    "thread_position_in_threadgroup",
-    "threadgroup_position_in_grid",
-    "threads_per_threadgroup",
-    "threads_per_grid",
-    "threadgroups_per_grid",
-    "thread_index_in_threadgroup",
-    "thread_index_in_simdgroup",
-    "simdgroup_index_in_threadgroup",
-    "threads_per_simdgroup",
-    "simdgroups_per_threadgroup",
-    "thread_index_in_quadgroup",
-    "quadgroup_index_in_threadgroup",
-    "quadgroups_per_threadgroup",
-    "grid_origin",
-    "dispatch_threads_per_threadgroup",
-    "dispatch_simdgroups_per_threadgroup",
-    "dispatch_quadgroups_per_threadgroup",
-}
 _ALIASES = {
     "thread_execution_width": "threads_per_simdgroup",
     "grid_size": "threads_per_grid",
 }
+_POSITIONS = (POSITIONS | LANES) - set(_ALIASES)
 _UNSUPPORTED = re.compile(
     r"(?:texture(?:1d|2d|3d|cube|_buffer)\w*|depth(?:2d|cube)\w*|sampler|imageblock\w*|visible_function_table|"
     r"intersection_function_table|intersector|acceleration_structure|instance_acceleration_structure|command_buffer|"
