@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import platform
@@ -114,6 +115,20 @@ def like() -> Iterator[Callable[..., metalmm.Device]]:
     gc.collect()
     for name, value in before.items():
         FAKE.set(name, value)
+
+
+@functools.cache
+def _lacking() -> list[str]:
+    if DEVICE == "cpu":
+        return []
+    with metalmm.Device(DEVICE) as device:
+        return device.lacking
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        if mark.args[0] in _lacking():
+            pytest.skip(f"NOT run on this GPU, which lacks {mark.args[0]}")
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -140,6 +140,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, Any]:
     return code, json.loads(out.read_text()) if out.exists() else None
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_a_small_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run(tmp_path, "--shapes", "6,7", "--sort", "gpu", "--cold")
     text = capsys.readouterr().out

@@ -22,6 +22,7 @@ def test_variants_lists_every_id_and_why_one_is_off(capsys: pytest.CaptureFixtur
     assert "no family 'nobody'" in capsys.readouterr().err
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128", "m=1", "n=896", "k=896", "nt"]) == 0
     text = capsys.readouterr().out

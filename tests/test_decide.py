@@ -378,6 +378,7 @@ def test_auto_goes_by_what_was_tuned(device: metalmm.Device, capsys: pytest.Capt
     assert "preferred" in capsys.readouterr().out
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_auto_gives_right_results_for_every_kind_of_operation(device: metalmm.Device) -> None:
     draw = np.random.default_rng(0)
     for m, n, k, batch, ta, tb, dtype in [
@@ -577,6 +578,7 @@ def test_steps_written_by_hand_are_one_step() -> None:
     assert sorted((s.n, c) for s, c in plan.calls) == [(8, 24), (900, 2)]
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Path("sizes.md").write_text(
         "Matmul shape backend summary:\n"
@@ -610,6 +612,7 @@ def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "--memory or --shapes changes that" in capsys.readouterr().err
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_each_call_of_a_step_has_weights_of_its_own(device: metalmm.Device) -> None:
     plan = step.plan_of(sizes.from_specs(["n=64 k=64 nt calls=5", "m=2 n=32 k=64 nn calls=2"]), None)
     weights = step._Weights(device, plan, 0)
@@ -709,6 +712,7 @@ def test_frameworks_measures_our_matmul_and_skips_what_is_too_large(capsys: pyte
     assert cli.main(["frameworks", "--only", "abacus"]) == 2 and cli.main(["frameworks", "--operations", "Mat"]) == 2
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_our_matmuls_of_the_table_are_right() -> None:
     ours = frameworks.Metalmm("metalmm", DEVICE)
     for row in (

@@ -171,6 +171,7 @@ AT_EXIT = {
 
 
 @pytest.mark.parametrize("what", [*AT_EXIT, "blas"])
+@pytest.mark.needs("simdgroup_matrix")
 def test_exit_with_threads_inside_a_matmul(what: str) -> None:
     body = AT_EXIT.get(what, AT_EXIT["matmul"].replace("gemm_tiled", "blas"))
     if what == "blas" and DEVICE != "cpu":
@@ -186,6 +187,7 @@ def test_exit_with_threads_inside_a_matmul(what: str) -> None:
         assert "terminate" not in done.stderr and "Fatal" not in done.stderr
 
 
+@pytest.mark.needs("simdgroup_matrix")
 def test_exit_with_work_that_nobody_waited_for() -> None:
     script = "d = metalmm.Device()\nout = np.zeros((8, 256), np.float16)\nb = d.batch(); b.matmul('gemm_tiled/baseline', x, w, out=out); b.submit()\n"
     done = run(script + "d.close(); print(out[0, 0])")
