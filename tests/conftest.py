@@ -117,6 +117,17 @@ def like() -> Iterator[Callable[..., metalmm.Device]]:
         FAKE.set(name, value)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _these_choose_their_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever GPU the suite was asked to run on."""
+    choose = FAKE and request.module.__name__ in ("test_metal", "test_unkind", "test_doctor")
+    for name, (plain, _) in FAKE.given.items() if choose else ():
+        FAKE.set(name, plain)
+    yield
+    for name, (_, given) in FAKE.given.items() if choose else ():
+        FAKE.set(name, given)
+
+
 @functools.cache
 def _lacking() -> list[str]:
     if DEVICE == "cpu":

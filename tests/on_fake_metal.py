@@ -33,6 +33,7 @@ class FakeMetal:
         )
         self._compile = function(self._answer)  # must live as long as the library
         self._library.fake_metal_set_compiler(self._compile)
+        self.given: dict[str, tuple[int, int]] = {}  # by $METALMM_FAKE: as it was before, and the value
 
     def _text(self, name: str) -> list[str]:
         out = ctypes.create_string_buffer(1 << 20)
@@ -115,7 +116,7 @@ def install() -> FakeMetal:
     fake = FakeMetal(metalmm._core.__file__)
     for setting in filter(None, os.environ.get("METALMM_FAKE", "").split(",")):
         name, _, value = setting.partition("=")
-        fake.set(name, int(value))
+        fake.given[name] = fake.set(name, int(value)), int(value)
     return fake
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,10 @@ GEMM = "gemm_tiled/baseline"
 needs_fake = pytest.mark.skipif(not FAKE, reason="breaks rules or injects faults, which only the fake Metal allows")
 
 
-@pytest.fixture(autouse=True)
-def _the_gpu_waits_to_be_asked() -> Iterator[None]:
-    """What is in flight here is in flight for certain; tests/test_unkind.py has a GPU that works in time."""
-    before = FAKE.set("in_time", 0) if FAKE else 0
-    yield
-    if FAKE:
-        FAKE.set("in_time", before)
+@pytest.fixture(scope="module")
+def device() -> metalmm.Device:
+    """Of this file: see _these_choose_their_gpu."""
+    return metalmm.Device("metal")
 
 
 # -- the fake is strict ------------------------------------------------------------------------------------------------

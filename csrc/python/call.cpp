@@ -11,9 +11,11 @@ std::atomic<Waiting*> waiting{nullptr};  // last first; without a lock, which a 
 }  // namespace
 
 void let_go_later(std::function<void()> release) {
-  auto* w = new Waiting{std::move(release), waiting.load()};
-  while (!waiting.compare_exchange_weak(w->next, w)) continue;
-  if (!w->next) Py_AddPendingCall([](void*) { return let_go(), 0; }, nullptr);  // where nobody of ours comes by
+  Waiting* before = waiting.load();
+  auto* w = new Waiting{std::move(release), nullptr};
+  do w->next = before;
+  while (!waiting.compare_exchange_weak(before, w));  // and `w` is whose who takes it next
+  if (!before) Py_AddPendingCall([](void*) { return let_go(), 0; }, nullptr);  // where nobody of ours comes by
 }
 
 void let_go() {
