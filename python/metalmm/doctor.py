@@ -57,7 +57,7 @@ class Wrong(Exception):
 
 
 class Doctor:
-    """The checks of one device. Each runs under `within`, which notes what came of it."""
+    """The checks of one device. Each runs under `check`, which notes what came of it."""
 
     def __init__(self, name: str | None, seconds: float, quiet: bool) -> None:
         self.device = Device(name)
@@ -251,7 +251,6 @@ class Doctor:
     def _archives(self) -> str:
         if not self.device.info["binary_archives"]:
             raise Without("off under MTL_SHADER_VALIDATION; every pipeline is compiled in each process")
-        before = os.environ.get("METALMM_CACHE")
         with tempfile.TemporaryDirectory() as folder, _environment("METALMM_CACHE", folder):
             seconds, hits = [], 0
             for _ in range(2):
@@ -260,7 +259,6 @@ class Doctor:
                     matmul(_V, np.ones((1, 8), np.float16), np.ones((8, 8), np.float16), device=fresh)
                     seconds.append(time.perf_counter() - start)
                     hits = int(fresh.counters["archive_hits"])
-        assert os.environ.get("METALMM_CACHE") == before
         if hits == 0:
             raise Wrong("a pipeline that was put into an archive is not found there")
         return f"found again; the first use of a kernel {seconds[0] * 1e3:.1f} ms, with the archive {seconds[1] * 1e3:.1f} (the source is compiled both times)"

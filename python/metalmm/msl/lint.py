@@ -19,7 +19,7 @@ from ..errors import CompilerNotFoundError, Error
 from ..kernel_source import resource
 from .opencl import SPACES, Rewriter
 from .program import Declaration
-from .rules import LANES, POSITIONS
+from .rules import LANES, POSITIONS, UNSIGNED
 
 _ARGUMENTS = [
     "-x",
@@ -73,7 +73,6 @@ _FUNCTION_ATTRIBUTES = {
     "always_inline",
     "noinline",
 }
-_WHOLE = {"ushort", "uint", "unsigned int", "unsigned", "unsigned short", "uint32_t", "uint16_t"}
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class _Rules(Rewriter):
                 yield from self._indexed(name, "".join(t.text for t in tokens[slice(*span)]), words, is_memory, used, names)
             elif name in POSITIONS | LANES and not is_memory:
                 vectors = {f"{base}{n}" for base in ("ushort", "uint") for n in (2, 3)} if name in POSITIONS else set()
-                if kind.replace("short int", "short") not in _WHOLE | vectors:
+                if kind.replace("short int", "short") not in UNSIGNED | vectors:
                     yield f"[[{name}]] of type {kind}"
         if not names and not is_memory:
             yield f"kernel argument '{' '.join(words)}' has no attribute"

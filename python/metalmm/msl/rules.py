@@ -44,6 +44,9 @@ _NO_VARIABLE = {
 _NO_VARIABLE |= {"vertex", "fragment", "operator", "_Pragma", "_Static_assert"}
 
 
+# The scalar types that Metal takes for thread position attributes.
+UNSIGNED = {"ushort", "uint", "unsigned", "unsigned int", "unsigned short", "uint16_t", "uint32_t"}
+
 # Attributes of a kernel's arguments: of one, two or three numbers; and of one.
 POSITIONS = {
     "thread_position_in_grid",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ..passes import Passes
 from ..program import Declaration, Program
-from ..rules import LANES, POSITIONS, MetalRules
+from ..rules import LANES, POSITIONS, UNSIGNED, MetalRules
 from ..tokens import OPEN
 
 _ALIASES = {
@@ -26,8 +26,7 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
-_UNSIGNED = {"ushort", "uint", "unsigned", "unsigned int", "unsigned short", "uint16_t", "uint32_t"}
-_POSITION_TYPES = _UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
+_POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
 _NUMBER_TYPES = _POSITION_TYPES | {
     f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
 } | {"unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}  # fmt: skip
@@ -152,11 +151,9 @@ class CpuTarget:
             kind = "uint"
         if not kind:
             return  # by another name, which a type checker would have to look up
-        allowed = (
-            _UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
-        )
+        allowed = UNSIGNED if position.startswith("thread_index") or "simdgroup" in position or "quadgroup" in position else _POSITION_TYPES
         if kind not in allowed:
-            takes = "ushort or uint" if allowed is _UNSIGNED else "ushort or uint, or a vector of two or three of them"
+            takes = "ushort or uint" if allowed is UNSIGNED else "ushort or uint, or a vector of two or three of them"
             raise self.source.fail(first, f"[[{position}]] is of type {kind}; it takes {takes}")
 
     def _thread_limit(self, *declarations: Declaration) -> str:
