@@ -249,7 +249,7 @@ def _machine() -> str:
 def _runtime_digest() -> str:
     digest = hashlib.sha256()
     for path in [
-        *sorted((MSL / "runtime").glob("*.h")),
+        *sorted((MSL / "runtime").rglob("*.h")),
         *sorted((MSL / "include").rglob("*")),
         *sorted((_PACKAGE / "msl").glob("*.py")),
         Path(cpu_target.__file__),

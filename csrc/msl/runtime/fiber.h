@@ -50,6 +50,8 @@ METALMM_INLINE Context* context() {
 #endif
 }
 
+METALMM_INLINE u32 lane() { return context()->lane & 31; }
+
 // Saves where we are in `from`, goes to `to`. Everything but the three pointers is declared clobbered, so the compiler
 // keeps alive what it needs and nothing else is saved: less than half the time of a switch that pushes registers.
 METALMM_INLINE void switch_lane(Lane* from, Lane* to) {

@@ -156,3 +156,9 @@ template <auto Fn, const ArgSpec* S> abi::KernelInfo describe(u32 max_threads) {
 }
 
 }  // namespace metalmm::msl
+
+#define METALMM_KERNEL_INLINE
+// What a lowered file ends with: its kernel, the kinds of its arguments, and how many threads it was declared for.
+#define METALMM_KERNEL(function, specs, threads)                                                          \
+  extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;      \
+  const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<function, specs>(threads)

@@ -1,13 +1,17 @@
 // Barriers and the simd_ and quad_ functions.
 #pragma once
+#ifdef __CUDACC__
+#include "cuda/lanes.h"
+#else
 #include "fiber.h"
+#endif
 #include "library.h"
 
 namespace metalmm::msl {
 
 using abi::u32;
 
-METALMM_INLINE u32 simd_lane() { return fiber::context()->lane & 31; }
+METALMM_INLINE u32 simd_lane() { return fiber::lane(); }
 constexpr bool has(u32 mask, u32 lane) { return mask >> lane & 1; }
 
 struct Nothing {
@@ -220,86 +224,14 @@ METALMM_QUAD(quad_prefix_exclusive_product, result = other == 0 ? V(1) : result;
 METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return quad_or(static_cast<uint>(b), site) != 0; }
 METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast<uint>(b), site) != 0; }
 
-// 8 x 8 over 32 lanes, in the layout of Apple's GPUs: a lane holds two neighbours of one row.
-template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
-  static_assert(Cols == 8 && Rows == 8, "MSL has 8 x 8 simdgroup matrices only");
-  using storage_type = vec<T, 2>;
-  simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) elements_[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
-  }
-  storage_type& thread_elements() { return elements_; }
-  const storage_type& thread_elements() const { return elements_; }
-  static METALMM_INLINE uint row(uint lane = simd_lane()) { return (lane / 4 & 4) + lane / 2 % 4; }
-  static METALMM_INLINE uint column(uint lane = simd_lane()) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+}  // namespace metalmm::msl::library
+#ifdef __CUDACC__
+#include "cuda/matrix.h"
+#else
+#include "matrix.h"
+#endif
+namespace metalmm::msl::library {
 
- private:
-  storage_type elements_;
-};
-
-template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
-  simdgroup_matrix<T, Cols, Rows> m;
-  m.thread_elements() = vec<T, 2>(value);
-  return m;
-}
-
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = d.row(), column = d.column();
-  ulong step = transpose ? elements_per_row : 1;
-  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.thread_elements() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
-}
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = a.row(), column = a.column();
-  ulong step = transpose ? elements_per_row : 1;
-  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  p[0] = static_cast<U>(a.thread_elements()[0]);
-  p[step] = static_cast<U>(a.thread_elements()[1]);
-}
-
-// Lanes write their elements into whole matrices, so that the last one multiplies rows as vectors. float accumulation.
-struct MultiplyAccumulate {
-  typedef float row8 __attribute__((vector_size(32)));
-  static void all(metalmm::abi::Simdgroup* g, uint) {
-    const float* a = g->matrices[0];
-    const row8* b = reinterpret_cast<const row8*>(g->matrices[1]);
-    const row8* c = reinterpret_cast<const row8*>(g->matrices[2]);
-    row8* d = reinterpret_cast<row8*>(g->matrices[3]);
-    for (int i = 0; i < 8; i++) {
-      row8 sum = c[i];
-      for (int k = 0; k < 8; k++) sum += a[8 * i + k] * b[k];
-      d[i] = sum;
-    }
-  }
-};
-
-// Not inlined: a GEMM unrolls dozens of these, and g++ takes a minute over as many switches in one function.
-static __attribute__((noinline, unused)) void multiply_accumulate(metalmm::abi::Site site) {
-  auto* context = metalmm::fiber::context();
-  metalmm::fiber::meet(context, context->group, context->lane & 31, &MultiplyAccumulate::all, site);
-}
-
-template <class D, class A, class B, class C>
-METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
-                                                  const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
-  auto* context = metalmm::fiber::context();
-  auto* g = context->group;
-  uint lane = context->lane & 31;
-  uint at = 8 * d.row(lane) + d.column(lane);
-  auto bring = [&](float* matrix, const auto& m) {
-    float* p = matrix + at;
-    p[0] = static_cast<float>(m.thread_elements()[0]);
-    p[1] = static_cast<float>(m.thread_elements()[1]);
-  };
-  bring(g->matrices[0], a);
-  bring(g->matrices[1], b);
-  bring(g->matrices[2], c);
-  multiply_accumulate(METALMM_SITE_VALUE);
-  const float* p = g->matrices[3] + at;
-  d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
-}
 template <class D, class A, class B>
 METALMM_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, METALMM_SITE) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0)), site);

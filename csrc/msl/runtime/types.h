@@ -1,7 +1,11 @@
 // MSL's scalar and vector types for a C++ compiler.
 #pragma once
 #include "abi.h"
+#ifdef __CUDACC__
+#include "cuda/builtins.h"
+#endif
 
+#ifndef __CUDACC__
 namespace std {
 template <class T> class initializer_list {  // as both compilers lay it out
   const T* first_;
@@ -15,6 +19,7 @@ template <class T> class initializer_list {  // as both compilers lay it out
   constexpr const T* end() const { return first_ + size_; }
 };
 }  // namespace std
+#endif
 
 using uchar = unsigned char;
 using ushort = unsigned short;
@@ -35,7 +40,8 @@ using intptr_t = long;
 
 // A built-in type, so that conversions, overloads and ?: behave as in MSL. Every operation rounds to binary16: g++ does
 // so for _Float16 in C++, clang for __fp16 under -fnative-half-type (clang 14 has no _Float16 without AVX512-FP16).
-#if defined(__clang__)
+#if defined(__CUDACC__)  // in cuda/builtins.h
+#elif defined(__clang__)
 using half = __fp16;
 #elif defined(__aarch64__) && __GNUC__ < 13
 #error "metalmm: on aarch64 g++ has _Float16 in C++ from version 13 on; install clang, or name another compiler in METALMM_CXX"
@@ -134,6 +140,7 @@ template <class T> using scalar_only = enable_if_t<is_scalar<T>::value>;
 
 // The compiler's own vectors make arithmetic one instruction at any optimization level; half and bool have none.
 template <class T, int N> struct native { using type = void; };
+#ifndef __CUDACC__  // a lane of a GPU computes one number at a time
 #define METALMM_NATIVE(T)                                                                    \
   template <> struct native<T, 2> { typedef T type __attribute__((vector_size(2 * sizeof(T)))); }; \
   template <> struct native<T, 4> { typedef T type __attribute__((vector_size(4 * sizeof(T)))); };
@@ -143,6 +150,7 @@ METALMM_NATIVE(unsigned short) METALMM_NATIVE(signed char) METALMM_NATIVE(unsign
 template <> struct native<long, 2> { typedef long type __attribute__((vector_size(16))); };
 template <> struct native<unsigned long, 2> { typedef unsigned long type __attribute__((vector_size(16))); };
 #undef METALMM_NATIVE
+#endif
 
 template <class T, int N> struct vec;
 
@@ -376,8 +384,10 @@ template <class T, int N> struct vec : storage<T, N, true> {
 template <class T, int N> template <class U> METALMM_INLINE vec<T, N>::vec(const vec<U, N>& u) {
   if constexpr (is_same<T, U>::value) {
     *this = u;
+#ifndef __CUDACC__
   } else if constexpr (has_native && vec<U, N>::has_native) {
     this->v = __builtin_convertvector(u.v, typename pick_native<T, N>::type);
+#endif
 #if defined(__clang__)
   } else if constexpr ((is_same<T, float>::value && is_same<U, half>::value) ||
                        (is_same<T, half>::value && is_same<U, float>::value)) {
@@ -477,8 +487,13 @@ template <class T, int C, int R> struct matrix {
     return m;
   }
   // Eight floats at once, where they lie side by side.
+#ifdef __CUDACC__
+  typedef float eight;
+  static constexpr bool is_wide = false;
+#else
   typedef float eight __attribute__((vector_size(32)));
   static constexpr bool is_wide = is_same<T, float>::value && R != 3 && C * R % 8 == 0;
+#endif
   METALMM_INLINE eight wide(int i) const {
     eight v;
     __builtin_memcpy(&v, reinterpret_cast<const char*>(this) + 32 * i, sizeof(v));  // by bytes: it is aligned to 16 alone

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import _core
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText
-from . import cpu, metal
+from . import cpu, cuda, metal
 
 if TYPE_CHECKING:
     from ..device import Device
 
 
-class Options(cpu.Options, metal.Options, total=False):
+class Options(cpu.Options, cuda.Options, metal.Options, total=False):  # type: ignore[misc]  # index: of a GPU, whosever
     """All that a device may be told when it is made."""
 
 
@@ -66,8 +66,8 @@ class Backend(Protocol):
         ...
 
 
-# In the order in which Device() looks for one.
-_BACKENDS: dict[str, Backend] = {b.name: b for b in (metal.BACKEND, cpu.BACKEND)}
+# In the order in which Device() looks for one; cpu is everywhere, so that cuda is for those who name it.
+_BACKENDS: dict[str, Backend] = {b.name: b for b in (metal.BACKEND, cpu.BACKEND, cuda.BACKEND)}
 
 
 def register(backend: Backend) -> None:

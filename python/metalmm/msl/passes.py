@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import numpy as np
 
 from ..errors import CompileError, LoweringError
 from .program import SPECIFIERS, Declaration, Program
-from .tokens import PRAGMA, Token
+from .tokens import OPEN, PRAGMA, Token
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
@@ -102,14 +103,16 @@ class Passes:
                     tokens[d.body].text = ";"
 
     def _make_static(self, d: Declaration) -> None:
-        """Called from one place alone, the kernel is then inlined there: half of a short kernel's time is its call."""
+        """Called from one place alone, the kernel is then inlined there: half of a short kernel's time is its call. NVRTC does so only
+        where it is told to, and without that does not know which memory a pointer is to."""
         tokens, i = self.source.tokens, d.start
         if tokens[i].text == "template":
             i = self.source.angle_end(i + 1) + 1
         while any(a.start <= i < a.end for a in d.attributes) or tokens[i].text == "":
             i += 1
-        if tokens[i].text not in ("static", "inline"):
-            tokens[i].text = "static " + tokens[i].text
+        if tokens[i].text in ("static", "inline"):
+            tokens[i].text = ""
+        tokens[i].text = f"static METALMM_KERNEL_INLINE {tokens[i].text}"
 
     def attributes(self) -> None:
         tokens, i = self.source.tokens, 0
@@ -356,8 +359,56 @@ class Passes:
             elif is_float and text[-1] not in "fl":
                 token.text += "f"
 
+    def conditionals(self) -> None:
+        """`c ? a : b` of a half and a float, which C++ cannot decide where half is a class: both become what they have in common."""
+        tokens = self.source.tokens
+        for i in range(len(tokens) - 1, -1, -1):  # inner ones first
+            if tokens[i].text != "?":
+                continue
+            colon = self._arm_end(i + 1, ":")
+            end = self._arm_end(colon + 1, "")
+            first, second = self.program.join((i + 1, colon)), self.program.join((colon + 1, end))
+            self.source.blank(i + 1, colon)
+            self.source.blank(colon + 1, end)
+            tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>({first})"
+            tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>({second})"
+
+    def _arm_end(self, i: int, ends: str) -> int:
+        """Past an arm of a conditional that begins at i: at its ':', or where the whole expression ends."""
+        tokens, inner = self.source.tokens, 0
+        while True:
+            text = tokens[i].text
+            if text in OPEN:
+                i = self.source.matching(i)
+            elif text == "?":
+                inner += 1
+            elif text == ":" and inner:
+                inner -= 1
+            elif text in ((ends,) if ends else (":", ",", ";", ")", "]", "}")):
+                return i
+            elif text == "<" and tokens[i - 1].kind == "name":
+                with contextlib.suppress(LoweringError):  # of a template, or a comparison
+                    i = self.source.angle_end(i)
+            i += 1
+
+    def stops(self) -> None:
+        """Every loop asks at each turn whether it shall end."""
+        tokens = self.source.tokens
+        for i, token in enumerate(tokens):
+            if token.kind != "name" or token.text not in ("for", "while") or tokens[i + 1].text != "(":
+                continue
+            close = self.source.matching(i + 1)
+            if token.text == "while":
+                tokens[i + 1].text = "(::metalmm::msl::goes_on() && ("
+                tokens[close].text = "))"
+                continue
+            semicolons = [j for j in range(i + 2, close) if tokens[j].text == ";"]
+            if len(semicolons) == 2:
+                comma = "" if semicolons[1] + 1 == close else ", "
+                tokens[semicolons[1]].text = f"; ::metalmm::msl::goes_on(){comma}"
+
     def pragmas(self, compiler: str) -> None:
-        full = "#pragma GCC unroll 32" if compiler == "gcc" else "#pragma clang loop unroll(full)"
+        full = {"gcc": "#pragma GCC unroll 32", "clang": "#pragma clang loop unroll(full)", "nvrtc": "#pragma unroll"}[compiler]
 
         def replace(match: re.Match[str]) -> str:
             body = match[1].strip()

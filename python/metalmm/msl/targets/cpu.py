@@ -40,8 +40,16 @@ class CpuTarget:
         self.source = program.source
         self.passes = Passes(program)
 
-    def lower(self, kernel: str, constants: Mapping[int | str, bool | int | float] | None = None, compiler: str = "gcc") -> str:
-        """C++ for one kernel."""
+    def lower(
+        self,
+        kernel: str,
+        constants: Mapping[int | str, bool | int | float] | None = None,
+        compiler: str = "gcc",
+        *,
+        stops: bool = False,
+        choose: bool = False,
+    ) -> str:
+        """C++ for one kernel. stops: its loops look whether they shall; choose: see Passes.conditionals."""
         instance = self.program.instance(kernel)
         definition = self.program.definition_of(instance)
         name = definition.name
@@ -71,6 +79,10 @@ class CpuTarget:
         self.passes.swizzles()
         self.passes.literals()
         self.passes.pragmas(compiler)
+        if choose:
+            self.passes.conditionals()
+        if stops:
+            self.passes.stops()
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
@@ -258,8 +270,9 @@ class CpuTarget:
             + '\n# 1 "<metalmm entry>"\n'
             + holder
             + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
-            'extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;\n'
-            f"const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<{function}, metalmm_args>({threads});\n"
+            f"static constexpr auto metalmm_body = {function};\n"
+            f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
+            "METALMM_KERNEL(metalmm_body, metalmm_args, metalmm_threads);\n"
         )
 
 
@@ -270,10 +283,12 @@ def lower(
     *,
     name: str = "<source>",
     compiler: str = "gcc",
+    stops: bool = False,
+    choose: bool = False,
 ) -> str:
-    """C++ for the kernel `kernel` of the preprocessed MSL `text`.
+    """C++ for the kernel `kernel` of the preprocessed MSL `text`; compiler: gcc, clang, or nvrtc for CUDA C++.
 
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler)
+    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler, stops=stops, choose=choose)

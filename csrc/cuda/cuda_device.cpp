@@ -1,0 +1,630 @@
+#include "cuda_device.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+namespace metalmm::cuda {
+namespace {
+
+constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr uint32_t kGridX = (1u << 31) - 1, kGridYZ = 65535;
+constexpr size_t kNothing = 4096;
+
+// One for each GPU; a lost one is replaced when the next device is made.
+std::shared_ptr<Home> home_of(int index) {
+  static auto* mutex = new std::mutex;
+  static auto* homes = new std::map<int, std::shared_ptr<Home>>;
+  std::lock_guard lock(*mutex);
+  std::shared_ptr<Home>& home = (*homes)[index];
+  const Driver& cu = driver();
+  if (home && home->lost) {
+    cu.context_release(home->gpu);
+    cu.check(cu.context_reset(home->gpu), "making the GPU usable again after a kernel's fault");
+    home.reset();
+  }
+  if (!home) {
+    auto made = std::make_shared<Home>();
+    cu.check(cu.device_get(&made->gpu, index), "looking for the GPU");
+    cu.check(cu.context_retain(&made->context, made->gpu), "making a context");
+    home = std::move(made);
+  }
+  return home;
+}
+
+std::string bytes_of_file(const std::string& path) {
+  std::string bytes;
+  FILE* file = std::fopen(path.c_str(), "rb");
+  if (!file) throw Error(ErrorKind::device, "cuda: cannot read " + path);
+  char part[65536];
+  for (size_t n; (n = std::fread(part, 1, sizeof(part), file)) > 0;) bytes.append(part, n);
+  std::fclose(file);
+  return bytes;
+}
+
+}  // namespace
+
+void Home::enter() const { driver().context_set(context); }
+
+void Home::lose(const std::string& text) {
+  std::lock_guard lock(mutex);
+  if (!lost) why = text;
+  lost = true;
+}
+
+void Home::check(Result r, const char* what) {
+  if (!r) return;
+  std::string text = std::string("cuda: ") + what + ": " + driver().text(r);
+  bool refused = r < 100 || r == 801 || r == 701;  // an argument or resource of this call; the context goes on
+  if (!refused) lose(text);
+  throw Error(ErrorKind::device, text);
+}
+
+// -- memory -------------------------------------------------------------------------------------------------------------
+
+// Powers of two, with three steps between; from 2 MB on whole megabytes' eighths of them.
+size_t Pool::space(size_t size) {
+  if (size <= 512) return 512;
+  size_t step = 512;
+  while (step * 8 < size) step *= 2;
+  return (size + step - 1) / step * step;
+}
+
+Address Pool::take(size_t size) {
+  size_t bytes = space(size);
+  {
+    std::lock_guard lock(mutex_);
+    auto it = free_.find(bytes);
+    if (it != free_.end() && !it->second.empty()) {
+      Address address = it->second.back();
+      it->second.pop_back();
+      return address;
+    }
+  }
+  home_->enter();
+  Address address = 0;
+  Result r = driver().allocate(&address, bytes);
+  if (r == 2) {  // out of memory: what lies idle may be enough
+    std::lock_guard lock(mutex_);
+    for (auto& [_, list] : free_)
+      for (Address a : list) driver().free(a);
+    free_.clear();
+    r = driver().allocate(&address, bytes);
+  }
+  if (r == 2) throw Error(ErrorKind::device, "cuda: the GPU has no " + std::to_string(bytes) + " bytes left");
+  home_->check(r, "allocating memory");
+  allocations_++;
+  return address;
+}
+
+void Pool::give_back(Address address, size_t size) {
+  std::lock_guard lock(mutex_);
+  free_[space(size)].push_back(address);
+}
+
+Pool::~Pool() {
+  if (home_->lost) return;  // it went with the context
+  home_->enter();
+  for (auto& [_, list] : free_)
+    for (Address a : list) driver().free(a);
+}
+
+Event EventPool::take() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      Event e = free_.back();
+      free_.pop_back();
+      return e;
+    }
+  }
+  Event e = nullptr;
+  home_->check(driver().event_create(&e, 0), "making an event");
+  return e;
+}
+
+void EventPool::give_back(Event event) {
+  std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+EventPool::~EventPool() {
+  if (home_->lost) return;
+  home_->enter();
+  for (Event e : free_) driver().event_destroy(e);
+}
+
+// -- pipelines ----------------------------------------------------------------------------------------------------------
+
+class CudaPipeline : public Pipeline {
+ public:
+  CudaPipeline(std::shared_ptr<Home> home, const PipelineSource& source) : home_(std::move(home)) {
+    name = source.name;
+    const Driver& cu = driver();
+    std::string image = bytes_of_file(source.file);
+    home_->enter();
+    Result r = cu.module_load(&module_, image.data());
+    if (r) throw Error(ErrorKind::compile, "kernel '" + name + "': the driver does not take its machine code: " + cu.text(r));
+    try {
+      read_table();
+    } catch (...) {
+      cu.module_unload(module_);
+      throw;
+    }
+    for (KernelArgument& own : arguments)  // the module has what its compiler knew: all but the names of types
+      for (const KernelArgument& said : source.arguments)
+        if (own.kind == said.kind && own.index == said.index) own.type = said.type;
+  }
+  ~CudaPipeline() override {
+    if (home_->lost) return;
+    home_->enter();
+    driver().module_unload(module_);
+  }
+  bool writes(uint32_t index) const { return written_ >> index & 1; }
+
+  Function function = nullptr;
+  Address stop = 0;  // its metalmm_stop, where it looks at one
+  KernelTable table{};
+
+ private:
+  void read_table() {
+    const Driver& cu = driver();
+    Address address = 0;
+    size_t size = 0;
+    home_->check(cu.module_function(&function, module_, "metalmm_kernel"), "looking for the kernel in its module");
+    home_->check(cu.module_global(&address, &size, module_, "metalmm_table"), "looking for the table of a kernel's arguments");
+    if (size != sizeof(table)) throw Error(ErrorKind::device, "kernel '" + name + "': it was built for another version of metalmm");
+    home_->check(cu.copy_out(&table, address, size, nullptr), "reading the table of a kernel's arguments");
+    home_->check(cu.stream_synchronize(nullptr), "reading the table of a kernel's arguments");
+    if (table.version != kArgumentsVersion || table.count > kMaxArguments)
+      throw Error(ErrorKind::device, "kernel '" + name + "': it was built for another version of metalmm");
+    if (table.stop) home_->check(cu.module_global(&stop, &size, module_, "metalmm_stop"), "looking for a kernel's stop");
+    auto attribute = [&](int which) {
+      int value = 0;
+      home_->check(cu.function_attribute(&value, which, function), "asking what a kernel takes");
+      return value;
+    };
+    max_threads = static_cast<uint32_t>(attribute(kFunctionMaxThreads));
+    if (table.max_threads) max_threads = std::min(max_threads, table.max_threads);
+    static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes));
+    declared = 0;
+    for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
+    std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
+  }
+  void add(const ArgumentRow& row) {
+    auto kind = static_cast<abi::ArgKind>(row.kind);
+    bool is_buffer = kind == abi::ArgKind::buffer;
+    if (!is_buffer && kind != abi::ArgKind::threadgroup) return;
+    if (is_buffer) declared |= 1u << row.index;
+    if (!row.enabled) return;
+    if (is_buffer && !row.is_const) written_ |= 1u << row.index;
+    arguments.push_back({is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
+  }
+  std::shared_ptr<Home> home_;
+  Module module_ = nullptr;
+  uint32_t written_ = 0;
+};
+
+// -- the device ---------------------------------------------------------------------------------------------------------
+
+CudaDevice::CudaDevice(const CudaOptions& options)
+    : Device("cuda"), options_(options), home_(home_of(options.index)), pool_(std::make_shared<Pool>(home_)), events_(std::make_shared<EventPool>(home_)) {
+  home_->enter();
+  const Driver& cu = driver();
+  home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
+  home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
+  nothing_.emplace(pool_, kNothing);
+  home_->check(cu.fill(nothing_->address(), 0, kNothing, stream_), "filling memory");
+}
+
+CudaDevice::~CudaDevice() {
+  leave_family();
+  if (home_->lost || forked_) {
+    nothing_.reset();
+    return;
+  }
+  home_->enter();
+  driver().stream_synchronize(stream_);
+  nothing_.reset();
+  driver().stream_destroy(stream_);
+  driver().stream_destroy(record_stream_);
+}
+
+void CudaDevice::check_here() const {
+  if (forked_)
+    throw Error(ErrorKind::device, "cuda: this device was made before the process was forked, and CUDA does not go with a fork; start processes with spawn");
+  if (home_->lost) {
+    std::lock_guard lock(home_->mutex);
+    throw Error(ErrorKind::device, "cuda: the GPU's context was lost (" + home_->why + "); make a new metalmm.Device");
+  }
+  home_->enter();
+}
+
+Info CudaDevice::info() const {
+  const Driver& cu = driver();
+  char name[256] = {};
+  int version = 0;
+  size_t memory = 0;
+  auto attribute = [&](int which) {
+    int value = 0;
+    cu.device_attribute(&value, which, home_->gpu);
+    return int64_t{value};
+  };
+  cu.device_name(name, sizeof(name), home_->gpu);
+  cu.driver_version(&version);
+  cu.device_memory(&memory, home_->gpu);
+  return {{"name", std::string(name)},
+          {"compute_capability", attribute(kCapabilityMajor) * 10 + attribute(kCapabilityMinor)},
+          {"driver", std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10)},
+          {"multiprocessors", attribute(kMultiprocessors)},
+          {"l2_bytes", attribute(kL2Bytes)},
+          {"memory_bytes", static_cast<int64_t>(memory)},
+          {"max_total_threads_per_threadgroup", attribute(kMaxThreads)},
+          {"max_threadgroup_memory_length", static_cast<int64_t>(limits().threadgroup_memory)},
+          {"unified_memory", false}};
+}
+
+Info CudaDevice::counters() const { return {{"allocations", static_cast<int64_t>(pool_->allocations())}}; }
+
+// As Apple's GPUs have it: what runs here runs there. Grids of any size: larger ones are more than one launch.
+Limits CudaDevice::limits() const { return {}; }
+
+std::shared_ptr<Buffer> CudaDevice::new_buffer(size_t size) {
+  check_here();
+  auto memory = std::make_shared<Temporary>(pool_, size);
+  Address address = memory->address();
+  return std::make_shared<Buffer>(nullptr, size, false, [memory] {}, reinterpret_cast<void*>(address), address);
+}
+
+void CudaDevice::read(const Buffer& b, size_t offset, void* to, size_t size) {
+  if (!size) return;
+  check_here();
+  home_->check(driver().copy_out(to, b.address() + offset, size, stream_), "copying from the GPU");
+  home_->check(driver().stream_synchronize(stream_), "copying from the GPU");
+}
+
+void CudaDevice::write(const Buffer& b, size_t offset, const void* from, size_t size) {
+  if (!size) return;
+  check_here();
+  home_->check(driver().copy_in(b.address() + offset, from, size, stream_), "copying to the GPU");
+  home_->check(driver().stream_synchronize(stream_), "copying to the GPU");
+}
+
+std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source) {
+  check_here();
+  if (source.library) throw Error(ErrorKind::unsupported, source.name + ": device cuda has no library " + source.library->name);
+  return std::make_shared<CudaPipeline>(home_, source);
+}
+
+void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept) {
+  auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+  const KernelTable& table = pipeline.table;
+  const Driver& cu = driver();
+  alignas(16) uint8_t block[4096];
+  auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
+  // What the host holds is copied in, and back where the kernel may have written. A copy stands within 256 bytes as the original
+  // does: by that address it was decided which loads are aligned.
+  struct Copied {
+    const Buffer* buffer;
+    Address address;
+  };
+  std::vector<Copied> back;
+  auto address_of = [&](const BufferBinding& b, bool written) -> Address {
+    const Buffer& buffer = **b.buffer;
+    if (buffer.native()) return buffer.address() + b.offset;
+    kept.emplace_back(pool_, buffer.size() + 256);
+    Address at = kept.back().address() + buffer.address() % 256;
+    if (buffer.size()) home_->check(cu.copy_in(at, buffer.host(), buffer.size(), stream), "copying to the GPU");
+    if (written && buffer.size()) back.push_back({&buffer, at});
+    return at + b.offset;
+  };
+  size_t shared = 0;
+  for (uint32_t i = 0; i < table.count; i++) {
+    const ArgumentRow& row = table.rows[i];
+    auto kind = static_cast<abi::ArgKind>(row.kind);
+    if (kind == abi::ArgKind::threadgroup) {
+      size_t size = 0;
+      for (size_t j = 0; j < d.threadgroup_memory_count; j++)
+        if (d.threadgroup_memory[j].index == row.index) size = d.threadgroup_memory[j].size;
+      put_word(row, shared);
+      if (row.enabled) shared += threadgroup_space(size);
+      continue;
+    }
+    if (kind != abi::ArgKind::buffer) continue;
+    if (!row.enabled) {
+      put_word(row, nothing_->address());
+      if (row.inlined) std::memset(block + row.inlined, 0, row.bytes);
+      continue;
+    }
+    for (size_t j = 0; j < d.buffer_count; j++)
+      if (d.buffers[j].index == row.index) put_word(row, address_of(d.buffers[j], pipeline.writes(row.index)));
+    for (size_t j = 0; j < d.bytes_count; j++) {
+      const BytesBinding& b = d.bytes[j];
+      if (b.index != row.index) continue;
+      if (row.inlined) {
+        std::memcpy(block + row.inlined, b.data, row.bytes);
+        put_word(row, 0);
+      } else {
+        kept.emplace_back(pool_, std::max<size_t>(b.size, 1));
+        if (b.size) home_->check(cu.copy_in(kept.back().address(), b.data, b.size, stream), "copying numbers to the GPU");
+        put_word(row, kept.back().address());
+      }
+    }
+  }
+  auto* head = reinterpret_cast<LaunchHead*>(block);
+  auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
+  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0};
+  uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
+  for (size_t j = 0; options_.overlap && options_.ahead && j < d.buffer_count; j++) {
+    const Buffer& b = **d.buffers[j].buffer;
+    size_t bytes = b.size() - d.buffers[j].offset, share = bytes / groups / 16 * 16;
+    bool is_larger = bytes >= static_cast<size_t>(options_.ahead) && share > head->ahead_bytes && share < 1u << 20;
+    if (!b.native() || pipeline.writes(d.buffers[j].index) || !is_larger) continue;
+    head->ahead = (b.address() + d.buffers[j].offset + 15) / 16 * 16;  // whole shares only: the end is no matter
+    head->ahead_bytes = static_cast<uint32_t>(share);
+    head->ahead_groups = static_cast<uint32_t>(groups - 1);
+  }
+  LaunchAttribute overlap{};
+  overlap.id = kAttributeProgrammaticSerialization;
+  overlap.number = 1;
+  size_t size = table.size;
+  void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
+  LaunchConfig config{};
+  config.block[0] = d.threadgroup[0] * d.threadgroup[1] * d.threadgroup[2], config.block[1] = config.block[2] = 1;
+  config.shared_bytes = static_cast<unsigned>(shared);
+  config.stream = stream;
+  config.attributes = &overlap;
+  config.attribute_count = options_.overlap ? 1 : 0;
+  for (uint32_t z = 0; z < d.grid[2]; z += std::min(kGridYZ, d.grid[2] - z))
+    for (uint32_t y = 0; y < d.grid[1]; y += std::min(kGridYZ, d.grid[1] - y))
+      for (uint32_t x = 0; x < d.grid[0]; x += std::min(kGridX, d.grid[0] - x)) {
+        head->origin = {x, y, z};
+        config.grid[0] = std::min(kGridX, d.grid[0] - x);
+        config.grid[1] = std::min(kGridYZ, d.grid[1] - y);
+        config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
+        home_->check(cu.launch(&config, pipeline.function, nullptr, extra), ("launching kernel '" + pipeline.name + "'").c_str());
+      }
+  for (const Copied& c : back) home_->check(cu.copy_out(c.buffer->host(), c.address, c.buffer->size(), stream), "copying from the GPU");
+}
+
+// -- submissions --------------------------------------------------------------------------------------------------------
+
+class CudaSubmission : public Submission {
+ public:
+  CudaSubmission(std::shared_ptr<CudaDevice> device, std::shared_ptr<const DispatchList> work) : device_(std::move(device)), work_(std::move(work)) {}
+  ~CudaSubmission() override { let_go(); }
+
+  // Under the device's order; what it began is on the stream when it returns.
+  void launch(bool per_dispatch) {
+    auto begin = Clock::now();
+    mark();
+    work_->for_each([&](size_t, const Dispatch& d) {
+      device_->launch(d, device_->stream_, kept_);
+      if (per_dispatch) mark();
+    });
+    if (!per_dispatch) mark();
+    per_dispatch_ = per_dispatch;
+    timing_.commit = seconds(Clock::now() - begin);
+  }
+  void replay(GraphExec graph, std::shared_ptr<void> owner) {
+    auto begin = Clock::now();
+    owner_ = std::move(owner);
+    mark();
+    device_->home_->check(driver().graph_launch(graph, device_->stream_), "launching a recording");
+    mark();
+    timing_.commit = seconds(Clock::now() - begin);
+  }
+
+  bool done() const override {
+    std::lock_guard lock(mutex_);
+    return is_done();
+  }
+  BatchTiming timing() const override {
+    std::lock_guard lock(mutex_);
+    return timing_;
+  }
+  void wait() override {
+    auto begin = Clock::now();
+    auto polled = begin;
+    for (;;) {
+      {
+        std::lock_guard lock(mutex_);
+        if (is_done()) {
+          if (finished_) break;
+          finish(seconds(Clock::now() - begin));
+          break;
+        }
+      }
+      auto now = Clock::now();
+      if (seconds(now - begin) > device_->options_.spin) usleep(seconds(now - begin) > 0.01 ? 500 : 30);
+      if (now - polled > kPoll) {
+        polled = now;
+        if (device_->options_.timeout > 0 && seconds(now - begin) > device_->options_.timeout) stop();
+        if (auto* poll = host_poll.load(std::memory_order_relaxed)) poll();
+      }
+    }
+    std::lock_guard lock(mutex_);
+    if (failure_) throw Error(*failure_);
+  }
+
+ private:
+  void mark() {
+    events_.push_back(device_->events_->take());
+    device_->home_->check(driver().event_record(events_.back(), device_->stream_), "recording an event");
+  }
+  bool is_done() const {
+    if (finished_ || device_->forked_) return true;
+    device_->home_->enter();
+    status_ = driver().event_query(events_.back());
+    return status_ != kNotReady;
+  }
+  void finish(double waited) {
+    finished_ = true;
+    timing_.wait = waited;
+    if (device_->forked_) {
+      failure_.emplace(ErrorKind::device, "cuda: this was submitted before the process was forked; it runs in the parent alone");
+    } else if (status_) {
+      std::string kernels;
+      size_t count = 0;
+      if (work_)
+        work_->for_each([&](size_t, const Dispatch& d) {
+          std::string one = "'" + (*d.pipeline)->name + "'";
+          if (kernels.find(one) == std::string::npos && count++ < 5) kernels += (kernels.empty() ? "" : ", ") + one;
+        });
+      std::string text = (count == 1 ? "kernel " : "one of the kernels ") + kernels + ": " + driver().text(status_);
+      if (stopped_) text = "kernel " + kernels + ": it was ended after " + std::to_string(device_->options_.timeout) + " s, its timeout";
+      device_->home_->lose(text);
+      failure_.emplace(ErrorKind::kernel, text + "; the GPU's context is lost, make a new metalmm.Device");
+    } else {
+      float ms = 0;
+      if (!driver().event_elapsed(&ms, events_.front(), events_.back())) timing_.device = ms * 1e-3;
+      for (size_t i = 1; per_dispatch_ && i < events_.size(); i++)
+        if (!driver().event_elapsed(&ms, events_[i - 1], events_[i])) timing_.dispatches.push_back(ms * 1e-3);
+    }
+    let_go();
+  }
+  // Kernels of a device with a timeout look at a word of memory in every loop.
+  void stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    static const uint32_t one = 1;
+    work_->for_each([&](size_t, const Dispatch& d) {
+      auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+      if (pipeline.stop) driver().copy_in(pipeline.stop, &one, sizeof(one), device_->record_stream_);
+    });
+  }
+  void let_go() {
+    for (Event e : events_) device_->events_->give_back(e);
+    events_.clear();
+    kept_.clear();
+    work_.reset();
+    owner_.reset();
+  }
+
+  std::shared_ptr<CudaDevice> device_;
+  std::shared_ptr<const DispatchList> work_;
+  std::shared_ptr<void> owner_;
+  std::vector<Temporary> kept_;
+  std::vector<Event> events_;
+  mutable std::mutex mutex_;
+  mutable Result status_ = kNotReady;
+  bool per_dispatch_ = false, finished_ = false, stopped_ = false;
+  BatchTiming timing_;
+  std::optional<Error> failure_;
+};
+
+std::shared_ptr<Submission> CudaDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
+  check_here();
+  auto submission = std::make_shared<CudaSubmission>(std::static_pointer_cast<CudaDevice>(shared_from_this()), std::move(work));
+  submission->launch(per_dispatch);
+  return submission;
+}
+
+double CudaDevice::execute(const Dispatch& d, std::shared_ptr<Submission>* later) {
+  auto list = std::make_shared<DispatchList>();
+  list->add(d);
+  auto submission = submit(std::move(list), false);
+  wait(*submission);
+  (void)later;
+  return submission->timing().device;
+}
+
+// -- recordings ---------------------------------------------------------------------------------------------------------
+
+// A graph of the launches, with all that they touch; owned by the recording and by what is in flight.
+struct Captured {
+  std::shared_ptr<Home> home;
+  std::shared_ptr<const DispatchList> list;
+  std::vector<Temporary> kept;
+  GraphExec graph = nullptr;
+  ~Captured() {
+    if (!graph || home->lost) return;
+    home->enter();
+    driver().graph_exec_destroy(graph);
+  }
+};
+
+class CudaRecording : public Recording {
+ public:
+  CudaRecording(std::shared_ptr<CudaDevice> device, std::shared_ptr<Captured> captured) : device_(std::move(device)), captured_(std::move(captured)) {}
+
+ private:
+  std::shared_ptr<Submission> start() override {
+    device_->check_here();
+    auto submission = std::make_shared<CudaSubmission>(device_, captured_->list);
+    submission->replay(captured_->graph, captured_);
+    return submission;
+  }
+  std::shared_ptr<CudaDevice> device_;
+  std::shared_ptr<Captured> captured_;
+};
+
+// Host memory is copied at each run, so that a graph would save nothing.
+std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList> work) {
+  bool inlined = true;
+  work->for_each([&](size_t, const Dispatch& d) {
+    const KernelTable& table = static_cast<const CudaPipeline&>(**d.pipeline).table;
+    for (size_t i = 0; i < d.bytes_count; i++)
+      for (uint32_t j = 0; j < table.count; j++) {
+        const ArgumentRow& row = table.rows[j];
+        bool is_buffer = static_cast<abi::ArgKind>(row.kind) == abi::ArgKind::buffer;
+        inlined &= !(is_buffer && row.enabled && row.index == d.bytes[i].index && !row.inlined);
+      }
+  });
+  if (work->has_host_memory() || work->size() == 0 || !inlined) return Device::record(std::move(work));
+  check_here();
+  const Driver& cu = driver();
+  auto captured = std::make_shared<Captured>();
+  captured->home = home_;
+  captured->list = work;
+  Graph graph = nullptr;
+  std::lock_guard lock(record_mutex_);
+  home_->check(cu.capture_begin(record_stream_, kCaptureThreadLocal), "beginning a recording");
+  try {
+    work->for_each([&](size_t, const Dispatch& d) { launch(d, record_stream_, captured->kept); });
+  } catch (...) {
+    cu.capture_end(record_stream_, &graph);
+    if (graph) cu.graph_destroy(graph);
+    throw;
+  }
+  home_->check(cu.capture_end(record_stream_, &graph), "ending a recording");
+  Result r = cu.graph_instantiate(&captured->graph, graph, 0);
+  cu.graph_destroy(graph);
+  home_->check(r, "making a graph of a recording");
+  return std::make_shared<CudaRecording>(std::static_pointer_cast<CudaDevice>(shared_from_this()), std::move(captured));
+}
+
+namespace {
+
+std::vector<std::string> device_names() {
+  const Driver& cu = driver();
+  int count = 0;
+  if (!cu.missing.empty() || cu.device_count(&count)) return {};
+  std::vector<std::string> names;
+  for (int i = 0; i < count; i++) {
+    DeviceNumber gpu = 0;
+    char name[256] = {};
+    if (!cu.device_get(&gpu, i) && !cu.device_name(name, sizeof(name), gpu)) names.push_back(name);
+  }
+  return names;
+}
+
+std::shared_ptr<Device> make(const Options& options) {
+  const Driver& cu = driver();
+  if (!cu.missing.empty()) throw Error(ErrorKind::device, "cuda: " + cu.missing);
+  CudaOptions o;
+  o.index = option<int>(options, "index");
+  o.spin = option<double>(options, "spin");
+  o.timeout = option<double>(options, "timeout");
+  o.overlap = option<bool>(options, "overlap");
+  o.ahead = option<int64_t>(options, "ahead");
+  return std::make_shared<CudaDevice>(o);
+}
+
+[[maybe_unused]] const bool added = add_backend({"cuda", &make, &device_names});
+
+}  // namespace
+}  // namespace metalmm::cuda

@@ -1,0 +1,115 @@
+// NVIDIA GPUs: MSL that was lowered to CUDA C++ and compiled to machine code, launched on one stream.
+#pragma once
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "../core/batch.h"
+#include "../msl/runtime/cuda/arguments.h"
+#include "driver.h"
+
+namespace metalmm::cuda {
+
+// The context that all of this process's CUDA shares on one GPU (torch's, too). A kernel's fault ends it; the next one is another.
+struct Home {
+  DeviceNumber gpu = 0;
+  Context context = nullptr;
+  std::atomic<bool> lost{false};
+  std::mutex mutex;
+  std::string why;  // it was lost
+  void enter() const;
+  void lose(const std::string& text);
+  void check(Result r, const char* what);  // a fault of a kernel turns up at any call
+};
+
+// The GPU's memory, kept for the next of its size: what is given back was used by work before that next one's, on the same stream.
+class Pool {
+ public:
+  explicit Pool(std::shared_ptr<Home> home) : home_(std::move(home)) {}
+  ~Pool();
+  Address take(size_t size);
+  void give_back(Address address, size_t size);
+  uint64_t allocations() const { return allocations_; }
+
+ private:
+  static size_t space(size_t size);
+  std::shared_ptr<Home> home_;
+  std::mutex mutex_;
+  std::map<size_t, std::vector<Address>> free_;
+  std::atomic<uint64_t> allocations_{0};
+};
+
+// Memory of a pool for as long as this lives.
+class Temporary {
+ public:
+  Temporary(std::shared_ptr<Pool> pool, size_t size) : pool_(std::move(pool)), size_(size), address_(pool_->take(size)) {}
+  Temporary(Temporary&& t) : pool_(std::move(t.pool_)), size_(t.size_), address_(t.address_) {}
+  ~Temporary() {
+    if (pool_) pool_->give_back(address_, size_);
+  }
+  Address address() const { return address_; }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  size_t size_;
+  Address address_;
+};
+
+class EventPool {
+ public:
+  explicit EventPool(std::shared_ptr<Home> home) : home_(std::move(home)) {}
+  ~EventPool();
+  Event take();
+  void give_back(Event event);
+
+ private:
+  std::shared_ptr<Home> home_;
+  std::mutex mutex_;
+  std::vector<Event> free_;
+};
+
+struct CudaOptions {
+  int index = 0;
+  double spin = 0;
+  double timeout = 0;
+  bool overlap = false;
+  int64_t ahead = 0;  // least bytes of an argument that are asked for early; 0: none are
+};
+
+class CudaDevice : public Device {
+ public:
+  explicit CudaDevice(const CudaOptions& options);
+  ~CudaDevice() override;
+  Info info() const override;
+  Info counters() const override;
+  Limits limits() const override;
+  std::shared_ptr<Buffer> new_buffer(size_t size) override;
+  void read(const Buffer& buffer, size_t offset, void* to, size_t size) override;
+  void write(const Buffer& buffer, size_t offset, const void* from, size_t size) override;
+  std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
+  std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
+
+ private:
+  friend class CudaSubmission;
+  friend class CudaRecording;
+  // Launches on `stream`; what it takes of the pool is added to `kept`.
+  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept);
+  void copy(Result r, const char* what);
+  void check_here() const;
+  std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
+  double execute(const Dispatch& d, std::shared_ptr<Submission>* later) override;
+  void forget_threads() override { forked_ = true; }
+
+  const CudaOptions options_;
+  std::shared_ptr<Home> home_;
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<EventPool> events_;
+  Stream stream_ = nullptr;
+  std::optional<Temporary> nothing_;  // what an argument finds that a function constant switched off
+  std::mutex record_mutex_;
+  Stream record_stream_ = nullptr;
+  std::atomic<bool> forked_{false};
+};
+
+}  // namespace metalmm::cuda

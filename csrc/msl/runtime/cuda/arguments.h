@@ -1,0 +1,48 @@
+// How a kernel of the CUDA device takes its arguments: one block of bytes, which host and kernel lay out alike. csrc/cuda compiles this
+// file too.
+#pragma once
+#include "../abi.h"
+
+namespace metalmm::cuda {
+
+using abi::u32;
+using abi::u64;
+using abi::u8;
+
+constexpr u32 kArgumentsVersion = 1;
+constexpr u32 kMaxArguments = 64;
+constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
+
+// First in the block; a word for each argument follows (a buffer's address, or a threadgroup block's offset), then what is inline.
+struct LaunchHead {
+  abi::Uint3 origin;   // of this launch, in threadgroups: CUDA's y and z end at 65,535
+  abi::Uint3 groups;   // of the grid
+  abi::Uint3 group;    // threads of a threadgroup
+  abi::Uint3 threads;  // of the grid; x = 0: as many as the threadgroups have
+  u64 ahead;           // what the threadgroups will read most of: each asks for its share before the launch before this one is through
+  u32 ahead_bytes;     // of one; 0: none
+  u32 ahead_groups;    // in the order of x, then y, then z
+};
+
+struct ArgumentRow {
+  u32 kind;      // abi::ArgKind
+  u32 index;     // in the kernel's declaration
+  u32 enabled;   // by its function constant
+  u32 is_const;
+  u32 bytes;     // least size
+  u32 word;      // where its word stands, in bytes from the block's beginning
+  u32 inlined;   // where its value may stand instead, then the word is zero; 0: nowhere
+  u32 only_inlined;  // its word is never read
+};
+
+// What a kernel says of itself, in its module's metalmm_table.
+struct KernelTable {
+  u32 version;
+  u32 max_threads;  // as declared; 0: not
+  u32 count;        // of rows
+  u32 size;         // of the block
+  u32 stop;         // whether it looks at metalmm_stop
+  ArgumentRow rows[kMaxArguments];
+};
+
+}  // namespace metalmm::cuda

@@ -1,0 +1,121 @@
+// Lanes of a simdgroup as those of a warp: what fiber.h is to the CPU device.
+#pragma once
+#include "../abi.h"
+
+// A warp needs no name for the place where its lanes meet.
+#define METALMM_SITE int site = 0
+#define METALMM_SITE_VALUE site
+
+namespace metalmm::msl {
+// What an operation of simd.h does with what the lanes bring: see there. Here each is a few shuffles.
+struct Nothing;
+struct Gather;
+struct First;
+struct Ballot;
+template <class F, abi::u32 Width> struct Reduce;
+template <class F, bool Inclusive> struct Scan;
+template <int Direction> struct Fill;
+template <class T> struct Pair;
+}  // namespace metalmm::msl
+
+namespace metalmm::fiber {
+
+using namespace metalmm::abi;
+
+METALMM_INLINE u32 lane() { return threadIdx.x & 31; }
+
+// The lanes that take part. A kernel of ours has all 32 at each operation, and says so; of another those that come here together.
+METALMM_INLINE u32 active() {
+#ifdef METALMM_CONVERGED
+  return ~0u;
+#else
+  return __activemask();
+#endif
+}
+
+template <class T, class F> METALMM_INLINE T by_words(const T& value, F f) {
+  constexpr int words = (sizeof(T) + 3) / 4;
+  u32 bits[words] = {};
+  memcpy(bits, &value, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < words; i++) bits[i] = f(bits[i]);
+  T result;
+  memcpy(&result, bits, sizeof(T));
+  return result;
+}
+template <class T> METALMM_INLINE T shuffle(u32 mask, const T& value, u32 source) {
+  return by_words(value, [=](u32 word) { return __shfl_sync(mask, word, static_cast<int>(source)); });
+}
+
+template <class Op> struct Exchange;
+
+// out = in of the lane that arg names; an absent or inactive source gives the lane's own value.
+template <> struct Exchange<msl::Gather> {
+  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32 source) {
+    return shuffle(mask, value, mask >> (source & 31) & 1 ? source & 31 : lane());
+  }
+};
+template <> struct Exchange<msl::First> {
+  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) { return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(mask)) - 1)); }
+};
+template <> struct Exchange<msl::Nothing> {
+  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) {
+    __syncwarp(mask);
+    return value;
+  }
+};
+template <> struct Exchange<msl::Ballot> {
+  static METALMM_INLINE u32 run(u32 mask, u32 vote, u32) { return __ballot_sync(mask, vote); }
+};
+// Sums of all lanes come to the same in each: what is added is the same two numbers.
+template <class F, u32 Width> struct Exchange<msl::Reduce<F, Width>> {
+  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) {
+    T sum = value;
+    if (mask == ~0u) {
+#pragma unroll
+      for (u32 step = Width / 2; step; step /= 2) sum = F::apply(sum, by_words(sum, [=](u32 word) { return __shfl_xor_sync(~0u, word, static_cast<int>(step)); }));
+      return sum;
+    }
+    u32 run = Width == 32 ? mask : mask >> (lane() & ~(Width - 1)) & ((1u << Width % 32) - 1), base = lane() & ~(Width - 1);
+    bool any = false;
+    for (u32 i = 0; i < 32; i++) {  // every active lane goes through the same shuffles
+      if (!(mask >> i & 1)) continue;
+      T theirs = shuffle(mask, value, i);
+      if (i < base || i - base >= Width || !(run >> (i - base) & 1)) continue;
+      sum = any ? F::apply(sum, theirs) : theirs;
+      any = true;
+    }
+    return sum;
+  }
+};
+template <class F, bool Inclusive> struct Exchange<msl::Scan<F, Inclusive>> {
+  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) {
+    T sum = F::template identity<T>(), result = sum;
+    for (u32 i = 0; i < 32; i++) {
+      if (!(mask >> i & 1)) continue;
+      T next = F::apply(sum, shuffle(mask, value, i));
+      if (i == lane()) result = Inclusive ? next : sum;
+      sum = next;
+    }
+    return result;
+  }
+};
+template <int Direction> struct Exchange<msl::Fill<Direction>> {
+  template <class T> static METALMM_INLINE auto run(u32 mask, const msl::Pair<T>& value, u32 arg) {
+    int delta = static_cast<int>(arg & 0xff), modulo = static_cast<int>(arg >> 8), own = static_cast<int>(lane());
+    int source = own % modulo + Direction * delta;
+    bool filled = source < 0 || source >= modulo;
+    u32 from = static_cast<u32>(own / modulo * modulo + (filled ? source - Direction * modulo : source)) & 31;
+    T data = shuffle(mask, value.data, from), filling = shuffle(mask, value.filling, from);
+    return filled ? filling : data;
+  }
+};
+
+template <class Op, class In, class Out = In> METALMM_INLINE Out exchange(const In& value, u32 arg, int) {
+  return Exchange<Op>::run(active(), value, arg);
+}
+
+// Threads that have returned are not waited for, on Apple's GPUs as here.
+METALMM_INLINE void threadgroup_barrier(bool, int) { __syncthreads(); }
+
+}  // namespace metalmm::fiber

@@ -1,0 +1,101 @@
+// simdgroup_matrix on tensor cores. mma.m16n8k8 keeps rows of A and D over lanes as (lane / 4, 2 * (lane % 4)), Metal as row() and
+// column() of simd.h say: a permutation of lanes, made only where a kernel asks for its thread_elements().
+#pragma once
+
+namespace metalmm::msl::library {
+
+template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
+  static_assert(Cols == 8 && Rows == 8, "MSL has 8 x 8 simdgroup matrices only");
+  using storage_type = vec<T, 2>;
+  simdgroup_matrix() = default;
+  explicit simdgroup_matrix(T diagonal) {
+    for (uint i = 0; i < 2; i++) fragment()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+  }
+  // In Metal's order; the kernel may write to it.
+  storage_type& thread_elements() {
+    order(true);
+    return elements_;
+  }
+  const storage_type& thread_elements() const {
+    order(true);
+    return elements_;
+  }
+  // In the tensor core's.
+  storage_type& fragment() {
+    is_metal_ = false;
+    return elements_;
+  }
+  const storage_type& fragment() const {
+    order(false);
+    return elements_;
+  }
+  static METALMM_INLINE uint row() { return simd_lane() / 4; }
+  static METALMM_INLINE uint column() { return simd_lane() % 4 * 2; }
+
+ private:
+  METALMM_INLINE void order(bool metal) const {
+    if (is_metal_ == metal) return;  // known where the code is unrolled
+    uint lane = simd_lane();
+    uint row = metal ? (lane / 4 & 4) + lane / 2 % 4 : lane / 4, column = metal ? (lane / 4 & 2) * 2 + lane % 2 * 2 : lane % 4 * 2;
+    uint source = metal ? row * 4 + column / 2 : (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + (column / 2 & 1);
+    elements_ = metalmm::fiber::shuffle(metalmm::fiber::active(), elements_, source);
+    is_metal_ = metal;
+  }
+  mutable storage_type elements_;
+  mutable bool is_metal_ = false;
+};
+
+template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Cols, Rows> m;
+  m.fragment() = vec<T, 2>(value);
+  return m;
+}
+
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = d.row(), column = d.column();
+  ulong step = transpose ? elements_per_row : 1;
+  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  d.fragment() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+}
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = a.row(), column = a.column();
+  ulong step = transpose ? elements_per_row : 1;
+  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  p[0] = static_cast<U>(a.fragment()[0]);
+  p[step] = static_cast<U>(a.fragment()[1]);
+}
+
+template <class D, class A, class B, class C>
+METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
+                                                  const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
+  (void)site;
+  float x = static_cast<float>(c.fragment()[0]), y = static_cast<float>(c.fragment()[1]);
+  if constexpr (is_same<A, B>::value && sizeof(A) == 2) {
+    uint rows, columns, zero = 0;
+    float unused = 0, also = 0;
+    memcpy(&rows, &a.fragment(), 4);
+    memcpy(&columns, &b.fragment(), 4);
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
+    if constexpr (is_same<A, half>::value)
+      asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                   : "+f"(x), "+f"(y), "+f"(unused), "+f"(also) : "r"(rows), "r"(zero), "r"(columns));
+    else
+      asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                   : "+f"(x), "+f"(y), "+f"(unused), "+f"(also) : "r"(rows), "r"(zero), "r"(columns));
+  } else {  // tensor cores would round float to 11 bits
+    uint mask = metalmm::fiber::active(), lane = simd_lane();
+    float left[2] = {static_cast<float>(a.fragment()[0]), static_cast<float>(a.fragment()[1])};
+    float right[2] = {static_cast<float>(b.fragment()[0]), static_cast<float>(b.fragment()[1])};
+#pragma unroll
+    for (uint k = 0; k < 8; k++) {
+      float p = __shfl_sync(mask, left[k % 2], static_cast<int>(lane / 4 * 4 + k / 2));
+      x += p * __shfl_sync(mask, right[0], static_cast<int>(4 * k + lane % 4));
+      y += p * __shfl_sync(mask, right[1], static_cast<int>(4 * k + lane % 4));
+    }
+  }
+  d.fragment() = vec<D, 2>(static_cast<D>(x), static_cast<D>(y));
+}
+
+}  // namespace metalmm::msl::library

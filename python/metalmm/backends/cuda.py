@@ -1,0 +1,136 @@
+"""Device cuda: MSL lowered to CUDA C++ and compiled by NVRTC for an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from .. import _core, cache, compiler, nvrtc
+from ..errors import CompileError, DeviceError, LoweringError
+from ..kernel_source import Code, Constants, KernelText, LibraryText
+from ..msl.program import Argument, Program
+from ..msl.targets import cpu as cxx
+
+if TYPE_CHECKING:
+    from ..device import Device
+
+
+class Options(TypedDict, total=False):
+    """index: of the GPU in the order of its driver, 0. spin: seconds that wait() watches for completion before it sleeps, 100e-6.
+    timeout: seconds after which a kernel is ended with a KernelError, and with it the context; kernels are then compiled to look at a
+    word of memory in every loop. By default never. overlap: the next kernel is started while one ends (programmatic dependent launch, of
+    compute capability 9.0 on); True. ahead: then, an argument of so many bytes or more that a kernel only reads is asked for before the
+    kernel may begin, each threadgroup its share of it in order, 256 KB; 0: none is.
+    """
+
+    index: int | None
+    spin: float | None
+    timeout: float | None
+    overlap: bool | None
+    ahead: int | None
+
+
+_LEAST = 80  # compute capability: mma of bfloat, cp.async
+_GBPS = {"NVIDIA H200": 4300}
+
+
+class _Cuda:
+    name = "cuda"
+    options: Sequence[str] = tuple(Options.__annotations__)
+    libraries: Sequence[str] = ()
+    counts_barriers = False
+    note = "Times are an NVIDIA GPU's; of an Apple GPU they say what to try, not how long it takes."
+    winners: Sequence[tuple[str, int, int, str]] = ()
+    preferred: Sequence[str] = (
+        "m1_optimized_v6/nt_simd_c4_s1_tg128",
+        "m1_optimized_v6/nn_w4_s8_tg256",
+        "small_m/nt_c4_s1_tg128",
+        "small_m/nn_w4_s4_tg128",
+        "gemm_tiled/baseline",
+    )
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+        options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 256 << 10, **given}
+        if not isinstance(options["overlap"], bool):
+            raise DeviceError(f"overlap is {options['overlap']!r}; it takes True or False")
+        for key in ("index", "spin", "timeout", "ahead"):
+            kinds = int if key in ("index", "ahead") else (int, float)
+            if not isinstance(options[key], kinds) or isinstance(options[key], bool):
+                raise DeviceError(f"{key} is {options[key]!r}; it takes a {'whole ' if kinds is int else ''}number")
+        found = _core._device_names(self.name)
+        index, spin, timeout = options["index"], options["spin"], options["timeout"]
+        if found and not 0 <= index < len(found):
+            raise DeviceError(f"index is {index}; there are {len(found)} GPUs: {', '.join(found)}")
+        if not 0 <= spin <= 1 or not 0 <= timeout <= 1e6 or not 0 <= options["ahead"] < 2**63:
+            raise DeviceError(
+                f"spin is {spin}, timeout {timeout}, ahead {options['ahead']}; spin is 0 to 1 second, timeout up to a million, ahead at least 0"
+            )
+        return {**options, "spin": float(spin), "timeout": float(timeout)}
+
+    def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
+        expanded = compiler.preprocess(text, name, folders, defines, for_metal=True)
+        return LibraryText(KernelText(expanded, name, is_preprocessed=True), Program(expanded, name).kernel_names())
+
+    def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
+        capability = int(device.info["compute_capability"])
+        if capability < _LEAST:
+            raise DeviceError(f"{device.info['name']} has compute capability {capability / 10}; device cuda needs {_LEAST / 10} or newer")
+        module = build(source, kernel, constants, capability, stops=device.options["timeout"] > 0)
+        arguments: Sequence[Argument] = ()
+        if source.is_preprocessed:
+            with contextlib.suppress(CompileError, LoweringError):  # without types
+                arguments = Program(source.text, source.name).arguments(kernel, constants)
+        return Code(kernel, file=str(module), arguments=arguments)
+
+    def watching(self, timeout: float) -> dict[str, Any]:
+        return {"timeout": timeout}
+
+    def memory_gbps(self, device: Device) -> float | None:
+        return _GBPS.get(str(device.info["name"]))
+
+    def facts(self, device: Device) -> dict[str, str | None]:
+        version = "NVRTC {}.{}".format(*nvrtc.find().version)
+        return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
+
+
+def options(capability: int, *, is_ours: bool, stops: bool) -> list[str]:
+    """NVRTC's. is_ours: a matmul's kernel, whose simdgroups are whole and together at each of their operations, and whose parameters are
+    never a buffer."""
+    given = [f"-arch=sm_{capability}", "-std=c++17", "-default-device", "--device-int128", f"-I{compiler.MSL / 'runtime'}"]
+    given += ["-DMETALMM_CONVERGED", "-DMETALMM_NUMBERS_INLINE"] if is_ours else []
+    return [*given, "-DMETALMM_STOPS"] if stops else given
+
+
+def build(source: KernelText, kernel: str, constants: Constants, capability: int, *, stops: bool = False) -> Path:
+    """The machine code of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
+    nvcc = nvrtc.find()
+    given = options(capability, is_ours=not source.is_preprocessed, stops=stops)
+    chosen = sorted((str(k), repr(v)) for k, v in constants.items())
+    parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), compiler._runtime_digest()]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    def compile_to(target: Path) -> None:
+        text = source.text if source.is_preprocessed else compiler.preprocess(source.text, source.name, for_metal=True)
+
+        def lowered(choose: bool) -> str:
+            return cxx.lower(text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, choose=choose)
+
+        try:
+            code = nvcc.cubin(lowered(False), source.name, given)
+        except CompileError as error:
+            if 'ambiguous "?" operation' not in str(error):
+                raise
+            code = nvcc.cubin(lowered(True), source.name, given)
+        target.write_bytes(code)
+
+    try:
+        return cache.fetch(f"{key}.cubin", compile_to)
+    except CompileError as error:
+        error.args = (f"kernel '{kernel}': {error}",)
+        raise
+
+
+BACKEND = _Cuda()

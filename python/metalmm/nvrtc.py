@@ -1,0 +1,86 @@
+"""NVIDIA's run-time compiler, found when it is first asked for: $METALMM_LIBNVRTC, the PyPI package nvidia-cuda-nvrtc, the system's."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import CompileError, CompilerNotFoundError
+
+_LEAST = (12, 0)  # what the runtime's headers ask of the language
+
+
+def _candidates() -> list[str]:
+    if chosen := os.environ.get("METALMM_LIBNVRTC"):
+        return [chosen]
+    found = list[str]()
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for pattern in ("cu*/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*"):
+            found += [str(path) for path in sorted(Path(folder).glob(pattern), reverse=True) if "builtins" not in path.name]
+    return [*found, *(f"libnvrtc.so.{major}" for major in (13, 12)), "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"]
+
+
+class Compiler:
+    """A library of NVRTC. path: where it was found; version: its own numbers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._library = ctypes.CDLL(path)
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = (major.value, minor.value)
+
+    def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        if getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)):
+            return b""
+        text = ctypes.create_string_buffer(size.value)
+        getattr(self._library, f"nvrtcGet{what}")(program, text)
+        return text.raw
+
+    def cubin(self, source: str, name: str, options: Sequence[str]) -> bytes:
+        """Machine code of CUDA C++. Raises CompileError with the compiler's text."""
+        program = ctypes.c_void_p()
+        status = self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        if status:
+            raise CompileError(f"NVRTC: {self._library.nvrtcGetErrorString(status).decode()}")
+        try:
+            given = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+            status = self._library.nvrtcCompileProgram(program, len(options), given)
+            if status:
+                log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+                raise CompileError(f"NVRTC failed:\n{log or self._library.nvrtcGetErrorString(status).decode()}")
+            return self._text(program, "CUBIN")
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+@functools.cache
+def _found(candidates: tuple[str, ...]) -> Compiler | str:
+    why = "no such library"
+    for path in candidates:
+        try:
+            compiler = Compiler(path)
+        except (OSError, AttributeError) as error:
+            why = str(error)
+            continue
+        if compiler.version >= _LEAST:
+            return compiler
+        why = f"{path} is version {compiler.version[0]}.{compiler.version[1]}"
+    return why
+
+
+def find() -> Compiler:
+    """Raises CompilerNotFoundError that says what to install."""
+    found = _found(tuple(_candidates()))
+    if isinstance(found, str):
+        raise CompilerNotFoundError(
+            f"device cuda needs NVRTC {_LEAST[0]}.{_LEAST[1]} or newer ({found}); pip install 'metalmm[cuda]', or name the library in METALMM_LIBNVRTC"
+        )
+    return found
