@@ -24,10 +24,11 @@ import numpy as np  # noqa: E402
 from metalmm import manifest  # noqa: E402
 
 REAL_GPU = DEVICE == "metal" and not FAKE
+METAL_ONLY = ["test_metal.py", "test_new_device.py", "test_unkind.py"]
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 # `make test` runs the suite once for each device that it can have.
 CPU_ONLY = ["test_compiling.py", "test_debug_mode.py", "test_misbehaving.py", "test_msl_rules.py", "test_surroundings.py"]  # its own matter
-collect_ignore = ["test_metal.py", "test_new_device.py", "test_unkind.py"] if DEVICE == "cpu" else CPU_ONLY
+collect_ignore = {"cpu": METAL_ONLY, "metal": CPU_ONLY}.get(DEVICE, [*CPU_ONLY, *METAL_ONLY])
 if REAL_GPU:
     collect_ignore += ["test_cpu_device.py"]  # what hardware does not check
 

@@ -51,8 +51,8 @@ uint32_t batch_stride(const Tensor& t) {
   return static_cast<uint32_t>(t.strides[0]);
 }
 
-// Of the first element within its vector of 4, in elements.
-uint32_t vec_offset(const Tensor& t) { return static_cast<uint32_t>(t.address() / t.dtype.size % 4); }
+// Of the first element within its vector of 8, in elements.
+uint32_t vec_offset(const Tensor& t) { return static_cast<uint32_t>(t.address() / t.dtype.size % 8); }
 
 int64_t batch_of(const Tensor& t) { return t.ndim == 3 ? t.shape[0] : 1; }
 

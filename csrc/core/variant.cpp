@@ -57,7 +57,9 @@ unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) con
   if (s.m % tiling.bm == 0) found |= kAlignM;
   if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
   if (s.k % bk == 0) found |= kAlignK;
-  if ((p.lda | p.ldb | p.stride_a | p.stride_b | p.vec_offset_a | p.vec_offset_b) % 4 == 0) found |= kVec4;
+  uint32_t starts = p.lda | p.ldb | p.stride_a | p.stride_b | p.vec_offset_a | p.vec_offset_b;
+  if (starts % 4 == 0) found |= kVec4;
+  if (starts % 8 == 0) found |= kVec8;
   return (found & (specializes | kTransposeA | kTransposeB)) | type;
 }
 

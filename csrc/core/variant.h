@@ -37,10 +37,11 @@ enum Specialization : unsigned {
   kAlignM = 4,  // a whole number of tiles
   kAlignN = 8,
   kAlignK = 16,
-  kVec4 = 32  // A and B can be read as vectors of 4 wherever a row begins
+  kVec4 = 32,  // A and B can be read as vectors of 4 wherever a row begins
+  kVec8 = 64   // of 8: 16 bytes of a 16-bit type
 };
-constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec"};
-constexpr unsigned kTypeShift = 6;
+constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"};
+constexpr unsigned kTypeShift = 7;
 constexpr unsigned kSpecializations = kOperandTypeCount << kTypeShift;
 
 struct Range {

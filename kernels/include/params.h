@@ -14,7 +14,7 @@ struct MatmulParams {
   uint stride_a, stride_b, stride_c, stride_d;  // between matrices of a batch; 0: shared
   float alpha, beta;
   uint has_bias, has_c;
-  uint vec_offset_a, vec_offset_b;  // of the first element within its vector of 4, in elements: where loads of 4 are aligned
+  uint vec_offset_a, vec_offset_b;  // of the first element within its vector of 8, in elements: where loads of 4 and 8 are aligned
 };
 
 #ifndef __METAL_VERSION__

@@ -1,0 +1,121 @@
+// B given as N x K rows (NT), few rows of A: simd_columns with 8 elements a load and all loads of a turn before their first use. A
+// simdgroup owns COLS columns for all rows of A, its lanes share each column's K; SPLIT simdgroups share K where n alone gives too few.
+//
+// Per output, for m = 1: 2 * k bytes of B, once, in loads of 16 bytes (of 16-bit types), 512 contiguous bytes a simdgroup; 2 * k / COLS
+// of A; COLS * DEPTH loads of 16 bytes in flight a lane; no threadgroup memory and no barrier, with SPLIT > 1 one for TG / 32 / SPLIT *
+// COLS outputs. At k = 896 a row is 112 loads, 3.5 a lane: DEPTH = 4 has all of a row in flight at once. For Apple's GPUs: the bytes are
+// those of simd_columns in half as many load instructions; 4 * COLS * DEPTH registers hold what is in flight, 32 for COLS = 2, DEPTH = 4,
+// where simd_columns keeps 8 * COLS, this turn's and the next's. The CPU device runs lanes one after another and gains nothing.
+#include <metal_stdlib>
+using namespace metal;  // what follows names its types
+
+#include "include/epilogue.h"
+
+template <class T>
+struct Octet {
+  vec<T, 4> low, high;
+};
+
+// Eight neighbours: of 16-bit types 16 bytes, which stand on 16.
+template <class T>
+METAL_FUNC Octet<T> load_octet(const device T* p) {
+  uint4 bits = *reinterpret_cast<const device uint4*>(p);
+  return {as_type<vec<T, 4>>(bits.xy), as_type<vec<T, 4>>(bits.zw)};
+}
+template <>
+METAL_FUNC Octet<float> load_octet(const device float* p) {
+  const device float4* v = reinterpret_cast<const device float4*>(p);
+  return {v[0], v[1]};
+}
+
+template <class T>
+METAL_FUNC float dot_octets(Octet<T> x, Octet<T> y) {
+  float4 s = float4(x.low) * float4(y.low) + float4(x.high) * float4(y.high);
+  return (s.x + s.y) + (s.z + s.w);
+}
+
+// TG / 32 / SPLIT sets of COLS columns in a threadgroup. OCTETS: rows of A and B begin on a vector of 8.
+template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_octets(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint SETS = TG / 32 / SPLIT;
+  threadgroup float partial[SETS][SPLIT][ROWS][COLS];
+  uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
+  uint first = (group.x * SETS + set) * COLS, last = p.n - 1;
+  uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
+  const device T* a = A + group.z * p.stride_a + row0 * p.lda;
+  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 255) / 256 * 256;
+  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  // Columns past the last read the last one, and are not stored: no test in the loop.
+  const device T* b[COLS];
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) b[c] = B + group.z * p.stride_b + min(first + c, last) * p.ldb;
+
+  float sum[ROWS][COLS] = {};
+  uint k = begin + lane;
+  if (OCTETS) {
+    uint whole = begin + (end - begin) / 8 * 8;
+    for (uint at = begin + 8 * lane; at < whole; at += 256 * DEPTH) {
+      Octet<T> y[DEPTH][COLS];
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) {
+        // Past the end, again what the lane has, and a factor of zero would not do: 0 * inf. See the test below.
+        uint from = at + 256 * d < whole ? at + 256 * d : at;
+#pragma clang loop unroll(full)
+        for (uint c = 0; c < COLS; c++) y[d][c] = load_octet(b[c] + from);
+      }
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) {
+        if (at + 256 * d < whole) {
+#pragma clang loop unroll(full)
+          for (uint r = 0; r < ROWS; r++) {
+            if (r < rows) {
+              Octet<T> x = load_octet(a + r * p.lda + at + 256 * d);
+#pragma clang loop unroll(full)
+              for (uint c = 0; c < COLS; c++) sum[r][c] += dot_octets(x, y[d][c]);
+            }
+          }
+        }
+      }
+    }
+    k = whole + lane;
+  }
+  for (; k < end; k += 32) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float y = float(b[c][k]);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        if (r < rows) sum[r][c] += float(a[r * p.lda + k]) * y;
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) sum[r][c] = simd_sum(sum[r][c]);
+  if (SPLIT > 1) {
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++)
+        if (lane == c) partial[set][share][r][c] = sum[r][c];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (share != 0) return;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        sum[r][c] = partial[set][0][r][c];
+#pragma clang loop unroll(full)
+        for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[set][s][r][c];
+      }
+  }
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++)  // constant indices: the sums stay in registers; neighbouring lanes, neighbouring columns
+      if (lane == c && first + c <= last && r < rows) store_result(D, C, bias, p, group.z, row0 + r, first + c, sum[r][c]);
+  }
+}
