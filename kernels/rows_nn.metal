@@ -12,7 +12,7 @@ using namespace metal;  // what follows names its types
 
 template <int W, bool VEC, class T>
 METAL_FUNC void load_row(const device T* p, uint count, thread float (&v)[W]) {
-  if (VEC && count >= W) {
+  if (VEC && W % 4 == 0 && count >= W) {
     for (uint q = 0; q < W / 4; q++) {
       float4 x = float4(reinterpret_cast<const device vec<T, 4>*>(p)[q]);
       for (uint i = 0; i < 4; i++) v[4 * q + i] = x[i];

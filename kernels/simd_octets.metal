@@ -10,29 +10,7 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-
-template <class T>
-struct Octet {
-  vec<T, 4> low, high;
-};
-
-// Eight neighbours: of 16-bit types 16 bytes, which stand on 16.
-template <class T>
-METAL_FUNC Octet<T> load_octet(const device T* p) {
-  uint4 bits = *reinterpret_cast<const device uint4*>(p);
-  return {as_type<vec<T, 4>>(bits.xy), as_type<vec<T, 4>>(bits.zw)};
-}
-template <>
-METAL_FUNC Octet<float> load_octet(const device float* p) {
-  const device float4* v = reinterpret_cast<const device float4*>(p);
-  return {v[0], v[1]};
-}
-
-template <class T>
-METAL_FUNC float dot_octets(Octet<T> x, Octet<T> y) {
-  float4 s = float4(x.low) * float4(y.low) + float4(x.high) * float4(y.high);
-  return (s.x + s.y) + (s.z + s.w);
-}
+#include "include/octet.h"
 
 // TG / 32 / SPLIT sets of COLS columns in a threadgroup. OCTETS: rows of A and B begin on a vector of 8.
 template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS>

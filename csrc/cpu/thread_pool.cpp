@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <chrono>
+#include <system_error>
 
 #include "../core/device.h"
 

@@ -13,8 +13,10 @@ namespace {
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr uint32_t kGridX = (1u << 31) - 1, kGridYZ = 65535;
 constexpr size_t kNothing = 4096;
+constexpr size_t kLeastAhead = 64 << 10;  // less is not worth the asking
 
-// One for each GPU; a lost one is replaced when the next device is made.
+// One for each GPU. A lost one stays lost: measured on driver 580, neither resetting the primary context nor making one of our own gives
+// another, each returns the fault's error, as CUDA's manual says.
 std::shared_ptr<Home> home_of(int index) {
   static auto* mutex = new std::mutex;
   static auto* homes = new std::map<int, std::shared_ptr<Home>>;
@@ -22,9 +24,8 @@ std::shared_ptr<Home> home_of(int index) {
   std::shared_ptr<Home>& home = (*homes)[index];
   const Driver& cu = driver();
   if (home && home->lost) {
-    cu.context_release(home->gpu);
-    cu.check(cu.context_reset(home->gpu), "making the GPU usable again after a kernel's fault");
-    home.reset();
+    std::lock_guard inner(home->mutex);
+    throw Error(ErrorKind::device, "cuda: after a kernel's fault (" + home->why + ") CUDA gives this process no context any more; start another process");
   }
   if (!home) {
     auto made = std::make_shared<Home>();
@@ -33,6 +34,12 @@ std::shared_ptr<Home> home_of(int index) {
     home = std::move(made);
   }
   return home;
+}
+
+std::string seconds_text(double s) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s", s);
+  return text;
 }
 
 std::string bytes_of_file(const std::string& path) {
@@ -216,6 +223,7 @@ CudaDevice::CudaDevice(const CudaOptions& options)
   const Driver& cu = driver();
   home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
   home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
+  home_->check(cu.stream_create(&stop_stream_, kStreamNonBlocking), "making a stream");
   nothing_.emplace(pool_, kNothing);
   home_->check(cu.fill(nothing_->address(), 0, kNothing, stream_), "filling memory");
 }
@@ -231,6 +239,7 @@ CudaDevice::~CudaDevice() {
   nothing_.reset();
   driver().stream_destroy(stream_);
   driver().stream_destroy(record_stream_);
+  driver().stream_destroy(stop_stream_);
 }
 
 void CudaDevice::check_here() const {
@@ -238,7 +247,7 @@ void CudaDevice::check_here() const {
     throw Error(ErrorKind::device, "cuda: this device was made before the process was forked, and CUDA does not go with a fork; start processes with spawn");
   if (home_->lost) {
     std::lock_guard lock(home_->mutex);
-    throw Error(ErrorKind::device, "cuda: the GPU's context was lost (" + home_->why + "); make a new metalmm.Device");
+    throw Error(ErrorKind::device, "cuda: the GPU's context was lost (" + home_->why + "); this process cannot use it any more, start another");
   }
   home_->enter();
 }
@@ -299,7 +308,32 @@ std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source
   return std::make_shared<CudaPipeline>(home_, source);
 }
 
-void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept) {
+// Of what a dispatch only reads of the GPU's memory.
+Span CudaDevice::largest_read(const Dispatch& d) const {
+  auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+  Span largest{0, 0};
+  for (size_t i = 0; i < d.buffer_count; i++) {
+    const Buffer& b = **d.buffers[i].buffer;
+    if (!b.native() || pipeline.writes(d.buffers[i].index)) continue;
+    uintptr_t begin = (b.address() + d.buffers[i].offset + 15) / 16 * 16, end = b.address() + b.size();
+    if (begin < end && end - begin > largest.end - largest.begin) largest = {begin, end};
+  }
+  largest.end = std::min(largest.end, largest.begin + options_.ahead);
+  return largest;
+}
+
+template <class After>
+void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, After&& after) {
+  std::vector<Span> reads(work.size() + 1);
+  if (options_.overlap && options_.ahead) work.for_each([&](size_t i, const Dispatch& d) { reads[i] = largest_read(d); });
+  work.for_each([&](size_t i, const Dispatch& d) {
+    bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
+    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1]);
+    after();
+  });
+}
+
+void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
@@ -358,14 +392,11 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
   *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0};
   uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
-  for (size_t j = 0; options_.overlap && options_.ahead && j < d.buffer_count; j++) {
-    const Buffer& b = **d.buffers[j].buffer;
-    size_t bytes = b.size() - d.buffers[j].offset, share = bytes / groups / 16 * 16;
-    bool is_larger = bytes >= static_cast<size_t>(options_.ahead) && share > head->ahead_bytes && share < 1u << 20;
-    if (!b.native() || pipeline.writes(d.buffers[j].index) || !is_larger) continue;
-    head->ahead = (b.address() + d.buffers[j].offset + 15) / 16 * 16;  // whole shares only: the end is no matter
+  if (size_t bytes = next.end - next.begin; bytes >= kLeastAhead) {
+    size_t share = std::max<size_t>(bytes / groups / 128 * 128, 2048);
+    head->ahead = next.begin;
     head->ahead_bytes = static_cast<uint32_t>(share);
-    head->ahead_groups = static_cast<uint32_t>(groups - 1);
+    head->ahead_groups = static_cast<uint32_t>(std::min<uint64_t>(bytes / share, groups));
   }
   LaunchAttribute overlap{};
   overlap.id = kAttributeProgrammaticSerialization;
@@ -401,8 +432,7 @@ class CudaSubmission : public Submission {
   void launch(bool per_dispatch) {
     auto begin = Clock::now();
     mark();
-    work_->for_each([&](size_t, const Dispatch& d) {
-      device_->launch(d, device_->stream_, kept_);
+    device_->launch_all(*work_, device_->stream_, kept_, [&] {
       if (per_dispatch) mark();
     });
     if (!per_dispatch) mark();
@@ -467,17 +497,12 @@ class CudaSubmission : public Submission {
     if (device_->forked_) {
       failure_.emplace(ErrorKind::device, "cuda: this was submitted before the process was forked; it runs in the parent alone");
     } else if (status_) {
-      std::string kernels;
-      size_t count = 0;
-      if (work_)
-        work_->for_each([&](size_t, const Dispatch& d) {
-          std::string one = "'" + (*d.pipeline)->name + "'";
-          if (kernels.find(one) == std::string::npos && count++ < 5) kernels += (kernels.empty() ? "" : ", ") + one;
-        });
-      std::string text = (count == 1 ? "kernel " : "one of the kernels ") + kernels + ": " + driver().text(status_);
-      if (stopped_) text = "kernel " + kernels + ": it was ended after " + std::to_string(device_->options_.timeout) + " s, its timeout";
+      std::string text = names() + ": " + driver().text(status_);
       device_->home_->lose(text);
-      failure_.emplace(ErrorKind::kernel, text + "; the GPU's context is lost, make a new metalmm.Device");
+      failure_.emplace(ErrorKind::kernel, text + "; this process cannot use the GPU any more, which is CUDA's rule: start another");
+    } else if (stopped_) {
+      start_again();
+      failure_.emplace(ErrorKind::kernel, names() + ": it was ended after " + seconds_text(device_->options_.timeout) + ", its timeout");
     } else {
       float ms = 0;
       if (!driver().event_elapsed(&ms, events_.front(), events_.back())) timing_.device = ms * 1e-3;
@@ -486,16 +511,29 @@ class CudaSubmission : public Submission {
     }
     let_go();
   }
-  // Kernels of a device with a timeout look at a word of memory in every loop.
+  std::string names() const {
+    std::string text;
+    size_t count = 0;
+    work_->for_each([&](size_t, const Dispatch& d) {
+      std::string one = "'" + (*d.pipeline)->name + "'";
+      if (text.find(one) == std::string::npos && count++ < 5) text += (text.empty() ? "" : ", ") + one;
+    });
+    return (count == 1 ? "kernel " : "one of the kernels ") + text;
+  }
+  // Kernels of a device with a timeout look at a word of memory in every loop, and leave it where that is not 0.
+  void set_stop(const uint32_t& value) {
+    work_->for_each([&](size_t, const Dispatch& d) {
+      auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+      if (pipeline.stop) driver().copy_in(pipeline.stop, &value, sizeof(value), device_->stop_stream_);
+    });
+    driver().stream_synchronize(device_->stop_stream_);
+  }
   void stop() {
     if (stopped_) return;
     stopped_ = true;
-    static const uint32_t one = 1;
-    work_->for_each([&](size_t, const Dispatch& d) {
-      auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
-      if (pipeline.stop) driver().copy_in(pipeline.stop, &one, sizeof(one), device_->record_stream_);
-    });
+    set_stop(1);
   }
+  void start_again() { set_stop(0); }
   void let_go() {
     for (Event e : events_) device_->events_->give_back(e);
     events_.clear();
@@ -584,7 +622,7 @@ std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList
   std::lock_guard lock(record_mutex_);
   home_->check(cu.capture_begin(record_stream_, kCaptureThreadLocal), "beginning a recording");
   try {
-    work->for_each([&](size_t, const Dispatch& d) { launch(d, record_stream_, captured->kept); });
+    launch_all(*work, record_stream_, captured->kept, [] {});
   } catch (...) {
     cu.capture_end(record_stream_, &graph);
     if (graph) cu.graph_destroy(graph);
@@ -620,7 +658,7 @@ std::shared_ptr<Device> make(const Options& options) {
   o.spin = option<double>(options, "spin");
   o.timeout = option<double>(options, "timeout");
   o.overlap = option<bool>(options, "overlap");
-  o.ahead = option<int64_t>(options, "ahead");
+  o.ahead = option<size_t>(options, "ahead");
   return std::make_shared<CudaDevice>(o);
 }
 

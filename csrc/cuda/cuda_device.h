@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../core/batch.h"
+#include "../core/hazards.h"
 #include "../msl/runtime/cuda/arguments.h"
 #include "driver.h"
 
@@ -74,7 +75,7 @@ struct CudaOptions {
   double spin = 0;
   double timeout = 0;
   bool overlap = false;
-  int64_t ahead = 0;  // least bytes of an argument that are asked for early; 0: none are
+  size_t ahead = 0;  // bytes of the next launch's largest argument that are brought to the second-level cache, at most
 };
 
 class CudaDevice : public Device {
@@ -93,8 +94,11 @@ class CudaDevice : public Device {
  private:
   friend class CudaSubmission;
   friend class CudaRecording;
-  // Launches on `stream`; what it takes of the pool is added to `kept`.
-  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept);
+  // Launches all on `stream`, in order; what it takes of the pool is added to `kept`. after() follows each launch.
+  template <class After>
+  void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, After&& after);
+  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next);
+  Span largest_read(const Dispatch& d) const;
   void copy(Result r, const char* what);
   void check_here() const;
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
@@ -108,7 +112,7 @@ class CudaDevice : public Device {
   Stream stream_ = nullptr;
   std::optional<Temporary> nothing_;  // what an argument finds that a function constant switched off
   std::mutex record_mutex_;
-  Stream record_stream_ = nullptr;
+  Stream record_stream_ = nullptr, stop_stream_ = nullptr;
   std::atomic<bool> forked_{false};
 };
 

@@ -61,7 +61,6 @@ struct LaunchConfig {
   X(device_memory, cuDeviceTotalMem_v2, (size_t*, DeviceNumber))                                                    \
   X(context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceNumber))                                             \
   X(context_release, cuDevicePrimaryCtxRelease_v2, (DeviceNumber))                                                  \
-  X(context_reset, cuDevicePrimaryCtxReset_v2, (DeviceNumber))                                                      \
   X(context_set, cuCtxSetCurrent, (Context))                                                                        \
   X(module_load, cuModuleLoadData, (Module*, const void*))                                                          \
   X(module_unload, cuModuleUnload, (Module))                                                                        \

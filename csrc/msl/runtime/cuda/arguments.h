@@ -19,9 +19,9 @@ struct LaunchHead {
   abi::Uint3 groups;   // of the grid
   abi::Uint3 group;    // threads of a threadgroup
   abi::Uint3 threads;  // of the grid; x = 0: as many as the threadgroups have
-  u64 ahead;           // what the threadgroups will read most of: each asks for its share before the launch before this one is through
-  u32 ahead_bytes;     // of one; 0: none
-  u32 ahead_groups;    // in the order of x, then y, then z
+  u64 ahead;           // what the launch after this one will read: each threadgroup has its share of it brought to the second-level cache
+  u32 ahead_bytes;     // of one threadgroup
+  u32 ahead_groups;    // so many of them, in the order of x, then y, then z
 };
 
 struct ArgumentRow {

@@ -8,6 +8,7 @@ namespace metalmm::msl {
 using abi::ArgKind;
 using abi::ArgSpec;
 using abi::u8;
+using abi::u64;
 using abi::Uint3;
 using cuda::LaunchHead;
 
@@ -110,10 +111,7 @@ template <class T> struct Argument<T&> {
 #ifdef METALMM_STOPS
 extern "C" __device__ volatile u32 metalmm_stop;
 __device__ volatile u32 metalmm_stop = 0;
-METALMM_INLINE bool goes_on() {
-  if (metalmm_stop) __trap();
-  return true;
-}
+METALMM_INLINE bool goes_on() { return !metalmm_stop; }
 #endif
 
 // What the kernel is called with.
@@ -190,17 +188,22 @@ template <int... I> struct Indices {};
 template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 
-// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written;
-// but what a threadgroup will read can come nearer: to the second-level cache, where every write of the other arrives, too.
+// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written.
+// What the next one will read comes nearer meanwhile: to the second-level cache, where every write arrives, too, so that it is only ever
+// sooner there.
 METALMM_INLINE void after_previous(const u8* block) {
 #if __CUDA_ARCH__ >= 900
   const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
   asm volatile("griddepcontrol.launch_dependents;");
+#ifndef METALMM_AHEAD_EARLY
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
   u32 group = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   if (threadIdx.x == 0 && group < head.ahead_groups)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<unsigned long long>(group) * head.ahead_bytes),
-                 "r"(head.ahead_bytes));
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes), "r"(head.ahead_bytes));
+#ifdef METALMM_AHEAD_EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 #endif
 }
 

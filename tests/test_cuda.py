@@ -1,0 +1,1129 @@
+"""The CUDA device: what it asks of NVIDIA's driver, what it makes of the driver's failures. On the fake, some faults are injected; a GPU
+whose kernel fails is lost to its process, so that those tests have GPUs of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from conftest import DEVICE, ROOT, half, right
+
+FAKE: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="of device cuda")
+needs_fake = pytest.mark.skipif(not FAKE, reason="breaks rules or injects faults, which only the fake driver allows")
+
+V = "gemv/baseline"
+GEMM = "gemm_tiled/baseline"
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+ADDS = HEAD + "kernel void adds(device float* y, constant uint& n, uint i [[thread_position_in_grid]]) { y[i] += float(n); }"
+STEP = HEAD + "kernel void step(device float* y, uint i [[thread_position_in_grid]]) { y[i] = y[i] * 2.0f + 1.0f; }"
+ILLEGAL, FAILED, OUT_OF_MEMORY, OUT_OF_RESOURCES = 700, 719, 2, 701
+fresh = itertools.count(10)  # GPUs that nobody has used; the first few are of all
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[metalmm.Device]:
+    """Of this file, so that its end is seen."""
+    with metalmm.Device("cuda") as device:
+        yield device
+
+
+@pytest.fixture(autouse=True)
+def no_rule_of_cuda_is_broken() -> Iterator[None]:
+    yield
+    if FAKE:
+        assert FAKE.take_violations() == []
+        assert FAKE.clear_faults() == 0, "a fault that nothing came by"
+
+
+@pytest.fixture
+def like() -> Iterator[Callable[..., None]]:
+    """The fake GPU is like that from now on."""
+    before: dict[str, int] = {}
+
+    def change(**settings: int) -> None:
+        for name, value in settings.items():
+            before.setdefault(name, FAKE.set(name, value))
+
+    yield change
+    gc.collect()
+    for name, value in before.items():
+        FAKE.set(name, value)
+
+
+@pytest.fixture
+def index(like: Callable[..., None]) -> int:
+    """Of a GPU that may be lost."""
+    like(devices=next(fresh) + 1)
+    return len(metalmm._core._device_names("cuda")) - 1
+
+
+@pytest.fixture
+def other(index: int) -> Iterator[metalmm.Device]:
+    with metalmm.Device("cuda", index=index) as device:
+        yield device
+
+
+def adds(device: metalmm.Device) -> metalmm.Kernel:
+    return device.compile(ADDS).kernel("adds")
+
+
+def computes(device: metalmm.Device) -> None:
+    a, b = half(4, 64), half(64, 48, seed=1)
+    right(metalmm.matmul(GEMM, a, b, device=device), a, b)
+    right(metalmm.matmul(GEMM, device.array(a), device.array(b), device=device), a, b)
+
+
+# -- the fake is strict ------------------------------------------------------------------------------------------------
+
+
+class Raw:
+    """The driver's own calls on a GPU that metalmm does not use."""
+
+    GPU = 2
+
+    def __init__(self) -> None:
+        self.cu = FAKE.driver
+        self.cu.cuInit(0)
+        context = ctypes.c_void_p()
+        assert self.cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.GPU) == 0
+        assert self.cu.cuCtxSetCurrent(context) == 0
+        self.stream = self.make("cuStreamCreate", 1)
+        self.memory = self.allocate(256)
+
+    def make(self, call: str, *arguments: Any) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        assert getattr(self.cu, call)(ctypes.byref(handle), *arguments) == 0
+        return handle
+
+    def allocate(self, size: int) -> ctypes.c_ulonglong:
+        address = ctypes.c_ulonglong()
+        assert self.cu.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        return address
+
+    def copy_in(self, size: int, address: ctypes.c_ulonglong | None = None) -> int:
+        return int(
+            self.cu.cuMemcpyHtoDAsync_v2(address or self.memory, ctypes.create_string_buffer(size), ctypes.c_size_t(size), self.stream)
+        )
+
+    def captured(self) -> ctypes.c_void_p:
+        """A graph of one copy."""
+        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+        self.bytes = ctypes.create_string_buffer(256)
+        assert self.cu.cuStreamBeginCapture_v2(self.stream, 1) == 0
+        assert self.cu.cuMemcpyHtoDAsync_v2(self.memory, self.bytes, ctypes.c_size_t(256), self.stream) == 0
+        assert self.cu.cuStreamEndCapture(self.stream, ctypes.byref(graph)) == 0
+        assert self.cu.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)) == 0
+        assert self.cu.cuGraphDestroy(graph) == 0
+        return made
+
+    def end(self) -> None:
+        self.cu.cuDevicePrimaryCtxReset_v2(self.GPU)
+        self.cu.cuCtxSetCurrent(None)
+
+
+def _behind(raw: Raw) -> None:
+    """Work that waits for nobody to ask: the first keeps what follows from running at once."""
+    raw.cu.cuMemsetD8Async(raw.memory, 0, ctypes.c_size_t(1), raw.stream)
+
+
+def _use_after_destroy(raw: Raw) -> None:
+    assert raw.cu.cuStreamDestroy_v2(raw.stream) == 0
+    assert raw.cu.cuStreamSynchronize(raw.stream) == 400
+
+
+def _another_kind(raw: Raw) -> None:
+    raw.cu.cuEventQuery(raw.stream)
+
+
+def _double_free(raw: Raw) -> None:
+    assert [raw.cu.cuMemFree_v2(raw.memory) for _ in range(2)] == [0, 1]
+
+
+def _free_inside(raw: Raw) -> None:
+    raw.cu.cuMemFree_v2(ctypes.c_ulonglong(raw.memory.value + 16))
+
+
+def _free_in_flight(raw: Raw) -> None:
+    _behind(raw)
+    raw.cu.cuMemFree_v2(raw.memory)
+
+
+def _bounds(raw: Raw) -> None:
+    assert raw.copy_in(257) == 1
+
+
+def _freed(raw: Raw) -> None:
+    raw.cu.cuMemFree_v2(raw.memory)
+    raw.copy_in(4)
+
+
+def _no_context(raw: Raw) -> None:
+    def work() -> None:
+        assert raw.copy_in(4) == 201
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def _lost_context(raw: Raw) -> None:
+    raw.cu.cuDevicePrimaryCtxReset_v2(raw.GPU)
+    assert raw.copy_in(4) == 709
+
+
+def _never_recorded(raw: Raw) -> None:
+    assert raw.cu.cuEventQuery(raw.make("cuEventCreate", 0)) == 0
+
+
+def _elapsed_too_early(raw: Raw) -> None:
+    first, last = raw.make("cuEventCreate", 0), raw.make("cuEventCreate", 0)
+    raw.cu.cuEventRecord(first, raw.stream)
+    raw.cu.cuStreamSynchronize(raw.stream)
+    _behind(raw)
+    raw.cu.cuEventRecord(last, raw.stream)
+    assert raw.cu.cuEventElapsedTime(ctypes.byref(ctypes.c_float()), first, last) == 600
+
+
+def _without_timing(raw: Raw) -> None:
+    event = raw.make("cuEventCreate", 2)
+    raw.cu.cuEventRecord(event, raw.stream)
+    assert raw.cu.cuEventElapsedTime(ctypes.byref(ctypes.c_float()), event, event) == 400
+
+
+def _synchronize_capture(raw: Raw) -> None:
+    raw.cu.cuStreamBeginCapture_v2(raw.stream, 1)
+    assert raw.cu.cuStreamSynchronize(raw.stream) == 900
+    assert raw.cu.cuStreamEndCapture(raw.stream, ctypes.byref(ctypes.c_void_p())) == 901
+
+
+def _allocate_in_capture(raw: Raw) -> None:
+    raw.cu.cuStreamBeginCapture_v2(raw.stream, 1)
+    assert raw.cu.cuMemAlloc_v2(ctypes.byref(ctypes.c_ulonglong()), ctypes.c_size_t(4)) == 900
+
+
+def _query_captured(raw: Raw) -> None:
+    event = raw.make("cuEventCreate", 0)
+    raw.cu.cuStreamBeginCapture_v2(raw.stream, 1)
+    raw.cu.cuEventRecord(event, raw.stream)
+    raw.cu.cuStreamEndCapture(raw.stream, ctypes.byref(ctypes.c_void_p()))
+    assert raw.cu.cuEventQuery(event) == 907
+
+
+def _capture_of_another_thread(raw: Raw) -> None:
+    thread = threading.Thread(target=lambda: (raw.cu.cuDevicePrimaryCtxRetain(ctypes.byref(c := ctypes.c_void_p()), raw.GPU), raw.cu.cuCtxSetCurrent(c), raw.cu.cuStreamBeginCapture_v2(raw.stream, 1)))  # fmt: skip
+    thread.start()
+    thread.join()
+    assert raw.cu.cuStreamEndCapture(raw.stream, ctypes.byref(ctypes.c_void_p())) == 908
+
+
+def _graph_in_flight(raw: Raw) -> None:
+    graph = raw.captured()
+    raw.cu.cuGraphLaunch(graph, raw.stream)
+    raw.cu.cuGraphExecDestroy(graph)
+
+
+def _graph_of_what_is_gone(raw: Raw) -> None:
+    graph = raw.captured()
+    raw.cu.cuMemFree_v2(raw.memory)
+    assert raw.cu.cuGraphLaunch(graph, raw.stream) == 1
+
+
+def _leak(raw: Raw) -> None:
+    raw.cu.cuDevicePrimaryCtxRelease_v2(raw.GPU)
+
+
+def _no_image(raw: Raw) -> None:
+    assert raw.cu.cuModuleLoadData(ctypes.byref(ctypes.c_void_p()), b"not machine code") == 200
+    raw.cu.cuModuleUnload(None)
+
+
+MISUSES: dict[Callable[[Raw], None], str] = {
+    _use_after_destroy: "handle: stream_synchronize: Stream that was destroyed",
+    _another_kind: "handle: event_query: Stream where Event is due",
+    _double_free: "is freed already",
+    _free_inside: "is not where an allocation begins",
+    _free_in_flight: "lifetime: free: memory that queued work uses",
+    _bounds: "bounds: copy_in: 257 bytes",
+    _freed: "bounds: copy_in: 4 bytes",
+    _no_context: "context: copy_in: no current context",
+    _lost_context: "context: copy_in: the current context is destroyed",
+    _never_recorded: "event: event_query: an event that was never recorded",
+    _elapsed_too_early: "event: event_elapsed: an event that is not through",
+    _without_timing: "event: event_elapsed: an event without timing",
+    _synchronize_capture: "capture: stream_synchronize: of a stream that is capturing",
+    _allocate_in_capture: "capture: allocate: while this thread captures",
+    _query_captured: "capture: event_query: an event that was recorded in a capture",
+    _capture_of_another_thread: "capture: capture_end: ended by another thread",
+    _graph_in_flight: "lifetime: graph_exec_destroy: a graph in flight",
+    _graph_of_what_is_gone: "lifetime: graph_launch: Memory that the graph uses is gone",
+    _leak: "leak: context_release: with 1 Memory, 1 Stream",
+    _no_image: "handle: module_unload: Module that never was one",
+}
+
+
+@needs_fake
+@pytest.mark.parametrize("misuse", MISUSES, ids=lambda f: f.__name__)
+def test_the_fake_sees_each_misuse(misuse: Callable[[Raw], None], like: Callable[..., None]) -> None:
+    like(devices=3, in_time=0)
+    raw = Raw()
+    try:
+        assert raw.copy_in(256) == 0
+        assert raw.cu.cuStreamSynchronize(raw.stream) == 0
+        assert FAKE.take_violations() == []
+        misuse(raw)
+        seen = FAKE.take_violations()
+        assert len(seen) == 1 and MISUSES[misuse] in seen[0]
+    finally:
+        raw.end()
+        FAKE.take_violations()
+
+
+@needs_fake
+def test_what_is_not_asked_for_is_in_flight(like: Callable[..., None]) -> None:
+    like(devices=3, in_time=0)
+    raw = Raw()
+    event = raw.make("cuEventCreate", 0)
+    _behind(raw)
+    raw.cu.cuEventRecord(event, raw.stream)
+    time.sleep(0.05)
+    assert raw.cu.cuEventQuery(event) == 600
+    assert raw.cu.cuStreamSynchronize(raw.stream) == 0
+    assert raw.cu.cuEventQuery(event) == 0
+    back = ctypes.create_string_buffer(256)
+    fresh = raw.allocate(256)
+    assert raw.cu.cuMemcpyDtoHAsync_v2(back, fresh, ctypes.c_size_t(256), raw.stream) == 0
+    assert back.raw == b"\xff" * 256
+    raw.end()
+
+
+@needs_fake
+def test_leaks_and_broken_rules_at_exit_end_the_process_in_failure(tmp_path: Path) -> None:
+    start = "import ctypes, on_fake_cuda, metalmm\ncu = on_fake_cuda.fake.driver\ndevice = metalmm.Device('cuda')\n"
+    leak = "stream = ctypes.c_void_p()\ncu.cuStreamCreate(ctypes.byref(stream), 1)\n"
+    for text, message in [
+        (leak, "alive at exit: {'Stream': 1}"),
+        ("cu.cuMemFree_v2(ctypes.c_ulonglong(7))\n", "never was allocated"),
+        ("", ""),
+    ]:
+        script = tmp_path / "s.py"
+        script.write_text(start + text)
+        done = subprocess.run([sys.executable, str(ROOT / "tests" / "on_fake_cuda.py"), str(script)], capture_output=True, text=True)
+        assert done.returncode == (86 if message else 0), done.stderr
+        assert message in done.stderr
+
+
+# -- the device --------------------------------------------------------------------------------------------------------
+
+
+def test_info_names_the_gpu_and_its_driver(device: metalmm.Device) -> None:
+    info = device.info
+    assert device.name == "cuda"
+    assert info["name"] == metalmm._core._device_names("cuda")[0]
+    assert info["compute_capability"] >= 80
+    assert info["max_threadgroup_memory_length"] >= 32768
+    assert info["memory_bytes"] > 1 << 30
+    assert info["unified_memory"] is False
+    if FAKE:
+        assert (info["driver"], info["compute_capability"], info["multiprocessors"]) == ("13.0", FAKE.set("capability", 90), 132)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"index": 99}, "index is 99; there are"),
+        ({"index": -1}, "index is -1; there are"),
+        ({"index": 0.5}, "index is 0.5; it takes a whole number"),
+        ({"index": True}, "index is True; it takes a whole number"),
+        ({"spin": -1}, "spin is -1"),
+        ({"spin": "long"}, "spin is 'long'; it takes a number"),
+        ({"timeout": float("nan")}, "timeout nan"),
+        ({"overlap": 1}, "overlap is 1; it takes True or False"),
+        ({"threads": 4}, "threads"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(metalmm.DeviceError, match=message):
+        metalmm.Device("cuda", **options)
+
+
+@pytest.mark.parametrize("options", [{"overlap": False}, {"spin": 0}, {"spin": 1}, {"timeout": 60}, {"index": 0}])
+def test_every_option_computes(options: dict[str, Any]) -> None:
+    with metalmm.Device("cuda", **options) as device:
+        computes(device)
+
+
+@needs_fake
+@pytest.mark.parametrize("settings", [{}, {"in_time": 1}, {"capability": 80}, {"capability": 121}, {"driver_version": 12040}])
+def test_every_kind_of_gpu_computes(settings: dict[str, int], like: Callable[..., None]) -> None:
+    like(**settings)
+    with metalmm.Device("cuda") as device:
+        assert device.info["driver"] == ("12.4" if "driver_version" in settings else "13.0")
+        computes(device)
+
+
+@needs_fake
+def test_an_older_gpu_is_refused_by_name(like: Callable[..., None]) -> None:
+    like(capability=75)
+    with metalmm.Device("cuda") as device, pytest.raises(metalmm.DeviceError, match=r"Fake GPU 0 has compute capability 7.5; .* needs 8.0"):
+        computes(device)
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=given, timeout=60)
+
+
+@needs_fake
+def test_a_driver_without_gpus(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text("import metalmm\nprint(metalmm._core._device_names('cuda'))\nmetalmm.Device('cuda')\n")
+    command = [sys.executable, str(ROOT / "tests" / "on_fake_cuda.py"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "METALMM_FAKE": "devices=0"})
+    assert done.stdout == "[]\n"
+    assert "DeviceError: cuda: NVIDIA's driver does not start: CUDA_ERROR_NO_DEVICE, no CUDA-capable device is detected" in done.stderr
+
+
+def test_a_machine_without_a_driver_or_a_compiler() -> None:
+    done = run("import metalmm; metalmm.Device('cuda')", METALMM_LIBCUDA="/nonexistent.so")
+    assert "DeviceError: cuda: /nonexistent.so cannot be loaded" in done.stderr
+    assert "it comes with NVIDIA's driver" in done.stderr
+    done = run("import metalmm; print(metalmm._core._device_names('cuda'), metalmm.Device('cpu'))", METALMM_LIBCUDA="/nonexistent.so")
+    assert done.stdout.startswith("[] "), done.stderr
+    done = run("import metalmm; metalmm.Device('cuda')", METALMM_LIBCUDA="libc.so.6")
+    assert "libc.so.6 has no cuInit; metalmm needs a driver of CUDA 12 or newer" in done.stderr
+    script = "import metalmm, numpy as np; x = np.ones((8, 8), np.float16); metalmm.matmul('gemm_tiled/baseline', x, x, device=metalmm.Device('cuda'))"
+    done = run(script, METALMM_LIBNVRTC="/nonexistent.so")
+    assert "CompilerNotFoundError: device cuda needs NVRTC 12.0 or newer (/nonexistent.so" in done.stderr
+    assert "pip install 'metalmm[cuda]'" in done.stderr
+    done = run(script, METALMM_LIBNVRTC="libc.so.6")
+    assert "CompilerNotFoundError: device cuda needs NVRTC" in done.stderr
+
+
+def test_source_that_does_not_compile(device: metalmm.Device, tmp_path: Path) -> None:
+    path = tmp_path / "mine.metal"
+    path.write_text(HEAD + "kernel void k(device int* y) {\n  y[0] = nobody();\n}")
+    with pytest.raises(metalmm.CompileError, match=r"(?s)kernel 'k': NVRTC failed:.*mine\.metal[:(]4.*nobody"):
+        device.compile(path).kernel("k")
+
+
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_grids_past_the_limit_of_cudas_axes(axis: int, device: metalmm.Device) -> None:
+    source = (
+        HEAD
+        + """
+    kernel void k(device uint* y, uint3 g [[threadgroup_position_in_grid]], uint3 n [[threadgroups_per_grid]], uint3 p [[thread_position_in_grid]]) {
+      y[(g.z * n.y + g.y) * n.x + g.x] += p.x * 3 + p.y * 5 + p.z * 7 + n.x + n.y + n.z;
+    }"""
+    )
+    count = 2 * 65535 + 3
+    grid = tuple(count if i == axis else 1 for i in range(3))
+    y = device.array(np.zeros(count, np.uint32))
+    kernel = device.compile(source).kernel("k")
+    kernel(y, grid=grid, threadgroup=1)
+    np.testing.assert_array_equal(y.numpy(), np.arange(count, dtype=np.uint32) * (3, 5, 7)[axis] + count + 2)
+
+
+def test_threadgroups_at_the_edge_are_smaller(device: metalmm.Device) -> None:
+    source = (
+        HEAD
+        + """
+    kernel void k(device uint* y, uint2 p [[thread_position_in_grid]], uint2 n [[threads_per_grid]], uint2 size [[threads_per_threadgroup]],
+                  uint2 full [[dispatch_threads_per_threadgroup]], uint lane [[thread_index_in_threadgroup]]) {
+      y[p.y * n.x + p.x] += 1 + 10 * size.x + 100 * size.y + 1000 * full.x + 10000 * full.y + 100000 * lane;
+    }"""
+    )
+    width, height = 7, 5
+    y = device.array(np.zeros((height, width), np.uint32))
+    device.compile(source).kernel("k")(y, threads=(width, height), threadgroup=(4, 3))
+    column, row = np.arange(width), np.arange(height)[:, None]
+    size_x, size_y = np.minimum(4, width - column // 4 * 4), np.minimum(3, height - row // 3 * 3)
+    expected = 1 + 10 * size_x + 100 * size_y + 1000 * 4 + 10000 * 3 + 100000 * (row % 3 * size_x + column % 4)
+    np.testing.assert_array_equal(y.numpy(), expected)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_number_may_come_as_bytes_or_in_a_buffer(recorded: bool, device: metalmm.Device) -> None:
+    kernel, y = adds(device), device.array(np.zeros(3, np.float32))
+    numbers = [5, np.uint32(6), device.array(np.array([7, 8], np.uint32)), np.array([9], np.uint32)]
+    numbers.append(numbers[2][1:])  # an address of a buffer, off its beginning
+    batch = device.batch()
+    for n in numbers:
+        kernel(y, n, threads=3, threadgroup=3, batch=batch)
+    if recorded:
+        recording = batch.record()
+        recording.replay()
+        recording.replay()
+        recording.wait()
+    else:
+        batch.submit()
+        batch.wait()
+    np.testing.assert_array_equal(y.numpy(), [(5 + 6 + 7 + 9 + 8) * (1 + recorded)] * 3)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_numbers_that_the_block_does_not_hold(recorded: bool, device: metalmm.Device) -> None:
+    """References to more than 1,024 bytes, to more in all than CUDA takes, and pointers: each goes through memory."""
+    source = HEAD + "struct Big { uint x[300]; }; struct Some { uint x[250]; };\n"
+    source += "kernel void k(device uint* y, constant Big& a, constant uint* b"
+    source += (
+        "".join(f", constant Some& s{i}" for i in range(5))
+        + ") { y[0] = a.x[299] + b[2]"
+        + "".join(f" + s{i}.x[249]" for i in range(5))
+        + "; }"
+    )
+    big, few = np.arange(300, dtype=np.uint32), np.array([1, 2, 3], np.uint32)
+    some = [np.arange(250, dtype=np.uint32) * 10**i for i in range(5)]
+    y = device.array(np.zeros(1, np.uint32))
+    kernel = device.compile(source).kernel("k")
+    batch = device.batch()
+    kernel(y, big.tobytes(), few.tobytes(), *(s.tobytes() for s in some), grid=1, threadgroup=1, batch=batch)
+    if recorded:
+        recording = batch.record()
+        del batch
+        gc.collect()
+        recording.replay()
+        recording.wait()
+    else:
+        batch.submit()
+        batch.wait()
+    assert y.numpy()[0] == 299 + 3 + 249 * 11111
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_arguments_that_a_constant_switches_off(given: bool, device: metalmm.Device) -> None:
+    source = (
+        HEAD
+        + """
+    constant bool given [[function_constant(0)]];
+    kernel void k(device uint* y [[buffer(0)]], constant uint& n [[buffer(1), function_constant(given)]],
+                  const device uint* x [[buffer(2), function_constant(given)]]) { y[0] = 1; if (given) y[0] = n + x[1]; }"""
+    )
+    y = device.array(np.zeros(1, np.uint32))
+    kernel = device.compile(source).kernel("k", {0: given})
+    kernel(y, *((4, device.array(np.array([8, 16], np.uint32))) if given else ()), grid=1, threadgroup=1)
+    assert y.numpy()[0] == (20 if given else 1)
+
+
+def test_threadgroup_memory_of_both_kinds(device: metalmm.Device) -> None:
+    source = (
+        HEAD
+        + """
+    kernel void k(device uint* y, threadgroup uint* a [[threadgroup(0)]], threadgroup uint* b [[threadgroup(1)]], uint i [[thread_index_in_threadgroup]]) {
+      threadgroup uint c[40];
+      a[i] = i; b[i] = 100 * i; c[i] = 10000 * i;
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      y[i] = a[39 - i] + b[39 - i] + c[39 - i];
+    }"""
+    )
+    y = device.array(np.zeros(40, np.uint32))
+    kernel = device.compile(source).kernel("k")
+    assert kernel.static_threadgroup_memory_length == 160
+    kernel(y, grid=1, threadgroup=40, threadgroup_memory={0: 160, 1: 168})
+    np.testing.assert_array_equal(y.numpy(), np.arange(39, -1, -1) * 10101)
+    with pytest.raises(metalmm.KernelError, match="threadgroup memory"):
+        kernel(y, grid=1, threadgroup=40, threadgroup_memory={0: 32768, 1: 16})
+
+
+def test_a_kernels_own_limit_of_threads(device: metalmm.Device) -> None:
+    source = (
+        HEAD + "[[max_total_threads_per_threadgroup(64)]] kernel void k(device uint* y, uint i [[thread_position_in_grid]]) { y[i] = i; }"
+    )
+    kernel, y = device.compile(source).kernel("k"), device.array(np.zeros(64, np.uint32))
+    assert kernel.max_total_threads_per_threadgroup == 64
+    kernel(y, grid=1, threadgroup=64)
+    np.testing.assert_array_equal(y.numpy(), np.arange(64))
+    with pytest.raises(metalmm.KernelError, match="65"):
+        kernel(y, grid=1, threadgroup=65)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_numpy_arrays_are_copied_in_and_out(device: metalmm.Device) -> None:
+    source = (
+        HEAD + "kernel void k(const device float* x, device float* y, uint i [[thread_position_in_grid]]) { y[i] = x[i] + 0.5f * y[i]; }"
+    )
+    kernel = device.compile(source).kernel("k")
+    x, y = np.arange(9, dtype=np.float32), np.full(9, 8, np.float32)
+    x.setflags(write=False)
+    kernel(x, y, threads=9, threadgroup=4)
+    np.testing.assert_array_equal(y, np.arange(9) + 4)
+    kernel(x[2:7], y[1:6], threads=5, threadgroup=4)  # within a larger array, whose rest stays
+    np.testing.assert_array_equal(y[[0, 6, 7, 8]], np.array([0, 6, 7, 8]) + 4)
+    np.testing.assert_array_equal(y[1:6], np.arange(2, 7) + 0.5 * (np.arange(1, 6) + 4))
+
+
+def test_views_of_one_numpy_array_in_one_dispatch(device: metalmm.Device) -> None:
+    source = HEAD + "kernel void k(device float* a, device float* b, uint i [[thread_position_in_grid]]) { a[i] += 1.0f; b[i] += 2.0f; }"
+    kernel, x = device.compile(source).kernel("k"), np.zeros(8, np.float32)
+    kernel(x[:4], x[4:], threads=4, threadgroup=4)
+    np.testing.assert_array_equal(x, [1] * 4 + [2] * 4)
+    kernel(x, x[4:], threads=4, threadgroup=4)
+    np.testing.assert_array_equal(x, [2] * 4 + [4] * 4)
+    kernel(x[4:], x, threads=4, threadgroup=4)
+    np.testing.assert_array_equal(x, [4] * 4 + [5] * 4)
+
+
+def test_copies_stand_as_the_host_memory_does(device: metalmm.Device) -> None:
+    """Kernels are told where rows begin within 8 bytes, by the host's address."""
+    source = HEAD + "kernel void k(const device half* x, device uint* y) { y[0] = uint(reinterpret_cast<ulong>(x) % 16); }"
+    kernel, store = device.compile(source).kernel("k"), half(64)
+    for offset in range(8):
+        y = np.zeros(1, np.uint32)
+        kernel(store[offset:], y, grid=1, threadgroup=1)
+        assert y[0] == store[offset:].ctypes.data % 16
+
+
+def test_submissions_that_share_numpy_memory_run_in_order(device: metalmm.Device) -> None:
+    x, a, w = np.zeros((1, 64), np.float16), half(1, 64), np.eye(64, dtype=np.float16) * np.float16(2)
+    first, second = device.batch(), device.batch()
+    first.matmul(V, a, w, out=x)
+    y = second.matmul(V, x, w)
+    first.submit()
+    second.submit()
+    second.wait()
+    first.wait()
+    np.testing.assert_array_equal(y, a * 4)
+    with device.batch() as batch:  # within one
+        batch.matmul(V, a, w, out=x)
+        z = batch.matmul(V, x, w)
+    np.testing.assert_array_equal(z, a * 4)
+
+
+def test_steady_state_takes_no_memory_of_the_driver(device: metalmm.Device) -> None:
+    a, b, bias = half(8, 64), half(64, 48, seed=1), np.zeros(48, np.float16)
+    x, w, out = device.array(a), device.array(b), device.empty((8, 48))
+    batch = device.batch()
+    batch.matmul(GEMM, x, w, out=out)
+    recording = batch.record()
+    kernel, y = adds(device), np.zeros(3, np.float32)
+
+    def round() -> None:
+        metalmm.matmul(GEMM, a, b, bias=bias, device=device)
+        metalmm.matmul(GEMM, x, w, out=out, device=device)
+        kernel(y, 1, threads=3, threadgroup=3)
+        recording.replay()
+        recording.wait()
+        device.array(a).numpy()
+
+    for _ in range(2):
+        round()
+    before = device.counters["allocations"]
+    live = FAKE.live() if FAKE else None
+    assert before > 0
+    for _ in range(5):
+        round()
+    assert device.counters["allocations"] == before
+    if FAKE:
+        assert FAKE.live() == live, "events and streams, too"
+
+
+@needs_fake
+def test_memory_that_nobody_has_any_more_is_used_before_an_error(index: int, like: Callable[..., None]) -> None:
+    like(memory_bytes=8 << 20)
+    with metalmm.Device("cuda", index=index) as device:
+        for shape in [(1 << 10, 1 << 10), (3 << 10, 1 << 10), (3 << 9, 1 << 10)]:
+            array = device.array(np.ones(shape, np.float16))
+            assert (array.numpy() == 1).all()
+            del array
+        kept = device.array(np.ones(1 << 20, np.float16))
+        with pytest.raises(metalmm.DeviceError, match=r"the GPU has no \d+ bytes left"):
+            device.empty((8 << 20,))
+        assert (kept.numpy() == 1).all()
+        computes(device)
+
+
+@needs_fake
+def test_memory_is_not_taken_from_work_in_flight(other: metalmm.Device, like: Callable[..., None]) -> None:
+    """A batch whose second launch fails leaves its first on the stream, which uses copies that are the pool's again."""
+    like(in_time=0)
+    step, x = other.compile(STEP).kernel("step"), np.zeros(8, np.float32)
+    batch = other.batch()
+    adds(other)(np.zeros(8, np.float32), other.array(np.ones(1, np.uint32)), threads=8, threadgroup=8, batch=batch)
+    step(other.array(x), threads=8, threadgroup=8, batch=batch)
+    FAKE.inject("copy_out", 1, 1)
+    with pytest.raises(metalmm.DeviceError, match="copying from the GPU"):
+        batch.submit()
+        batch.wait()
+    FAKE.inject("allocate", 1, OUT_OF_MEMORY)
+    other.empty((1 << 16,))
+    computes(other)
+
+
+@needs_fake
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_out_of_memory_is_an_error_and_no_more(at: int, other: metalmm.Device) -> None:
+    a, b = half(4, 64), half(64, 48, seed=1)
+    FAKE.inject("allocate", 2, OUT_OF_MEMORY, skip=at)  # twice: it is tried again once the pool is empty
+    with pytest.raises(metalmm.DeviceError, match=r"the GPU has no \d+ bytes left"):
+        for _ in range(4):
+            other.array(np.zeros(1000, np.float32))
+            metalmm.matmul(GEMM, a, b, device=other)
+            fresh = [other.empty((100 * i,)) for i in range(1, 9)]
+    fresh = []
+    assert not fresh
+    computes(other)
+
+
+# -- order and time ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_time", [0, 1])
+def test_submissions_run_in_their_order(in_time: int, device: metalmm.Device, like: Callable[..., None]) -> None:
+    if FAKE:
+        like(in_time=in_time)
+    step, y = device.compile(STEP).kernel("step"), device.array(np.zeros(8, np.float32))
+    double = device.batch()
+    for _ in range(2):
+        step(y, threads=8, threadgroup=8, batch=double)
+    recording = double.record()
+    batches = []
+    for i in range(6):
+        if i % 2:
+            recording.replay()
+            continue
+        batch = device.batch()
+        step(y, threads=8, threadgroup=8, batch=batch)
+        batch.submit()
+        batches.append(batch)
+    batches[0].wait()
+    step(y, threads=8, threadgroup=8)
+    assert y.numpy()[0] == 2 ** (3 + 6 + 1) - 1
+    recording.wait()
+    for batch in batches[1:]:
+        batch.wait()
+
+
+@needs_fake
+def test_each_dispatch_can_be_timed(device: metalmm.Device, like: Callable[..., None]) -> None:
+    like(kernel_us=3000)
+    step, y = device.compile(STEP).kernel("step"), device.array(np.zeros(8, np.float32))
+    with device.batch(per_dispatch=True) as batch:
+        for _ in range(3):
+            step(y, threads=8, threadgroup=8, batch=batch)
+    timing = batch.timing
+    assert len(timing.dispatches) == 3
+    assert all(t is not None and 2.9e-3 < t < 1 for t in timing.dispatches)
+    assert timing.device == pytest.approx(sum(t or 0 for t in timing.dispatches), rel=1e-3)
+    with device.batch() as batch:
+        for _ in range(2):
+            step(y, threads=8, threadgroup=8, batch=batch)
+    assert batch.timing.dispatches == []
+    assert batch.timing.device is not None and 5.8e-3 < batch.timing.device < 1
+    seconds = step(y, threads=8, threadgroup=8)
+    assert seconds is not None and 2.9e-3 < seconds < 1
+    recording = batch_of_steps(device, y, 4).record()
+    recording.replay()
+    recording.wait()
+    assert recording.timing.device is not None and 11e-3 < recording.timing.device < 1
+
+
+def batch_of_steps(device: metalmm.Device, y: Any, count: int) -> metalmm.Batch:
+    step, batch = device.compile(STEP).kernel("step"), device.batch()
+    for _ in range(count):
+        step(y, threads=8, threadgroup=8, batch=batch)
+    return batch
+
+
+def test_two_threads_issue_at_once(device: metalmm.Device) -> None:
+    a, b = half(4, 64), half(64, 48, seed=1)
+    problems: list[BaseException] = []
+
+    def work(kind: int) -> None:
+        try:
+            y = device.array(np.zeros(8, np.float32))
+            for i in range(12):
+                right(metalmm.matmul(GEMM, a, b, device=device), a, b)
+                if kind:
+                    recording = batch_of_steps(device, y, 2).record()
+                    recording.replay()
+                    recording.wait()
+                else:
+                    batch = batch_of_steps(device, y, 2)
+                    batch.submit()
+                    batch.wait()
+                assert y.numpy()[0] == 4.0 ** (i + 1) - 1
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems
+
+
+def test_a_dropped_batch_keeps_its_memory_until_the_gpu_is_done(device: metalmm.Device) -> None:
+    x, w = device.array(half(1, 64)), device.array(half(64, 64, seed=1))
+    for _ in range(3):
+        batch = device.batch()
+        y = batch.matmul(V, x, w)
+        batch.submit()
+        del batch
+        gc.collect()
+    right(np.asarray(y), np.asarray(x), np.asarray(w))
+
+
+def test_closing_with_work_in_flight() -> None:
+    device = metalmm.Device("cuda")
+    y = np.zeros(8, np.float32)
+    z = device.array(y)
+    for array in (y, z):
+        batch = batch_of_steps(device, array, 3)
+        batch.submit()
+    device.close()
+    assert y[0] == 7
+    with pytest.raises(metalmm.ClosedError):
+        z.numpy()
+
+
+@needs_fake
+def test_nothing_is_left_of_a_device() -> None:
+    gc.collect()
+    before = FAKE.live()
+    device = metalmm.Device("cuda")
+    computes(device)
+    recording = batch_of_steps(device, device.array(np.zeros(8, np.float32)), 2).record()
+    recording.replay()
+    assert FAKE.live() != before
+    device.close()
+    del device, recording
+    gc.collect()
+    assert FAKE.live() == before
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_runs_again_and_again(device: metalmm.Device) -> None:
+    x, w = device.array(half(1, 32)), device.array(np.eye(32, dtype=np.float16)[::-1] * np.float16(-1))
+    batch, y = device.batch(), x
+    for _ in range(5):
+        y = batch.matmul(V, y, w)
+    recording = batch.record()
+    assert len(recording) == 5
+    del batch
+    gc.collect()
+    for i in range(3):
+        metalmm.matmul(V, half(1, 32, seed=i), np.eye(32, dtype=np.float16), out=x, device=device)
+        recording.replay()
+        recording.wait()
+        np.testing.assert_array_equal(np.asarray(y), -half(1, 32, seed=i)[:, ::-1])
+    for _ in range(100):
+        recording.replay()
+    recording.wait()
+
+
+@needs_fake
+def test_a_recording_is_a_graph_and_goes_when_nothing_runs_it(device: metalmm.Device, like: Callable[..., None]) -> None:
+    like(in_time=0)
+    gc.collect()
+    assert "GraphExec" not in FAKE.live()
+    y = device.array(np.zeros(8, np.float32))
+    recording = batch_of_steps(device, y, 3).record()
+    assert FAKE.live()["GraphExec"] == 1
+    assert "Graph" not in FAKE.live()
+    for _ in range(2):
+        recording.replay()
+    del recording
+    gc.collect()
+    assert FAKE.live()["GraphExec"] == 1, "in flight"
+    assert y.numpy()[0] == 2**6 - 1
+    gc.collect()
+    assert "GraphExec" not in FAKE.live()
+
+
+def test_arrays_of_numpy_in_a_recording_are_read_anew(device: metalmm.Device) -> None:
+    a, b, out = half(1, 16), half(16, 16, seed=1), np.zeros((1, 16), np.float16)
+    batch = device.batch()
+    batch.matmul(V, a, b, out=out)
+    recording = batch.record()
+    for scale in (1, 2):
+        a *= scale
+        recording.replay()
+        recording.wait()
+        right(out, a, b)
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+@needs_fake
+@pytest.mark.parametrize("code", [ILLEGAL, FAILED])
+@pytest.mark.parametrize("how", ["batch", "call", "numpy", "recording"])
+def test_a_kernels_fault_is_the_end_of_its_gpu_alone(
+    how: str, code: int, index: int, other: metalmm.Device, device: metalmm.Device
+) -> None:
+    y = other.array(np.zeros(8, np.float32))
+    step = other.compile(STEP).kernel("step")
+    step(y, threads=8, threadgroup=8)
+    late = batch_of_steps(other, np.zeros(8, np.float32), 1)
+    if how == "recording":
+        recording = batch_of_steps(other, y, 2).record()
+    FAKE.inject("kernel", code=code)
+    with pytest.raises(metalmm.KernelError, match=r"kernel 'step': .*CUDA_ERROR_.*this process cannot use the GPU any more"):
+        if how == "recording":
+            recording.replay()
+            recording.wait()
+        elif how == "batch":
+            batch = batch_of_steps(other, y, 2)
+            batch.submit()
+            batch.wait()
+        else:
+            step(np.zeros(8, np.float32) if how == "numpy" else y, threads=8, threadgroup=8)
+    uses: list[Callable[[], Any]] = [y.numpy, lambda: computes(other), late.submit]
+    for use in uses:
+        with pytest.raises(
+            metalmm.DeviceError, match=r"context was lost \(.*'step'.*\); this process cannot use it any more, start another"
+        ):
+            use()
+    computes(device)  # of another GPU
+    with pytest.raises(metalmm.DeviceError, match=r"after a kernel's fault \(.*'step'.*\) CUDA gives this process no context any more"):
+        metalmm.Device("cuda", index=index)
+    del y, step, late, use, uses
+    if how == "recording":
+        del recording
+    gc.collect()  # quietly
+
+
+@needs_fake
+def test_what_was_in_flight_when_the_context_was_lost(other: metalmm.Device, like: Callable[..., None]) -> None:
+    like(in_time=0)
+    y = other.array(np.zeros(8, np.float32))
+    first, second, third = (batch_of_steps(other, y, 1) for _ in range(3))
+    FAKE.inject("kernel", code=FAILED)
+    first.submit()
+    second.submit()
+    third.submit()
+    with pytest.raises(metalmm.KernelError, match="kernel 'step'"):
+        first.wait()
+    with pytest.raises(metalmm.KernelError):
+        second.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the third, which nobody waits for
+        other.close()
+        del first, second, third
+        gc.collect()
+
+
+@needs_fake
+def test_a_fault_that_turns_up_at_another_call_is_still_a_kernels(other: metalmm.Device, like: Callable[..., None]) -> None:
+    like(in_time=1)
+    y = other.array(np.zeros(8, np.float32))
+    kernel = adds(other)
+    batch, next = batch_of_steps(other, y, 1), other.batch()
+    kernel(y, 1, threads=8, threadgroup=8, batch=next)
+    FAKE.inject("kernel", code=FAILED)
+    with pytest.raises(metalmm.KernelError):
+        batch.submit()  # a call of it may be told already
+        time.sleep(0.1)
+        with pytest.raises((metalmm.DeviceError, metalmm.KernelError)):
+            next.submit()
+            next.wait()
+        batch.wait()
+
+
+@needs_fake
+def test_a_kernel_that_really_faults(other: metalmm.Device) -> None:
+    source = HEAD + "kernel void wild(device uint* y) { y[1 << 28] = 1; }"
+    with pytest.raises(metalmm.KernelError, match="kernel 'wild': CUDA_ERROR_ILLEGAL_ADDRESS"):
+        other.compile(source).kernel("wild")(other.array(np.zeros(1, np.uint32)), grid=1, threadgroup=1)
+    assert "a memory access at" in FAKE.last_error()
+
+
+ENDLESS = {
+    "while": "while (y[1] == 0) y[0] += 1;",
+    "do": "do { y[0] += 1; } while (y[1] == 0);",
+    "for": "for (uint i = 0; y[1] == 0; i++) y[0] = i;",
+    "for ever": "for (;;) { y[0] += 1; if (y[1] != 0) break; }",
+    "without braces": "for (uint i = 0; i < 2; i--) for (uint j = 0; j < 2; j--) y[0] += 1;",
+}
+
+
+@needs_fake
+@pytest.mark.parametrize("loop", ENDLESS)
+def test_a_kernel_that_does_not_end_is_stopped(loop: str, tmp_path: Path) -> None:
+    """In a process of its own: one that is not stopped never ends."""
+    source = HEAD + f"kernel void endless(device volatile uint* y) {{ {ENDLESS[loop]} }}"
+    script = tmp_path / "s.py"
+    script.write_text(f"""
+import metalmm, numpy as np, pytest
+with metalmm.Device("cuda", timeout=0.2) as device:
+    kernel, y = device.compile({source!r}).kernel("endless"), device.array(np.zeros(2, np.uint32))
+    for _ in range(2):
+        with pytest.raises(metalmm.KernelError, match=r"kernel 'endless': it was ended after 0\\.2 s, its timeout"):
+            kernel(y, grid=1, threadgroup=1)
+    x = np.ones((8, 8), np.float16)
+    assert (metalmm.matmul("gemm_tiled/baseline", x, x, device=device) == 8).all()
+""")
+    command = [sys.executable, str(ROOT / "tests" / "on_fake_cuda.py"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_fake
+def test_what_comes_after_a_kernel_that_was_stopped_is_whole(like: Callable[..., None]) -> None:
+    like(in_time=1)
+    source = HEAD + "kernel void k(device volatile uint* y) { uint i = 0; while (i < 1000 || y[1] == 1) i++; y[0] = i; }"
+    with metalmm.Device("cuda", timeout=0.2) as device:
+        kernel = device.compile(source).kernel("k")
+        first, second = device.array(np.array([0, 1], np.uint32)), device.array(np.zeros(2, np.uint32))
+        batches = [device.batch() for _ in range(3)]
+        for batch, y in zip(batches, (first, second, second), strict=True):
+            kernel(y, grid=1, threadgroup=1, batch=batch)
+            batch.submit()
+        with pytest.raises(metalmm.KernelError, match="its timeout"):
+            batches[0].wait()
+        for batch in batches[1:]:
+            batch.wait()
+        assert second.numpy()[0] == 1000
+
+
+def _matmul(device: metalmm.Device) -> None:
+    metalmm.matmul(GEMM, half(4, 64), half(64, 48, seed=1), device=device)
+
+
+def _compile_and_run(device: metalmm.Device) -> None:
+    device.compile(STEP).kernel("step")(device.array(np.zeros(8, np.float32)), threads=8, threadgroup=8)
+
+
+def _record(device: metalmm.Device) -> None:
+    batch_of_steps(device, device.array(np.zeros(8, np.float32)), 2).record()
+
+
+FAULTS = [
+    (
+        "module_load",
+        200,
+        0,
+        _compile_and_run,
+        metalmm.CompileError,
+        "kernel 'step': the driver does not take its machine code: CUDA_ERROR_INVALID_IMAGE",
+    ),
+    ("module_function", 500, 0, _compile_and_run, metalmm.DeviceError, "looking for the kernel in its module"),
+    ("module_global", 500, 0, _compile_and_run, metalmm.DeviceError, "looking for the table"),
+    ("function_attribute", 1, 1, _compile_and_run, metalmm.DeviceError, "asking what a kernel takes"),
+    ("launch", OUT_OF_RESOURCES, 0, _compile_and_run, metalmm.DeviceError, "launching kernel 'step': CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+    ("launch", OUT_OF_RESOURCES, 0, _matmul, metalmm.DeviceError, "launching kernel"),
+    ("event_create", OUT_OF_MEMORY, 0, _compile_and_run, metalmm.DeviceError, "making an event"),
+    ("event_record", 1, 1, _compile_and_run, metalmm.DeviceError, "recording an event"),
+    ("copy_in", 1, 0, _matmul, metalmm.DeviceError, "copying to the GPU"),
+    ("copy_in", 1, 1, _matmul, metalmm.DeviceError, "copying to the GPU"),
+    ("copy_out", 1, 1, _matmul, metalmm.DeviceError, "copying from the GPU"),
+    ("stream_synchronize", 1, 1, _compile_and_run, metalmm.DeviceError, "copying to the GPU|reading the table"),
+    ("capture_begin", 1, 0, _record, metalmm.DeviceError, "beginning a recording"),
+    ("launch", OUT_OF_RESOURCES, 1, _record, metalmm.DeviceError, "launching kernel 'step'"),
+    ("capture_end", 901, 0, _record, metalmm.DeviceError, "ending a recording"),
+    ("graph_instantiate", OUT_OF_MEMORY, 0, _record, metalmm.DeviceError, "making a graph of a recording"),
+]
+
+
+@needs_fake
+@pytest.mark.parametrize(("fault", "code", "skip", "use", "error", "message"), FAULTS)
+def test_faults(
+    fault: str, code: int, skip: int, use: Callable[[metalmm.Device], Any], error: type[Exception], message: str, index: int
+) -> None:
+    """Of one call alone: what was made for it is gone, and the device goes on."""
+    gc.collect()
+    before = FAKE.live()
+    with metalmm.Device("cuda", index=index) as device:
+        FAKE.inject(fault, 1, code, skip)
+        with pytest.raises(error, match=message):
+            use(device)
+        use(device)
+        computes(device)
+    del device
+    gc.collect()
+    assert FAKE.live() == before
+
+
+@needs_fake
+@pytest.mark.parametrize("fault", ["stream_create", "allocate", "fill", "context_retain"])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_a_device_that_cannot_be_made(fault: str, skip: int, index: int) -> None:
+    if skip and fault != "stream_create":
+        pytest.skip("asked for once")
+    gc.collect()
+    before = FAKE.live()
+    FAKE.inject(fault, 2 if fault == "allocate" else 1, OUT_OF_MEMORY, skip)
+    with pytest.raises(metalmm.DeviceError):
+        metalmm.Device("cuda", index=index)
+    gc.collect()
+    assert FAKE.live() == before
+    with metalmm.Device("cuda", index=index) as device:
+        computes(device)
+
+
+@needs_fake
+def test_a_launch_that_fails_within_a_batch(other: metalmm.Device) -> None:
+    y = other.array(np.zeros(8, np.float32))
+    batch = batch_of_steps(other, y, 3)
+    FAKE.inject("launch", 1, OUT_OF_RESOURCES, 1)
+    with pytest.raises(metalmm.DeviceError, match="launching kernel 'step'"):
+        batch.submit()
+        batch.wait()
+    batch_of_steps(other, y, 1).submit()
+    assert y.numpy()[0] in (1, 3)  # of the batch, what came before the failure may have run
+    computes(other)
+
+
+# -- fork --------------------------------------------------------------------------------------------------------------
+
+
+def child(work: Callable[[], Any]) -> int:
+    """The exit status of a child that does it; minus a signal's number where it hung or died."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads
+        pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            os.write(2, f"child: {error!r}\n".encode())
+            os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_child_of_fork_is_told_and_the_parent_goes_on(device: metalmm.Device) -> None:
+    y = device.array(np.zeros(8, np.float32))
+    batch = batch_of_steps(device, y, 1)
+    batch.submit()
+
+    def look() -> None:
+        for use in (lambda: computes(device), lambda: y.numpy(), lambda: device.empty((1,)), lambda: metalmm.Device("cuda")):
+            with pytest.raises(metalmm.DeviceError):
+                use()
+        with pytest.raises(metalmm.DeviceError, match="before the process was forked"):
+            batch.wait()
+
+    def close() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            device.close()
+
+    assert child(look) == 0
+    assert child(close) == 0
+    batch.wait()
+    assert y.numpy()[0] == 1
+    computes(device)
