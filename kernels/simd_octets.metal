@@ -31,18 +31,22 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) b[c] = B + group.z * p.stride_b + min(first + c, last) * p.ldb;
 
-  float sum[ROWS][COLS] = {};
+  float4 sums[ROWS][COLS];
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
   uint k = begin + lane;
   if (OCTETS) {
     uint whole = begin + (end - begin) / 8 * 8;
     for (uint at = begin + 8 * lane; at < whole; at += 256 * DEPTH) {
-      Octet<T> y[DEPTH][COLS];
+      Octet<T> y[DEPTH][COLS], x[DEPTH];  // all in flight at once; of A the first row
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        // Past the end, again what the lane has, and a factor of zero would not do: 0 * inf. See the test below.
-        uint from = at + 256 * d < whole ? at + 256 * d : at;
+        uint from = at + 256 * d < whole ? at + 256 * d : at;  // past the end, what the lane has: not used below
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) y[d][c] = load_octet(b[c] + from);
+        x[d] = load_octet(a + from);
       }
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
@@ -50,9 +54,9 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
 #pragma clang loop unroll(full)
           for (uint r = 0; r < ROWS; r++) {
             if (r < rows) {
-              Octet<T> x = load_octet(a + r * p.lda + at + 256 * d);
+              if (r > 0) x[d] = load_octet(a + r * p.lda + at + 256 * d);
 #pragma clang loop unroll(full)
-              for (uint c = 0; c < COLS; c++) sum[r][c] += dot_octets(x, y[d][c]);
+              for (uint c = 0; c < COLS; c++) add_products(sums[r][c], x[d], y[d][c]);
             }
           }
         }
@@ -66,13 +70,17 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
       float y = float(b[c][k]);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
-        if (r < rows) sum[r][c] += float(a[r * p.lda + k]) * y;
+        if (r < rows) sums[r][c].x += float(a[r * p.lda + k]) * y;
     }
   }
+  float sum[ROWS][COLS];
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)
-    for (uint c = 0; c < COLS; c++) sum[r][c] = simd_sum(sum[r][c]);
+    for (uint c = 0; c < COLS; c++) {
+      float4 s = sums[r][c];
+      sum[r][c] = simd_sum((s.x + s.y) + (s.z + s.w));
+    }
   if (SPLIT > 1) {
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++)

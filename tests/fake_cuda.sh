@@ -10,7 +10,7 @@ build() {  # target sources
   local target=$1
   shift
   [[ -e $target && -z $(find "$@" tests/fake_cuda csrc/cuda/driver.h csrc/msl/runtime csrc/cpu tests/fake_cuda.sh -newer "$target") ]] && return
-  "$cxx" "${flags[@]}" ${SANITIZE:-} "$@" -o "$target.new" -ldl
+  "$cxx" "${flags[@]}" "$@" -o "$target.new" -ldl
   mv "$target.new" "$target"
 }
 build "$dir/libfakecuda.so" tests/fake_cuda/fake_core.cpp tests/fake_cuda/fake_cuda.cpp tests/fake_cuda/fake_kernels.cpp csrc/cpu/executor.cpp

@@ -171,6 +171,7 @@ class CudaPipeline : public Pipeline {
     driver().module_unload(module_);
   }
   bool writes(uint32_t index) const { return written_ >> index & 1; }
+  bool inlines(uint32_t index) const { return inlined_ >> index & 1; }  // numbers there travel with the launch
 
   Function function = nullptr;
   Address stop = 0;  // its metalmm_stop, where it looks at one
@@ -208,11 +209,12 @@ class CudaPipeline : public Pipeline {
     if (is_buffer) declared |= 1u << row.index;
     if (!row.enabled) return;
     if (is_buffer && !row.is_const) written_ |= 1u << row.index;
+    if (is_buffer && row.inlined) inlined_ |= 1u << row.index;
     arguments.push_back({is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
   }
   std::shared_ptr<Home> home_;
   Module module_ = nullptr;
-  uint32_t written_ = 0;
+  uint32_t written_ = 0, inlined_ = 0;
 };
 
 // -- the device ---------------------------------------------------------------------------------------------------------
@@ -323,17 +325,30 @@ Span CudaDevice::largest_read(const Dispatch& d) const {
 }
 
 template <class After>
-void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, After&& after) {
+void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, After&& after) {
   std::vector<Span> reads(work.size() + 1);
   if (options_.overlap && options_.ahead) work.for_each([&](size_t i, const Dispatch& d) { reads[i] = largest_read(d); });
+  Hazards hazards;
+  bool is_first = true;
   work.for_each([&](size_t i, const Dispatch& d) {
+    auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+    bool on_device = true;
+    for (size_t j = 0; j < d.buffer_count; j++) {
+      const Buffer& b = **d.buffers[j].buffer;
+      Span span{b.address() + d.buffers[j].offset, b.address() + b.size()};
+      pipeline.writes(d.buffers[j].index) ? hazards.write(span) : hazards.read(span);
+      on_device &= b.native() != nullptr;
+    }
+    for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
+    bool beside = !hazards.next() && on_device && !is_first && options_.overlap && !in_order;
+    is_first = !on_device;  // copies stand between it and the next
     bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
-    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1]);
+    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], beside);
     after();
   });
 }
 
-void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next) {
+void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
@@ -390,7 +405,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   }
   auto* head = reinterpret_cast<LaunchHead*>(block);
   auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
-  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0};
+  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, beside, {}};
   uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
   if (size_t bytes = next.end - next.begin; bytes >= kLeastAhead) {
     size_t share = std::max<size_t>(bytes / groups / 128 * 128, 2048);
@@ -432,7 +447,7 @@ class CudaSubmission : public Submission {
   void launch(bool per_dispatch) {
     auto begin = Clock::now();
     mark();
-    device_->launch_all(*work_, device_->stream_, kept_, [&] {
+    device_->launch_all(*work_, device_->stream_, kept_, per_dispatch, [&] {
       if (per_dispatch) mark();
     });
     if (!per_dispatch) mark();
@@ -604,13 +619,7 @@ class CudaRecording : public Recording {
 std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList> work) {
   bool inlined = true;
   work->for_each([&](size_t, const Dispatch& d) {
-    const KernelTable& table = static_cast<const CudaPipeline&>(**d.pipeline).table;
-    for (size_t i = 0; i < d.bytes_count; i++)
-      for (uint32_t j = 0; j < table.count; j++) {
-        const ArgumentRow& row = table.rows[j];
-        bool is_buffer = static_cast<abi::ArgKind>(row.kind) == abi::ArgKind::buffer;
-        inlined &= !(is_buffer && row.enabled && row.index == d.bytes[i].index && !row.inlined);
-      }
+    for (size_t i = 0; i < d.bytes_count; i++) inlined &= static_cast<const CudaPipeline&>(**d.pipeline).inlines(d.bytes[i].index);
   });
   if (work->has_host_memory() || work->size() == 0 || !inlined) return Device::record(std::move(work));
   check_here();
@@ -622,7 +631,7 @@ std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList
   std::lock_guard lock(record_mutex_);
   home_->check(cu.capture_begin(record_stream_, kCaptureThreadLocal), "beginning a recording");
   try {
-    launch_all(*work, record_stream_, captured->kept, [] {});
+    launch_all(*work, record_stream_, captured->kept, false, [] {});
   } catch (...) {
     cu.capture_end(record_stream_, &graph);
     if (graph) cu.graph_destroy(graph);

@@ -94,10 +94,11 @@ class CudaDevice : public Device {
  private:
   friend class CudaSubmission;
   friend class CudaRecording;
-  // Launches all on `stream`, in order; what it takes of the pool is added to `kept`. after() follows each launch.
+  // Launches all on `stream`; what it takes of the pool is added to `kept`. in_order: none beside another, whatever they share. after()
+  // follows each launch.
   template <class After>
-  void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, After&& after);
-  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next);
+  void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, After&& after);
+  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside);
   Span largest_read(const Dispatch& d) const;
   void copy(Result r, const char* what);
   void check_here() const;

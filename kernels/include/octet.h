@@ -31,8 +31,9 @@ METAL_FUNC Octet<T> load_some(const device T* p, uint count) {
   return x;
 }
 
+// Four chains of multiply-adds.
 template <class T>
-METAL_FUNC float dot_octets(Octet<T> x, Octet<T> y) {
-  metal::float4 s = metal::float4(x.low) * metal::float4(y.low) + metal::float4(x.high) * metal::float4(y.high);
-  return (s.x + s.y) + (s.z + s.w);
+METAL_FUNC void add_products(thread metal::float4& sum, Octet<T> x, Octet<T> y) {
+  sum = metal::fma(metal::float4(x.low), metal::float4(y.low), sum);
+  sum = metal::fma(metal::float4(x.high), metal::float4(y.high), sum);
 }

@@ -156,8 +156,8 @@ extern thread_local uintptr_t current;
 
 // One call of the API: holds the lock, and says whether it goes on.
 struct Call {
-  // unsafe: not while this thread captures a stream.
-  explicit Call(const char* name, bool needs_context = true, bool unsafe = false);
+  // unsafe: not while this thread captures a stream. fails: here, where a fault is injected.
+  explicit Call(const char* name, bool needs_context = true, bool unsafe = false, bool fails = true);
   Result wrong(Result r, const std::string& rule, const std::string& what);  // records, and gives r back
   const char* name;
   std::unique_lock<std::mutex> lock;

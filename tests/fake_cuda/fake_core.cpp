@@ -145,7 +145,7 @@ void fail(ContextState& context, Result r, const std::string& text) {
   changed.notify_all();
 }
 
-Call::Call(const char* name, bool needs_context, bool unsafe) : name(name) {
+Call::Call(const char* name, bool needs_context, bool unsafe, bool fails) : name(name) {
   if (forked) {  // whoever held the lock is not here
     result = kNotInitialized;
     return;
@@ -171,7 +171,7 @@ Call::Call(const char* name, bool needs_context, bool unsafe) : name(name) {
       if (s->capture->thread == std::this_thread::get_id()) s->capture->invalid = true;
     return;
   }
-  if (take_fault(name, &result) && context && is_sticky(result)) fail(*context, result, "injected");
+  if (fails && take_fault(name, &result) && context && is_sticky(result)) fail(*context, result, "injected");
 }
 
 Result Call::wrong(Result r, const std::string& rule, const std::string& what) {

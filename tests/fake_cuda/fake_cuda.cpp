@@ -379,7 +379,7 @@ FAKE_EXPORT Result cuStreamBeginCapture_v2(Stream s, int mode) {
 }
 
 FAKE_EXPORT Result cuStreamEndCapture(Stream s, Graph* out) {
-  FAKE_CALL("capture_end");
+  FAKE_CALL("capture_end", true, false, false);
   *out = nullptr;
   auto stream = find<StreamState>(call, s, "Stream");
   if (!stream) return call.result;
@@ -388,6 +388,7 @@ FAKE_EXPORT Result cuStreamEndCapture(Stream s, Graph* out) {
     return call.wrong(kWrongThread, "capture", "ended by another thread than began it");
   auto capture = std::move(stream->capture);
   world.captures.erase(stream.get());
+  if (take_fault("capture_end", &call.result)) return call.result;  // which ends it all the same
   if (capture->invalid) return kCaptureInvalidated;
   auto graph = std::make_shared<GraphState>("Graph");
   graph->nodes = std::move(capture->nodes);

@@ -22,6 +22,8 @@ struct LaunchHead {
   u64 ahead;           // what the launch after this one will read: each threadgroup has its share of it brought to the second-level cache
   u32 ahead_bytes;     // of one threadgroup
   u32 ahead_groups;    // so many of them, in the order of x, then y, then z
+  u32 beside;          // it shares nothing with the launches before it that may still run: it need not wait for them, but to end
+  u32 unused[3];
 };
 
 struct ArgumentRow {

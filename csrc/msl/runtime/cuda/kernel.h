@@ -188,22 +188,22 @@ template <int... I> struct Indices {};
 template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 
-// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written.
+// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written, or
+// all of it where the host saw that nothing is shared; then the end waits, so that whoever waits for this one waits for all before it.
 // What the next one will read comes nearer meanwhile: to the second-level cache, where every write arrives, too, so that it is only ever
 // sooner there.
-METALMM_INLINE void after_previous(const u8* block) {
+METALMM_INLINE void begin_launch(const LaunchHead& head) {
 #if __CUDA_ARCH__ >= 900
-  const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
   asm volatile("griddepcontrol.launch_dependents;");
-#ifndef METALMM_AHEAD_EARLY
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
   u32 group = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   if (threadIdx.x == 0 && group < head.ahead_groups)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes), "r"(head.ahead_bytes));
-#ifdef METALMM_AHEAD_EARLY
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (!head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+METALMM_INLINE void end_launch(const LaunchHead& head) {
+#if __CUDA_ARCH__ >= 900
+  if (head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
@@ -221,9 +221,11 @@ template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P> str
   }
   static METALMM_INLINE void run(const u8* block) {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
+    begin_launch(head);
     Uint3 group = group_position(head), size = group_size(head, group);
-    if (head.threads.x && threadIdx.x >= size.x * size.y * size.z) return;
-    call(block, Place{group, size, head}, typename MakeIndices<sizeof...(P)>::type{});
+    if (!head.threads.x || threadIdx.x < size.x * size.y * size.z)
+      call(block, Place{group, size, head}, typename MakeIndices<sizeof...(P)>::type{});
+    end_launch(head);
   }
 };
 
@@ -237,6 +239,5 @@ template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P> str
   __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                           \
   extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                        \
       metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                      \
-    ::metalmm::msl::after_previous(block.bytes);                                                                                    \
     ::metalmm::msl::Entry<function, specs, &metalmm_rows>::run(block.bytes);                                                        \
   }
