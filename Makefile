@@ -41,6 +41,14 @@ else
 	  wait $$first; status=$$?; cat build/fake-metal/first.log; exit $$((rest + status))
 endif
 
+# The CUDA device's host code, against a fake of NVIDIA's driver and compiler: tests/fake_cuda. Needs a C++ compiler alone.
+.PHONY: fake-cuda test-on-fake-cuda
+fake-cuda: $(VENV)/.built
+	bash tests/fake_cuda.sh
+test-on-fake-cuda: export METALMM_DEVICE = cuda
+test-on-fake-cuda: fake-cuda
+	$(BIN)/python tests/on_fake_cuda.py -m pytest $(ARGS)
+
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
 sanitize: $(VENV)/.built
 	bash tests/sanitize.sh $(BIN)/python

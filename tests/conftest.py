@@ -18,17 +18,18 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
 DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs on, where a test does not choose
 FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
+FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the fake driver of NVIDIA's GPUs, likewise
 
 import metalmm  # noqa: E402
 import numpy as np  # noqa: E402
 from metalmm import manifest  # noqa: E402
 
-REAL_GPU = DEVICE == "metal" and not FAKE
+REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
 METAL_ONLY = ["test_metal.py", "test_new_device.py", "test_unkind.py"]
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 # `make test` runs the suite once for each device that it can have.
 CPU_ONLY = ["test_compiling.py", "test_debug_mode.py", "test_misbehaving.py", "test_msl_rules.py", "test_surroundings.py"]  # its own matter
-collect_ignore = {"cpu": METAL_ONLY, "metal": CPU_ONLY}.get(DEVICE, [*CPU_ONLY, *METAL_ONLY])
+collect_ignore = {"cpu": [*METAL_ONLY, "test_cuda.py"], "metal": [*CPU_ONLY, "test_cuda.py"]}.get(DEVICE, [*CPU_ONLY, *METAL_ONLY])
 if REAL_GPU:
     collect_ignore += ["test_cpu_device.py"]  # what hardware does not check
 
@@ -47,7 +48,7 @@ def device() -> metalmm.Device:
     return metalmm.Device(DEVICE)
 
 
-@pytest.fixture(params=COMPILERS[:1] if REAL_GPU else COMPILERS)
+@pytest.fixture(params=COMPILERS[:1] if REAL_GPU or DEVICE == "cuda" else COMPILERS)
 def each_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs a test once with every C++ compiler of this machine."""
     monkeypatch.setenv("METALMM_CXX", request.param)
@@ -62,7 +63,7 @@ def every_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def pytest_report_header() -> str:
-    return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ''}: kernels compiled by {', '.join(COMPILERS)}, some by {', '.join(ALL_COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
+    return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ' (the fake driver)' if FAKE_CUDA else ''}: kernels compiled by {', '.join(COMPILERS)}, some by {', '.join(ALL_COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +77,8 @@ def _own_variants_stay_in_their_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_rule_of_metal_is_broken() -> Iterator[None]:
     yield
-    if FAKE:
-        assert FAKE.take_violations() == []
+    for fake in filter(None, (FAKE, FAKE_CUDA)):
+        assert fake.take_violations() == []
 
 
 def half(*shape: int, seed: int = 0) -> Any:

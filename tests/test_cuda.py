@@ -914,7 +914,8 @@ def test_what_was_in_flight_when_the_context_was_lost(other: metalmm.Device, lik
     FAKE.inject("kernel", code=FAILED)
     first.submit()
     second.submit()
-    third.submit()
+    with contextlib.suppress(metalmm.KernelError):  # the driver may tell it already
+        third.submit()
     with pytest.raises(metalmm.KernelError, match="kernel 'step'"):
         first.wait()
     with pytest.raises(metalmm.KernelError):

@@ -25,7 +25,8 @@ std::shared_ptr<Home> home_of(int index) {
   const Driver& cu = driver();
   if (home && home->lost) {
     std::lock_guard inner(home->mutex);
-    throw Error(ErrorKind::device, "cuda: after a kernel's fault (" + home->why + ") CUDA gives this process no context any more; start another process");
+    throw Error(ErrorKind::device,
+                "cuda: after a kernel's fault (" + home->why + ") CUDA gives this process no context any more; start another process");
   }
   if (!home) {
     auto made = std::make_shared<Home>();
@@ -41,6 +42,9 @@ std::string seconds_text(double s) {
   std::snprintf(text, sizeof(text), "%g s", s);
   return text;
 }
+
+// Whether it is of a kernel and ends the context, whichever call it turns up at.
+bool is_fault(Result r) { return r == 700 || r == 702 || r == 709 || r == 710 || (r >= 713 && r <= 719); }
 
 std::string bytes_of_file(const std::string& path) {
   std::string bytes;
@@ -65,9 +69,9 @@ void Home::lose(const std::string& text) {
 void Home::check(Result r, const char* what) {
   if (!r) return;
   std::string text = std::string("cuda: ") + what + ": " + driver().text(r);
-  bool refused = r < 100 || r == 801 || r == 701;  // an argument or resource of this call; the context goes on
-  if (!refused) lose(text);
-  throw Error(ErrorKind::device, text);
+  if (!is_fault(r)) throw Error(ErrorKind::device, text);  // of this call alone; the context goes on
+  lose(text);
+  throw Error(ErrorKind::kernel, text + "; this process cannot use the GPU any more, which is CUDA's rule: start another");
 }
 
 // -- memory -------------------------------------------------------------------------------------------------------------
@@ -210,7 +214,8 @@ class CudaPipeline : public Pipeline {
     if (!row.enabled) return;
     if (is_buffer && !row.is_const) written_ |= 1u << row.index;
     if (is_buffer && row.inlined) inlined_ |= 1u << row.index;
-    arguments.push_back({is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
+    arguments.push_back(
+        {is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
   }
   std::shared_ptr<Home> home_;
   Module module_ = nullptr;
@@ -220,14 +225,28 @@ class CudaPipeline : public Pipeline {
 // -- the device ---------------------------------------------------------------------------------------------------------
 
 CudaDevice::CudaDevice(const CudaOptions& options)
-    : Device("cuda"), options_(options), home_(home_of(options.index)), pool_(std::make_shared<Pool>(home_)), events_(std::make_shared<EventPool>(home_)) {
+    : Device("cuda"),
+      options_(options),
+      home_(home_of(options.index)),
+      pool_(std::make_shared<Pool>(home_)),
+      events_(std::make_shared<EventPool>(home_)) {
   home_->enter();
   const Driver& cu = driver();
-  home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
-  home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
-  home_->check(cu.stream_create(&stop_stream_, kStreamNonBlocking), "making a stream");
-  nothing_.emplace(pool_, kNothing);
-  home_->check(cu.fill(nothing_->address(), 0, kNothing, stream_), "filling memory");
+  int capability = 0;
+  home_->check(cu.device_attribute(&capability, kCapabilityMajor, home_->gpu), "asking what the GPU is");
+  overlaps_ = capability >= 9;
+  try {
+    home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
+    home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
+    home_->check(cu.stream_create(&stop_stream_, kStreamNonBlocking), "making a stream");
+    nothing_.emplace(pool_, kNothing);
+    home_->check(cu.fill(nothing_->address(), 0, kNothing, stream_), "filling memory");
+  } catch (...) {
+    nothing_.reset();
+    for (Stream s : {stream_, record_stream_, stop_stream_})
+      if (s) cu.stream_destroy(s);
+    throw;
+  }
 }
 
 CudaDevice::~CudaDevice() {
@@ -246,10 +265,12 @@ CudaDevice::~CudaDevice() {
 
 void CudaDevice::check_here() const {
   if (forked_)
-    throw Error(ErrorKind::device, "cuda: this device was made before the process was forked, and CUDA does not go with a fork; start processes with spawn");
+    throw Error(ErrorKind::device,
+                "cuda: this device was made before the process was forked, and CUDA does not go with a fork; start processes with spawn");
   if (home_->lost) {
     std::lock_guard lock(home_->mutex);
-    throw Error(ErrorKind::device, "cuda: the GPU's context was lost (" + home_->why + "); this process cannot use it any more, start another");
+    throw Error(ErrorKind::device,
+                "cuda: the GPU's context was lost (" + home_->why + "); this process cannot use it any more, start another");
   }
   home_->enter();
 }
@@ -310,7 +331,7 @@ std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source
   return std::make_shared<CudaPipeline>(home_, source);
 }
 
-// Of what a dispatch only reads of the GPU's memory.
+// Of what a dispatch only reads of the GPU's memory, if that is no more than is to be brought nearer.
 Span CudaDevice::largest_read(const Dispatch& d) const {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   Span largest{0, 0};
@@ -320,8 +341,7 @@ Span CudaDevice::largest_read(const Dispatch& d) const {
     uintptr_t begin = (b.address() + d.buffers[i].offset + 15) / 16 * 16, end = b.address() + b.size();
     if (begin < end && end - begin > largest.end - largest.begin) largest = {begin, end};
   }
-  largest.end = std::min(largest.end, largest.begin + options_.ahead);
-  return largest;
+  return largest.end - largest.begin <= options_.ahead ? largest : Span{0, 0};
 }
 
 template <class After>
@@ -341,7 +361,7 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
     }
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
     bool beside = !hazards.next() && on_device && !is_first && options_.overlap && !in_order;
-    is_first = !on_device;  // copies stand between it and the next
+    is_first = !on_device;                              // copies stand between it and the next
     bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
     launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], beside);
     after();
@@ -357,18 +377,38 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   // What the host holds is copied in, and back where the kernel may have written. A copy stands within 256 bytes as the original
   // does: by that address it was decided which loads are aligned.
   struct Copied {
-    const Buffer* buffer;
+    const uint8_t *begin, *end;  // of the host
     Address address;
+    bool written;
   };
-  std::vector<Copied> back;
-  auto address_of = [&](const BufferBinding& b, bool written) -> Address {
+  std::vector<Copied> copies;  // arrays that share memory share their copy
+  for (size_t i = 0; i < d.buffer_count; i++) {
+    const Buffer& b = **d.buffers[i].buffer;
+    if (b.native() || !b.size()) continue;
+    Copied c{b.host(), b.host() + b.size(), 0, pipeline.writes(d.buffers[i].index)};
+    for (auto it = copies.begin(); it != copies.end();) {
+      if (it->end <= c.begin || c.end <= it->begin) {
+        ++it;
+        continue;
+      }
+      c = {std::min(c.begin, it->begin), std::max(c.end, it->end), 0, c.written || it->written};
+      it = copies.erase(it);
+    }
+    copies.push_back(c);
+  }
+  for (Copied& c : copies) {
+    size_t size = static_cast<size_t>(c.end - c.begin);
+    kept.emplace_back(pool_, size + 256);
+    c.address = kept.back().address() + reinterpret_cast<uintptr_t>(c.begin) % 256;
+    home_->check(cu.copy_in(c.address, c.begin, size, stream), "copying to the GPU");
+  }
+  auto address_of = [&](const BufferBinding& b) -> Address {
     const Buffer& buffer = **b.buffer;
     if (buffer.native()) return buffer.address() + b.offset;
-    kept.emplace_back(pool_, buffer.size() + 256);
-    Address at = kept.back().address() + buffer.address() % 256;
-    if (buffer.size()) home_->check(cu.copy_in(at, buffer.host(), buffer.size(), stream), "copying to the GPU");
-    if (written && buffer.size()) back.push_back({&buffer, at});
-    return at + b.offset;
+    for (const Copied& c : copies)
+      if (buffer.size() && c.begin <= buffer.host() && buffer.host() < c.end)
+        return c.address + static_cast<size_t>(buffer.host() - c.begin) + b.offset;
+    return nothing_->address();
   };
   size_t shared = 0;
   for (uint32_t i = 0; i < table.count; i++) {
@@ -389,7 +429,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
       continue;
     }
     for (size_t j = 0; j < d.buffer_count; j++)
-      if (d.buffers[j].index == row.index) put_word(row, address_of(d.buffers[j], pipeline.writes(row.index)));
+      if (d.buffers[j].index == row.index) put_word(row, address_of(d.buffers[j]));
     for (size_t j = 0; j < d.bytes_count; j++) {
       const BytesBinding& b = d.bytes[j];
       if (b.index != row.index) continue;
@@ -423,7 +463,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   config.shared_bytes = static_cast<unsigned>(shared);
   config.stream = stream;
   config.attributes = &overlap;
-  config.attribute_count = options_.overlap ? 1 : 0;
+  config.attribute_count = options_.overlap && overlaps_ ? 1 : 0;
   for (uint32_t z = 0; z < d.grid[2]; z += std::min(kGridYZ, d.grid[2] - z))
     for (uint32_t y = 0; y < d.grid[1]; y += std::min(kGridYZ, d.grid[1] - y))
       for (uint32_t x = 0; x < d.grid[0]; x += std::min(kGridX, d.grid[0] - x)) {
@@ -433,14 +473,18 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
         home_->check(cu.launch(&config, pipeline.function, nullptr, extra), ("launching kernel '" + pipeline.name + "'").c_str());
       }
-  for (const Copied& c : back) home_->check(cu.copy_out(c.buffer->host(), c.address, c.buffer->size(), stream), "copying from the GPU");
+  for (const Copied& c : copies)
+    if (c.written)
+      home_->check(cu.copy_out(const_cast<uint8_t*>(c.begin), c.address, static_cast<size_t>(c.end - c.begin), stream),
+                   ("copying what kernel '" + pipeline.name + "' wrote").c_str());
 }
 
 // -- submissions --------------------------------------------------------------------------------------------------------
 
 class CudaSubmission : public Submission {
  public:
-  CudaSubmission(std::shared_ptr<CudaDevice> device, std::shared_ptr<const DispatchList> work) : device_(std::move(device)), work_(std::move(work)) {}
+  CudaSubmission(std::shared_ptr<CudaDevice> device, std::shared_ptr<const DispatchList> work)
+      : device_(std::move(device)), work_(std::move(work)) {}
   ~CudaSubmission() override { let_go(); }
 
   // Under the device's order; what it began is on the stream when it returns.
@@ -516,8 +560,10 @@ class CudaSubmission : public Submission {
       device_->home_->lose(text);
       failure_.emplace(ErrorKind::kernel, text + "; this process cannot use the GPU any more, which is CUDA's rule: start another");
     } else if (stopped_) {
-      start_again();
+      set_stop(0);
       failure_.emplace(ErrorKind::kernel, names() + ": it was ended after " + seconds_text(device_->options_.timeout) + ", its timeout");
+    } else if (born_ != device_->stops_) {
+      failure_.emplace(ErrorKind::kernel, names() + ": it was cut short with a kernel before it, which was ended at its timeout");
     } else {
       float ms = 0;
       if (!driver().event_elapsed(&ms, events_.front(), events_.back())) timing_.device = ms * 1e-3;
@@ -537,6 +583,7 @@ class CudaSubmission : public Submission {
   }
   // Kernels of a device with a timeout look at a word of memory in every loop, and leave it where that is not 0.
   void set_stop(const uint32_t& value) {
+    device_->stops_++;
     work_->for_each([&](size_t, const Dispatch& d) {
       auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
       if (pipeline.stop) driver().copy_in(pipeline.stop, &value, sizeof(value), device_->stop_stream_);
@@ -548,7 +595,6 @@ class CudaSubmission : public Submission {
     stopped_ = true;
     set_stop(1);
   }
-  void start_again() { set_stop(0); }
   void let_go() {
     for (Event e : events_) device_->events_->give_back(e);
     events_.clear();
@@ -565,6 +611,7 @@ class CudaSubmission : public Submission {
   mutable std::mutex mutex_;
   mutable Result status_ = kNotReady;
   bool per_dispatch_ = false, finished_ = false, stopped_ = false;
+  const uint32_t born_ = device_->stops_;
   BatchTiming timing_;
   std::optional<Error> failure_;
 };
@@ -572,7 +619,12 @@ class CudaSubmission : public Submission {
 std::shared_ptr<Submission> CudaDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   check_here();
   auto submission = std::make_shared<CudaSubmission>(std::static_pointer_cast<CudaDevice>(shared_from_this()), std::move(work));
-  submission->launch(per_dispatch);
+  try {
+    submission->launch(per_dispatch);
+  } catch (...) {  // what it began uses what goes with it
+    driver().stream_synchronize(stream_);
+    throw;
+  }
   return submission;
 }
 
@@ -602,13 +654,19 @@ struct Captured {
 
 class CudaRecording : public Recording {
  public:
-  CudaRecording(std::shared_ptr<CudaDevice> device, std::shared_ptr<Captured> captured) : device_(std::move(device)), captured_(std::move(captured)) {}
+  CudaRecording(std::shared_ptr<CudaDevice> device, std::shared_ptr<Captured> captured)
+      : device_(std::move(device)), captured_(std::move(captured)) {}
 
  private:
   std::shared_ptr<Submission> start() override {
     device_->check_here();
     auto submission = std::make_shared<CudaSubmission>(device_, captured_->list);
-    submission->replay(captured_->graph, captured_);
+    try {
+      submission->replay(captured_->graph, captured_);
+    } catch (...) {
+      driver().stream_synchronize(device_->stream_);
+      throw;
+    }
     return submission;
   }
   std::shared_ptr<CudaDevice> device_;

@@ -75,7 +75,7 @@ struct CudaOptions {
   double spin = 0;
   double timeout = 0;
   bool overlap = false;
-  size_t ahead = 0;  // bytes of the next launch's largest argument that are brought to the second-level cache, at most
+  size_t ahead = 0;  // the next launch's largest argument is brought to the second-level cache, if it has no more bytes
 };
 
 class CudaDevice : public Device {
@@ -110,11 +110,13 @@ class CudaDevice : public Device {
   std::shared_ptr<Home> home_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<EventPool> events_;
+  bool overlaps_ = false;  // the GPU knows programmatic launches
   Stream stream_ = nullptr;
   std::optional<Temporary> nothing_;  // what an argument finds that a function constant switched off
   std::mutex record_mutex_;
   Stream record_stream_ = nullptr, stop_stream_ = nullptr;
   std::atomic<bool> forked_{false};
+  std::atomic<uint32_t> stops_{0};  // how often metalmm_stop was set or cleared: what began before and ended after was cut short
 };
 
 }  // namespace metalmm::cuda

@@ -18,8 +18,8 @@ Driver load() {
     d.missing = std::string(path) + " cannot be loaded (" + dlerror() + "); it comes with NVIDIA's driver";
     return d;
   }
-#define METALMM_FIND(name, symbol, parameters)                                                        \
-  d.name = reinterpret_cast<decltype(d.name)>(dlsym(library, #symbol));                               \
+#define METALMM_FIND(name, symbol, parameters)                          \
+  d.name = reinterpret_cast<decltype(d.name)>(dlsym(library, #symbol)); \
   if (!d.name && d.missing.empty()) d.missing = std::string(path) + " has no " #symbol "; metalmm needs a driver of CUDA 12 or newer";
   METALMM_CUDA_FUNCTIONS(METALMM_FIND)
 #undef METALMM_FIND

@@ -49,44 +49,44 @@ struct LaunchConfig {
 };
 
 // X(name of ours, symbol, parameters)
-#define METALMM_CUDA_FUNCTIONS(X)                                                                                   \
-  X(init, cuInit, (unsigned))                                                                                       \
-  X(driver_version, cuDriverGetVersion, (int*))                                                                     \
-  X(error_name, cuGetErrorName, (Result, const char**))                                                             \
-  X(error_string, cuGetErrorString, (Result, const char**))                                                         \
-  X(device_count, cuDeviceGetCount, (int*))                                                                         \
-  X(device_get, cuDeviceGet, (DeviceNumber*, int))                                                                  \
-  X(device_name, cuDeviceGetName, (char*, int, DeviceNumber))                                                       \
-  X(device_attribute, cuDeviceGetAttribute, (int*, int, DeviceNumber))                                              \
-  X(device_memory, cuDeviceTotalMem_v2, (size_t*, DeviceNumber))                                                    \
-  X(context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceNumber))                                             \
-  X(context_release, cuDevicePrimaryCtxRelease_v2, (DeviceNumber))                                                  \
-  X(context_set, cuCtxSetCurrent, (Context))                                                                        \
-  X(module_load, cuModuleLoadData, (Module*, const void*))                                                          \
-  X(module_unload, cuModuleUnload, (Module))                                                                        \
-  X(module_function, cuModuleGetFunction, (Function*, Module, const char*))                                         \
-  X(module_global, cuModuleGetGlobal_v2, (Address*, size_t*, Module, const char*))                                  \
-  X(function_attribute, cuFuncGetAttribute, (int*, int, Function))                                                  \
-  X(allocate, cuMemAlloc_v2, (Address*, size_t))                                                                    \
-  X(free, cuMemFree_v2, (Address))                                                                                  \
-  X(copy_in, cuMemcpyHtoDAsync_v2, (Address, const void*, size_t, Stream))                                          \
-  X(copy_out, cuMemcpyDtoHAsync_v2, (void*, Address, size_t, Stream))                                               \
-  X(fill, cuMemsetD8Async, (Address, unsigned char, size_t, Stream))                                                \
-  X(stream_create, cuStreamCreate, (Stream*, unsigned))                                                             \
-  X(stream_destroy, cuStreamDestroy_v2, (Stream))                                                                   \
-  X(stream_synchronize, cuStreamSynchronize, (Stream))                                                              \
-  X(stream_wait, cuStreamWaitEvent, (Stream, Event, unsigned))                                                      \
-  X(capture_begin, cuStreamBeginCapture_v2, (Stream, int))                                                          \
-  X(capture_end, cuStreamEndCapture, (Stream, Graph*))                                                              \
-  X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec*, Graph, unsigned long long))                        \
-  X(graph_launch, cuGraphLaunch, (GraphExec, Stream))                                                               \
-  X(graph_destroy, cuGraphDestroy, (Graph))                                                                         \
-  X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec))                                                            \
-  X(event_create, cuEventCreate, (Event*, unsigned))                                                                \
-  X(event_destroy, cuEventDestroy_v2, (Event))                                                                      \
-  X(event_record, cuEventRecord, (Event, Stream))                                                                   \
-  X(event_query, cuEventQuery, (Event))                                                                             \
-  X(event_elapsed, cuEventElapsedTime, (float*, Event, Event))                                                      \
+#define METALMM_CUDA_FUNCTIONS(X)                                                            \
+  X(init, cuInit, (unsigned))                                                                \
+  X(driver_version, cuDriverGetVersion, (int*))                                              \
+  X(error_name, cuGetErrorName, (Result, const char**))                                      \
+  X(error_string, cuGetErrorString, (Result, const char**))                                  \
+  X(device_count, cuDeviceGetCount, (int*))                                                  \
+  X(device_get, cuDeviceGet, (DeviceNumber*, int))                                           \
+  X(device_name, cuDeviceGetName, (char*, int, DeviceNumber))                                \
+  X(device_attribute, cuDeviceGetAttribute, (int*, int, DeviceNumber))                       \
+  X(device_memory, cuDeviceTotalMem_v2, (size_t*, DeviceNumber))                             \
+  X(context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceNumber))                      \
+  X(context_release, cuDevicePrimaryCtxRelease_v2, (DeviceNumber))                           \
+  X(context_set, cuCtxSetCurrent, (Context))                                                 \
+  X(module_load, cuModuleLoadData, (Module*, const void*))                                   \
+  X(module_unload, cuModuleUnload, (Module))                                                 \
+  X(module_function, cuModuleGetFunction, (Function*, Module, const char*))                  \
+  X(module_global, cuModuleGetGlobal_v2, (Address*, size_t*, Module, const char*))           \
+  X(function_attribute, cuFuncGetAttribute, (int*, int, Function))                           \
+  X(allocate, cuMemAlloc_v2, (Address*, size_t))                                             \
+  X(free, cuMemFree_v2, (Address))                                                           \
+  X(copy_in, cuMemcpyHtoDAsync_v2, (Address, const void*, size_t, Stream))                   \
+  X(copy_out, cuMemcpyDtoHAsync_v2, (void*, Address, size_t, Stream))                        \
+  X(fill, cuMemsetD8Async, (Address, unsigned char, size_t, Stream))                         \
+  X(stream_create, cuStreamCreate, (Stream*, unsigned))                                      \
+  X(stream_destroy, cuStreamDestroy_v2, (Stream))                                            \
+  X(stream_synchronize, cuStreamSynchronize, (Stream))                                       \
+  X(stream_wait, cuStreamWaitEvent, (Stream, Event, unsigned))                               \
+  X(capture_begin, cuStreamBeginCapture_v2, (Stream, int))                                   \
+  X(capture_end, cuStreamEndCapture, (Stream, Graph*))                                       \
+  X(graph_instantiate, cuGraphInstantiateWithFlags, (GraphExec*, Graph, unsigned long long)) \
+  X(graph_launch, cuGraphLaunch, (GraphExec, Stream))                                        \
+  X(graph_destroy, cuGraphDestroy, (Graph))                                                  \
+  X(graph_exec_destroy, cuGraphExecDestroy, (GraphExec))                                     \
+  X(event_create, cuEventCreate, (Event*, unsigned))                                         \
+  X(event_destroy, cuEventDestroy_v2, (Event))                                               \
+  X(event_record, cuEventRecord, (Event, Stream))                                            \
+  X(event_query, cuEventQuery, (Event))                                                      \
+  X(event_elapsed, cuEventElapsedTime, (float*, Event, Event))                               \
   X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))
 
 struct Driver {

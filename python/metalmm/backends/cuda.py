@@ -22,8 +22,8 @@ class Options(TypedDict, total=False):
     """index: of the GPU in the order of its driver, 0. spin: seconds that wait() watches for completion before it sleeps, 100e-6.
     timeout: seconds after which a kernel is ended with a KernelError: kernels are then compiled to look at a word of memory in every
     loop. By default never. overlap: the next kernel is started while one ends (programmatic dependent launch, of compute capability 9.0
-    on); True. ahead: with that, of a batch's or recording's next dispatch the largest array that it only reads, so many bytes at most, is
-    brought to the second-level cache meanwhile, 16 MB; 0: none is.
+    on); True. ahead: with that, of a batch's or recording's next dispatch the largest array that it only reads, if that has no more bytes, is
+    brought to the second-level cache meanwhile, 4 MB; 0: none is. Larger ones lose by it.
     """
 
     index: int | None
@@ -53,7 +53,7 @@ class _Cuda:
     )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
-        options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 16 << 20, **given}
+        options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 4 << 20, **given}
         if not isinstance(options["overlap"], bool):
             raise DeviceError(f"overlap is {options['overlap']!r}; it takes True or False")
         for key in ("index", "spin", "timeout", "ahead"):

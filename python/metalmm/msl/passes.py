@@ -402,10 +402,12 @@ class Passes:
                 tokens[i + 1].text = "(::metalmm::msl::goes_on() && ("
                 tokens[close].text = "))"
                 continue
-            semicolons = [j for j in range(i + 2, close) if tokens[j].text == ";"]
-            if len(semicolons) == 2:
-                comma = "" if semicolons[1] + 1 == close else ", "
-                tokens[semicolons[1]].text = f"; ::metalmm::msl::goes_on(){comma}"
+            first = next((j for j in range(i + 2, close) if tokens[j].text == ";"), None)
+            second = first and next((j for j in range(first + 1, close) if tokens[j].text == ";"), None)
+            if first and second:  # the condition may be empty, or a declaration is none: not of a range
+                condition = second > first + 1
+                tokens[first].text = "; ::metalmm::msl::goes_on()" + (" && (" if condition else "")
+                tokens[second].text = (")" if condition else "") + ";"
 
     def pragmas(self, compiler: str) -> None:
         full = {"gcc": "#pragma GCC unroll 32", "clang": "#pragma clang loop unroll(full)", "nvrtc": "#pragma unroll"}[compiler]
