@@ -29,7 +29,9 @@ METAL_ONLY = ["test_metal.py", "test_new_device.py", "test_unkind.py"]
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 # `make test` runs the suite once for each device that it can have.
 CPU_ONLY = ["test_compiling.py", "test_debug_mode.py", "test_misbehaving.py", "test_msl_rules.py", "test_surroundings.py"]  # its own matter
-collect_ignore = {"cpu": [*METAL_ONLY, "test_cuda.py"], "metal": [*CPU_ONLY, "test_cuda.py"]}.get(DEVICE, [*CPU_ONLY, *METAL_ONLY])
+collect_ignore = {"cpu": [*METAL_ONLY, "test_cuda.py"], "metal": [*CPU_ONLY, "test_cuda.py"]}.get(
+    DEVICE, [*CPU_ONLY, *METAL_ONLY, "test_cpu_device.py"]
+)
 if REAL_GPU:
     collect_ignore += ["test_cpu_device.py"]  # what hardware does not check
 
@@ -135,13 +137,13 @@ def _lacking() -> list[str]:
     if DEVICE == "cpu":
         return []
     with metalmm.Device(DEVICE) as device:
-        return device.lacking
+        return [*device.lacking, *(["work after a fault", "memory shared with the host"] if DEVICE == "cuda" else [])]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         if mark.args[0] in _lacking():
-            pytest.skip(f"NOT run on this GPU, which lacks {mark.args[0]}")
+            pytest.skip(f"NOT run on this device, which lacks {mark.args[0]}")
 
 
 @pytest.hookimpl(hookwrapper=True)

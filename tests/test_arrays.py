@@ -14,7 +14,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import DEVICE
+from conftest import DEVICE, half
 
 V = "gemv/baseline"
 
@@ -101,6 +101,35 @@ def test_dtypes_are_numpys(device: metalmm.Device) -> None:
         device.array(np.array(["a"]))
 
 
+def test_reshape_is_the_same_memory(device: metalmm.Device) -> None:
+    array = device.array(np.arange(24, dtype=np.float32).reshape(2, 12))
+    row = array[1:].reshape((3, 4))
+    np.testing.assert_array_equal(row.numpy(), np.arange(12, 24).reshape(3, 4))
+    row.write(np.zeros((3, 4), np.float32))
+    assert (array.numpy()[1] == 0).all() and (array.numpy()[0] == np.arange(12)).all()
+    assert array.reshape(24).shape == (24,) and device.empty((0, 3)).reshape((3, 0, 5)).size == 0
+    for shape in ((5, 5), (), (-2, -12), (1,) * 9, (2**40, 2**40)):
+        with pytest.raises(metalmm.ShapeError):
+            array.reshape(shape)
+    with pytest.raises(metalmm.LayoutError, match="not contiguous"):
+        array[:, :6].reshape((3, 4))
+
+
+def test_write_copies_and_says_what_does_not_fit(device: metalmm.Device) -> None:
+    array = device.empty((3, 4))
+    source = half(4, 6)[:, ::2].T  # of any strides
+    array.write(source)
+    np.testing.assert_array_equal(array.numpy(), source)
+    array.write(device.array(source + 1))
+    np.testing.assert_array_equal(array.numpy(), source + 1)
+    for wrong, error in ((half(4, 3), "ShapeError"), (half(3, 4).astype(np.float32), "DTypeError"), (half(12), "ShapeError")):
+        with pytest.raises(getattr(metalmm, error)):
+            array.write(wrong)
+    with pytest.raises(metalmm.LayoutError):
+        array[:, 1:3].write(half(3, 2))
+    np.testing.assert_array_equal(array.numpy(), source + 1)
+
+
 def test_indexing_gives_the_same_memory(device: metalmm.Device) -> None:
     source = np.arange(2 * 3 * 8, dtype=np.float16).reshape(2, 3, 8)
     array = device.array(source)
@@ -109,7 +138,7 @@ def test_indexing_gives_the_same_memory(device: metalmm.Device) -> None:
         view = array[index]
         np.testing.assert_array_equal(view.numpy(), source[index])
         assert view.shape == np.asarray(source[index]).shape
-    array[1].numpy()[...] = 7
+    array[1].write(np.full((3, 8), 7, np.float16))
     assert (array.numpy()[1] == 7).all()
     assert [row.shape for row in array] == [(3, 8)] * 2
     assert len(array) == 2
@@ -270,7 +299,7 @@ def test_wrong_calls_name_the_argument(device: metalmm.Device) -> None:
         (lambda: metalmm.MatmulSpec(m=1, n=2, k=3, transpose=True), r"did you mean 'transpose_\w'\?"),
         (lambda: metalmm.MatmulSpec("1", 2, 3), r"MatmulSpec: m: '1' is not a whole number"),
         (lambda: metalmm.variants("nt"), r"spec is 'nt'; it takes a MatmulSpec"),
-        (lambda: metalmm.Device(3), r"name is 3; it takes one of cpu, metal"),
+        (lambda: metalmm.Device(3), r"name is 3; it takes one of cpu, cuda, metal"),
         (lambda: metalmm.Device(DEVICE, thread=3), r"thread: device \w+ has no such option"),
         (lambda: device.compile(3), r"compile: source is int"),
         (lambda: device.count_writes([1]), r"count_writes: out is list"),

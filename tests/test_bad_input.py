@@ -112,7 +112,7 @@ def test_arrays_of_another_device(device: metalmm.Device) -> None:
 
 
 def test_devices() -> None:
-    with pytest.raises(metalmm.DeviceError, match="no device 'gpu'; there are: cpu, metal"):
+    with pytest.raises(metalmm.DeviceError, match="no device 'gpu'; there are: cpu, cuda, metal"):
         metalmm.Device("gpu")
     with pytest.raises(metalmm.DeviceError, match="threads is -1"):
         metalmm.Device("cpu", threads=-1)

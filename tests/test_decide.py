@@ -1083,6 +1083,8 @@ def test_a_result_that_is_wrong_later_is_seen(device: metalmm.Device) -> None:
     for _ in range(3):
         turns.run(one, counted=True)
     assert not one.result.wrong and not one.done
-    inputs.weights[0].numpy()[5] += 1
+    changed = np.array(inputs.weights[0])
+    changed[5] += 1
+    inputs.weights[0].write(changed)
     turns.run(one, counted=True)
     assert "1 of 64 elements; first at (0, 5)" in one.result.wrong and one.done

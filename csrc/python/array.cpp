@@ -379,6 +379,62 @@ Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
 
 namespace {
 
+PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] {
+    static const auto* parameters = new Parameters("write", {"array"}, 1, 1);
+    PyObject* values[1];
+    parameters->take(args, count, kwnames, values);
+    const Array& array = self_of<Array>(self);
+    nb::object held = nb::borrow(values[0]);
+    if (const Array* other = array_of(held)) held = to_numpy(*other);
+    Tensor from = tensor_of(held, "array");
+    const Tensor& to = array.tensor;
+    if (from.ndim != to.ndim || !std::equal(from.shape, from.shape + from.ndim, to.shape))
+      throw Error(ErrorKind::shape, "write: array is " + from.shape_text() + ", and this Array " + to.shape_text());
+    if (from.dtype != to.dtype) throw Error(ErrorKind::dtype, "write: array is " + from.dtype.name() + ", and this Array " + to.dtype.name());
+    if (!to.contiguous()) throw Error(ErrorKind::layout, "write: this Array is a view of memory that is not contiguous");
+    size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
+    std::vector<uint8_t> gathered;
+    const uint8_t* source = from.buffer->host() + from.offset;
+    if (!from.contiguous() && bytes) {
+      gathered.resize(bytes);
+      gather(from, gathered.data());
+      source = gathered.data();
+    }
+    finish(array.state->open());
+    to.buffer->mutable_since = true;
+    array.state->open()->write(*to.buffer, to.offset, source, bytes);
+    return nb::none();
+  });
+}
+
+PyObject* reshape(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] {
+    static const auto* parameters = new Parameters("reshape", {"shape"}, 1, 1);
+    PyObject* values[1];
+    parameters->take(args, count, kwnames, values);
+    const Array& array = self_of<Array>(self);
+    array.state->open();
+    Array view{array.tensor, array.owner, array.state, array.structured};
+    Tensor& t = view.tensor;
+    if (!t.contiguous()) throw Error(ErrorKind::layout, "reshape: this Array is a view of memory that is not contiguous");
+    int64_t elements = 1;
+    bool fits = true;
+    t.ndim = 0;
+    for_each_size(values[0], [&](nb::handle item) {
+      if (t.ndim == kMaxDims) throw Error(ErrorKind::shape, "reshape: an array has 1 to 8 dimensions");
+      int64_t size = number<int64_t>(item, "reshape: shape", ErrorKind::shape);
+      fits &= size >= 0 && !__builtin_mul_overflow(elements, size, &elements);
+      t.shape[t.ndim++] = size;
+    });
+    if (!fits || t.ndim == 0 || elements != array.tensor.count())
+      throw Error(ErrorKind::shape, "reshape: this Array of " + array.tensor.shape_text() + " has " + std::to_string(array.tensor.count()) +
+                                        " elements, and the shape asked for others");
+    t.make_contiguous();
+    return nb::cast(std::move(view));
+  });
+}
+
 // What NumPy makes no view of by itself: elements of another package's type or of no type at all, and a copy of memory that the
 // host does not reach, which nobody writes to in vain.
 nb::object numpy_of_bytes(const Array& array, nb::object dtype) {
@@ -549,6 +605,13 @@ void bind_array(nb::module_& m) {
        "numpy($self)\n--\n\n"
        "The same memory as a NumPy array, without a copy; of a device whose memory the host does not reach, a read-only copy.\n\n"
        "Comes after all that was submitted. Raises ClosedError after the device's end, DTypeError as dtype does."},
+      fast_method("reshape", &reshape,
+                  "reshape($self, shape)\n--\n\n"
+                  "The same memory in another shape, of as many elements; of a C-contiguous Array. Raises ShapeError, LayoutError."),
+      fast_method("write", &write,
+                  "write($self, array)\n--\n\n"
+                  "Copies an array of the same shape and type into this one's memory, after all that was submitted: what numpy() cannot do on a\n"
+                  "device whose memory the host does not reach. Raises ShapeError, DTypeError, LayoutError, ClosedError."),
       {}};
   nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>(methods)),
                     "An array in a device's memory. Made by Device.array, Device.empty and matmul. Indexing with whole numbers and slices\n"

@@ -83,6 +83,8 @@ class Device(_core.Device):
         return counts
 
     def __repr__(self) -> str:
+        if self not in open_devices:  # an error made it no device
+            return "metalmm.Device(not made)"
         try:
             info = self.info
         except ClosedError:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..device import Device
 
 
-class Options(cpu.Options, cuda.Options, metal.Options, total=False):  # type: ignore[misc]  # index: of a GPU, whosever
+class Options(cpu.Options, cuda.Options, metal.Options, total=False):
     """All that a device may be told when it is made."""
 
 

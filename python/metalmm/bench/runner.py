@@ -65,16 +65,23 @@ class Inputs:
         self.bias = None if bias is None else device.array(bias)
         self.c = None if c is None else device.array(c)
         self.out = device.empty((*lead, shape.m, shape.n), shape.dtype)
+        self._poison: Any = None
 
     def prepare(self, device: Device, v: Variant, weights: Array) -> PreparedCall[Any]:
         return device.prepare(v, self.a, weights, bias=self.bias, c=self.c, out=self.out, **self.options)
 
     def judge(self, device: Device, v: Variant) -> str:
         """Runs it once on the first weights; empty, or how the result misses the bound. Raises what the device raises."""
-        call, out = self.prepare(device, v, self.weights[0]), np.asarray(self.out)
-        out.view(np.uint8)[...] = 0xFF  # NaN
+        call = self.prepare(device, v, self.weights[0])
+        self.poison()
         call()
-        return numerics.mismatch(out, self.reference, self.bound)
+        return numerics.mismatch(np.asarray(self.out), self.reference, self.bound)
+
+    def poison(self) -> None:
+        """NaN, wherever a kernel does not write."""
+        if self._poison is None:
+            self._poison = np.full(np.asarray(self.out).nbytes, 0xFF, np.uint8).view(self.out.dtype).reshape(self.out.shape)
+        self.out.write(self._poison)
 
 
 def _copies(device: Device, b: np.ndarray[Any, Any], count: int) -> list[Array]:
@@ -82,7 +89,7 @@ def _copies(device: Device, b: np.ndarray[Any, Any], count: int) -> list[Array]:
     if count == 1 or b.nbytes >= 1 << 20:
         return [device.array(b) for _ in range(count)]
     room = device.empty((count, *b.shape), b.dtype)
-    room.numpy()[...] = b
+    room.write(np.broadcast_to(b, room.shape))
     return [room[i] for i in range(count)]
 
 
@@ -201,8 +208,7 @@ class _Turns:
         self.twin: _Contender | None = None
 
     def run(self, one: _Contender, counted: bool) -> None:
-        out = np.asarray(self.inputs.out)
-        out.view(np.uint8)[...] = 0xFF  # NaN
+        self.inputs.poison()
         batch = self.device.batch()
         self.turn += 1
         batch.add(one.calls[self.turn % len(one.calls)])  # cold: never the copy that the variant before used
@@ -223,6 +229,7 @@ class _Turns:
         else:
             one.before.append(cpu * 1e3)
             one.before_gpu.append(gpu)
+        out = np.asarray(self.inputs.out)
         written = out.tobytes()
         if written != one.good:  # the same bits need not be judged again
             _check(one.result, out, self.inputs)
