@@ -28,7 +28,14 @@ REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
 METAL_ONLY = ["test_metal.py", "test_new_device.py", "test_unkind.py"]
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 # `make test` runs the suite once for each device that it can have.
-CPU_ONLY = ["test_compiling.py", "test_debug_mode.py", "test_misbehaving.py", "test_msl_rules.py", "test_surroundings.py"]  # its own matter
+CPU_ONLY = [
+    "test_compiling.py",
+    "test_machine_code.py",
+    "test_debug_mode.py",
+    "test_misbehaving.py",
+    "test_msl_rules.py",
+    "test_surroundings.py",
+]  # its own matter
 collect_ignore = {"cpu": [*METAL_ONLY, "test_cuda.py"], "metal": [*CPU_ONLY, "test_cuda.py"]}.get(
     DEVICE, [*CPU_ONLY, *METAL_ONLY, "test_cpu_device.py"]
 )

@@ -46,6 +46,13 @@ class Compiler:
 
     def cubin(self, source: str, name: str, options: Sequence[str]) -> bytes:
         """Machine code of CUDA C++. Raises CompileError with the compiler's text."""
+        return self._compiled(source, name, options, "CUBIN")
+
+    def ptx(self, source: str, name: str, options: Sequence[str]) -> bytes:
+        """The same as PTX, to look at."""
+        return self._compiled(source, name, options, "PTX")
+
+    def _compiled(self, source: str, name: str, options: Sequence[str], what: str) -> bytes:
         program = ctypes.c_void_p()
         status = self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         if status:
@@ -56,13 +63,13 @@ class Compiler:
             if status:
                 log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
                 raise CompileError(f"NVRTC failed:\n{log or self._library.nvrtcGetErrorString(status).decode()}")
-            return self._text(program, "CUBIN")
+            return self._text(program, what)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 @functools.cache
-def _found(candidates: tuple[str, ...]) -> Compiler | str:
+def _found(candidates: tuple[str, ...], most: int) -> Compiler | str:
     why = "no such library"
     for path in candidates:
         try:
@@ -70,17 +77,22 @@ def _found(candidates: tuple[str, ...]) -> Compiler | str:
         except (OSError, AttributeError) as error:
             why = str(error)
             continue
-        if compiler.version >= _LEAST:
+        if compiler.version >= _LEAST and compiler.version[0] <= most:
             return compiler
         why = f"{path} is version {compiler.version[0]}.{compiler.version[1]}"
     return why
 
 
-def find() -> Compiler:
-    """Raises CompilerNotFoundError that says what to install."""
-    found = _found(tuple(_candidates()))
+def find(driver: str = "99") -> Compiler:
+    """driver: its version of CUDA, whose major one takes no machine code of a newer major one. Raises CompilerNotFoundError that says what
+    to install."""
+    most = int(driver.partition(".")[0])
+    found = _found(tuple(_candidates()), most)
     if isinstance(found, str):
+        limit = f", and no newer than the driver's {most}.x" if most < 99 else ""
+        package = "'metalmm[cuda]'" if most > 12 else f"nvidia-cuda-nvrtc-cu{most}"
         raise CompilerNotFoundError(
-            f"device cuda needs NVRTC {_LEAST[0]}.{_LEAST[1]} or newer ({found}); pip install 'metalmm[cuda]', or name the library in METALMM_LIBNVRTC"
+            f"device cuda needs NVRTC {_LEAST[0]}.{_LEAST[1]} or newer{limit} ({found}); pip install {package}, or name the library in"
+            " METALMM_LIBNVRTC"
         )
     return found

@@ -158,7 +158,8 @@ template <auto Fn, const ArgSpec* S> abi::KernelInfo describe(u32 max_threads) {
 }  // namespace metalmm::msl
 
 #define METALMM_KERNEL_INLINE
-// What a lowered file ends with: its kernel, the kinds of its arguments, and how many threads it was declared for.
-#define METALMM_KERNEL(function, specs, threads)                                                          \
-  extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel;      \
-  const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<function, specs>(threads)
+// What a lowered file ends with: how many threads its kernel was declared for, the kinds of its arguments, and the kernel, which may hold
+// commas.
+#define METALMM_KERNEL(threads, specs, ...)                                                          \
+  extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel; \
+  const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<__VA_ARGS__, specs>(threads)

@@ -78,7 +78,8 @@ class _Cuda:
         capability = int(device.info["compute_capability"])
         if capability < _LEAST:
             raise DeviceError(f"{device.info['name']} has compute capability {capability / 10}; device cuda needs {_LEAST / 10} or newer")
-        module = build(source, kernel, constants, capability, stops=device.options["timeout"] > 0)
+        nvcc = nvrtc.find(str(device.info["driver"]))
+        module = build(source, kernel, constants, capability, nvcc, stops=device.options["timeout"] > 0)
         arguments: Sequence[Argument] = ()
         if source.is_preprocessed:
             with contextlib.suppress(CompileError, LoweringError):  # without types
@@ -92,7 +93,7 @@ class _Cuda:
         return _GBPS.get(str(device.info["name"]))
 
     def facts(self, device: Device) -> dict[str, str | None]:
-        version = "NVRTC {}.{}".format(*nvrtc.find().version)
+        version = "NVRTC {}.{}".format(*nvrtc.find(str(device.info["driver"])).version)
         return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
 
 
@@ -104,9 +105,11 @@ def options(capability: int, *, is_ours: bool, stops: bool) -> list[str]:
     return [*given, "-DMETALMM_STOPS"] if stops else given
 
 
-def build(source: KernelText, kernel: str, constants: Constants, capability: int, *, stops: bool = False) -> Path:
+def build(
+    source: KernelText, kernel: str, constants: Constants, capability: int, nvcc: nvrtc.Compiler | None = None, *, stops: bool = False
+) -> Path:
     """The machine code of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
-    nvcc = nvrtc.find()
+    nvcc = nvcc or nvrtc.find()
     given = options(capability, is_ours=not source.is_preprocessed, stops=stops)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
     parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), compiler._runtime_digest()]

@@ -232,12 +232,12 @@ template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P> str
 }  // namespace metalmm::msl
 
 #define METALMM_KERNEL_INLINE METALMM_INLINE
-#define METALMM_KERNEL(function, specs, threads)                                                                                    \
-  static constexpr ::metalmm::cuda::KernelTable metalmm_rows =                                                                      \
-      ::metalmm::msl::Signature<decltype(+function)>::table<specs>(threads);                                                         \
-  extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                               \
-  __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                           \
-  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                        \
-      metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                      \
-    ::metalmm::msl::Entry<function, specs, &metalmm_rows>::run(block.bytes);                                                        \
+#define METALMM_KERNEL(threads, specs, ...)                                                                                    \
+  static constexpr ::metalmm::cuda::KernelTable metalmm_rows =                                                                 \
+      ::metalmm::msl::Signature<decltype(__VA_ARGS__)>::table<specs>(threads);                                                 \
+  extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                          \
+  __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                      \
+  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                   \
+      metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                 \
+    ::metalmm::msl::Entry<__VA_ARGS__, specs, &metalmm_rows>::run(block.bytes);                                                \
   }

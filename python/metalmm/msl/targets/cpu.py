@@ -270,9 +270,8 @@ class CpuTarget:
             + '\n# 1 "<metalmm entry>"\n'
             + holder
             + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
-            f"static constexpr auto metalmm_body = {function};\n"
             f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
-            "METALMM_KERNEL(metalmm_body, metalmm_args, metalmm_threads);\n"
+            f"METALMM_KERNEL(metalmm_threads, metalmm_args, {function});\n"
         )
 
 
