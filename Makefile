@@ -1,5 +1,5 @@
-# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite, on the CPU device and on Metal
-# (off a Mac: on a fake Metal, where clang and GNUstep are installed).
+# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite, on the CPU device, on a fake of
+# NVIDIA's driver, and on Metal (off a Mac: on a fake Metal, where clang and GNUstep are installed).
 # Both make what they need: a virtual environment in .venv with the package built into it.
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,7 @@ ifeq ($(shell uname),Darwin)  # in a process that is started again: Metal's vali
 	echo "make test: device cpu: exit $$cpu; device metal: exit $$metal"; exit $$((cpu + metal))  # the GPU, whatever the CPU suite said
 else
 	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda)
 	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then $(MAKE) --no-print-directory test-on-fake-metal; \
 	else echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
 	test -z "$(REQUIRE_METAL)"; fi
@@ -42,12 +43,17 @@ else
 endif
 
 # The CUDA device's host code, against a fake of NVIDIA's driver and compiler: tests/fake_cuda. Needs a C++ compiler alone.
-.PHONY: fake-cuda test-on-fake-cuda
+.PHONY: fake-cuda test-on-fake-cuda machine-code
 fake-cuda: $(VENV)/.built
 	bash tests/fake_cuda.sh
 test-on-fake-cuda: export METALMM_DEVICE = cuda
 test-on-fake-cuda: fake-cuda
-	$(BIN)/python tests/on_fake_cuda.py -m pytest $(ARGS)
+	$(BIN)/python tests/on_fake_cuda.py -m pytest $(or $(ARGS),$(FAKE_CUDA_SUITE))
+# What of the suite looks at host code; every kernel's results are looked at on the other devices, and on a GPU.
+FAKE_CUDA_SUITE := $(addprefix tests/test_,cuda.py api.py arrays.py order.py lifetimes.py bad_input.py bench.py decide.py cli.py doctor.py msl.py)
+# Every instance of every variant as machine code for NVIDIA's GPUs of compute capability 8.0 and 9.0; the suite takes a part.
+machine-code: $(VENV)/.built
+	METALMM_EVERY_INSTANCE=1 $(BIN)/python -m pytest -n 2 tests/test_machine_code.py
 
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
 sanitize: $(VENV)/.built

@@ -409,7 +409,9 @@ def test_a_machine_without_a_driver_or_a_compiler() -> None:
     assert "libc.so.6 has no cuInit; metalmm needs a driver of CUDA 12 or newer" in done.stderr
     script = "import metalmm, numpy as np; x = np.ones((8, 8), np.float16); metalmm.matmul('gemm_tiled/baseline', x, x, device=metalmm.Device('cuda'))"
     done = run(script, METALMM_LIBNVRTC="/nonexistent.so")
-    assert "CompilerNotFoundError: device cuda needs NVRTC 12.0 or newer (/nonexistent.so" in done.stderr
+    assert (
+        "CompilerNotFoundError: device cuda needs NVRTC 12.0 or newer, and no newer than the driver's 13.x (/nonexistent.so" in done.stderr
+    )
     assert "pip install 'metalmm[cuda]'" in done.stderr
     done = run(script, METALMM_LIBNVRTC="libc.so.6")
     assert "CompilerNotFoundError: device cuda needs NVRTC" in done.stderr
@@ -1135,3 +1137,55 @@ def test_a_child_of_fork_is_told_and_the_parent_goes_on(device: metalmm.Device) 
     batch.wait()
     assert y.numpy()[0] == 1
     computes(device)
+
+
+class OfAnother:
+    """An array of another library on the same GPU: DLPack alone."""
+
+    def __init__(self, array: metalmm.Array) -> None:
+        self.array, self.asked = array, dict[str, Any]()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.asked = options
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries_on_the_gpu_are_taken_where_they_lie(device: metalmm.Device) -> None:
+    assert device.empty((2, 2)).__dlpack_device__() == (2, 0)
+    a, b, out = half(1, 96), half(40, 96, seed=1), OfAnother(device.empty((1, 40)))
+    x, w = OfAnother(device.array(a)), OfAnother(device.array(b))
+    before = device.counters["allocations"]
+    assert metalmm.matmul("m1_optimized_v6/nt_simd_c4_s1_tg64", x, w, transpose_b=True, out=out, device=device) is out
+    assert device.counters["allocations"] == before, "nothing was copied"
+    right(out.array, a, b, transpose_b=True)
+    assert x.asked["stream"] not in (None, 0, -1), "what wrote it is waited for on our stream"
+    np.testing.assert_array_equal(device.array(w).numpy(), b)
+    piece = OfAnother(w.array[10:20, 8:24])
+    np.testing.assert_array_equal(device.array(piece).numpy(), b[10:20, 8:24])
+    target = device.empty((10, 16))
+    target.write(piece)
+    np.testing.assert_array_equal(target.numpy(), b[10:20, 8:24])
+    with pytest.raises(metalmm.DeviceError, match="in the memory of another device"):
+        metalmm.matmul("gemv/baseline", x, x, device=metalmm.Device("cpu", threads=1))
+    for options in ({"copy": True}, {"dl_device": (1, 0)}):
+        with pytest.raises(BufferError, match="own memory on the GPU"):
+            x.array.__dlpack__(**options)
+
+
+def test_torch_on_the_gpu(device: metalmm.Device) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: its tensors on the GPU are NOT tested")
+    if FAKE or not torch.cuda.is_available():
+        pytest.skip("no GPU of torch's: its tensors there are NOT tested")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            x, w = torch.randn(1, 896, dtype=torch.float16, device="cuda"), torch.randn(9728, 896, dtype=torch.float16, device="cuda")
+            w *= 2  # on torch's stream, and not waited for
+            out = torch.full((1, 9728), torch.nan, dtype=torch.float16, device="cuda")
+            assert metalmm.matmul("m1_optimized_v7/nt_octet_c2_s1_d4_tg128", x, w, transpose_b=True, out=out, device=device) is out
+            assert torch.allclose(out.float(), x.float() @ w.float().T, atol=0.5, rtol=0.01)
+        array = device.array(w)
+        assert torch.equal(torch.from_dlpack(array), w) and torch.from_dlpack(array).data_ptr() == array.device_address

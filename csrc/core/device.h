@@ -218,7 +218,11 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void write(const Buffer& buffer, size_t offset, const void* from, size_t size);
   virtual uint64_t device_address(const Buffer& buffer) { return buffer.address(); }  // for kernels that are given pointers
   virtual bool wraps_host_memory() const { return false; }  // whole pages of it are used in place, and kept for as long as Buffer::life
-  virtual bool poisons() const { return false; }            // fresh memory holds NaN, to show what a kernel leaves unwritten
+  // Where DLPack says that its memory lies, its kind of device and number, if other libraries reach it there; and the stream that its
+  // work is on, as DLPack has it.
+  virtual std::optional<std::array<int, 2>> dlpack_place() const { return {}; }
+  virtual int64_t dlpack_stream() const { return 0; }
+  virtual bool poisons() const { return false; }  // fresh memory holds NaN, to show what a kernel leaves unwritten
   // Throws UnsupportedError for a library that it does not have.
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.

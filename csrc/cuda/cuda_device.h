@@ -88,6 +88,8 @@ class CudaDevice : public Device {
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   void read(const Buffer& buffer, size_t offset, void* to, size_t size) override;
   void write(const Buffer& buffer, size_t offset, const void* from, size_t size) override;
+  std::optional<std::array<int, 2>> dlpack_place() const override { return {{2, options_.index}}; }  // kDLCUDA
+  int64_t dlpack_stream() const override { return reinterpret_cast<int64_t>(stream_); }
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
   std::shared_ptr<Recording> record(std::shared_ptr<const DispatchList> work) override;
 

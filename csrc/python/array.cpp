@@ -146,22 +146,29 @@ nb::object ask(const char* name, nb::handle object, const char* method, const nb
   bad_dlpack(name, object, "that does not hand its memory over: " + text_of(nb::str(e.value())));
 }
 
-void read_dlpack(nb::handle object, const char* name, Tensor& t) {
+// `device`: whose own memory is taken, too; may be null.
+void read_dlpack(nb::handle object, const char* name, Tensor& t, const Device* device) {
   nb::object where = ask(name, object, "__dlpack_device__", nb::dict());
   if (!PyTuple_Check(where.ptr()) || PyTuple_GET_SIZE(where.ptr()) != 2)
     bad_dlpack(name, object, "whose __dlpack_device__() is " + repr_of(where));
-  nb::object kind = nb::steal(PyNumber_Index(PyTuple_GET_ITEM(where.ptr(), 0)));
-  PyErr_Clear();
+  int place[2] = {};
+  for (int i = 0; i < 2; i++) {
+    nb::object number = nb::steal(PyNumber_Index(PyTuple_GET_ITEM(where.ptr(), i)));
+    if (!number.is_valid() || !nb::try_cast(number, place[i])) place[i] = -1;
+    PyErr_Clear();
+  }
+  bool is_its = device && device->dlpack_place() == std::array<int, 2>{place[0], place[1]};
   auto check_place = [&](bool is_here) {
     if (!is_here)
       throw Error(ErrorKind::device,
                   std::string(name) + " is a " + class_name(object) + " in the memory of another device; copy it to the CPU first");
   };
-  check_place(kind.is_valid() && kind.equal(nb::int_(1)));
+  check_place(place[0] == 1 || is_its);
   using Shared = nb::ndarray<>;
   using ReadOnly = nb::ndarray<nb::ro>;
   nb::dict options;
   options["max_version"] = nb::make_tuple(1, 0);
+  if (is_its) options["stream"] = nb::int_(device->dlpack_stream());  // what wrote it comes before our work there
   nb::object capsule = ask(name, object, "__dlpack__", options);
   auto* held = new ReadOnly;
   Shared writable;
@@ -178,7 +185,7 @@ void read_dlpack(nb::handle object, const char* name, Tensor& t) {
   if (d.lanes != 1 || d.bits % 8 || d.code > DType::kBool || t.dtype.kind == DType::kOpaque || !is_known(t.dtype))
     throw Error(ErrorKind::dtype, std::string(name) + " has elements of DLPack's type " + std::to_string(d.code) + " with " +
                                       std::to_string(d.bits) + " bits, which are not supported");
-  check_place(held->device_type() == 1);
+  check_place(is_its ? held->device_type() == place[0] && held->device_id() == place[1] : held->device_type() == 1);
   check_ndim(name, static_cast<int64_t>(held->ndim()));
   t.ndim = static_cast<int>(held->ndim());
   for (int i = 0; i < t.ndim; i++) {
@@ -186,7 +193,11 @@ void read_dlpack(nb::handle object, const char* name, Tensor& t) {
     t.strides[i] = held->stride(static_cast<size_t>(i));
   }
   if (!data && t.count()) bad_dlpack(name, object, "without memory");
-  t.buffer = std::make_shared<Buffer>(data, span_of(t), !can_write, [buffer] {});
+  if (is_its)
+    t.buffer =
+        std::make_shared<Buffer>(nullptr, span_of(t), !can_write, [buffer] {}, data ? data : held, reinterpret_cast<uintptr_t>(data));
+  else
+    t.buffer = std::make_shared<Buffer>(data, span_of(t), !can_write, [buffer] {});
 }
 
 }  // namespace
@@ -208,7 +219,7 @@ nb::object dtype_object(nb::handle array) {
 }
 
 // In place: it is on the way of every call with an array of the host.
-void read_tensor(nb::handle object, const char* name, Tensor& t) {
+void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* device = nullptr) {
   if (View view = view_of(object)) {
     read_view(std::move(view), name, t);
     if (t.dtype.kind != DType::kOpaque) return;
@@ -218,7 +229,7 @@ void read_tensor(nb::handle object, const char* name, Tensor& t) {
     return;
   }
   if (is_bfloat16(object)) return read_bfloat16(object, name, t);
-  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return read_dlpack(object, name, t);
+  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return read_dlpack(object, name, t, device);
   bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
   throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) +
                                     "; pass a numpy array, a metalmm.Array or an array with " + "__dlpack__" +
@@ -273,7 +284,7 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
     array_->state->open();
     return;
   }
-  read_tensor(object, name, local_.emplace());
+  read_tensor(object, name, local_.emplace(), state ? state->device.get() : nullptr);
   bool is_result = std::strcmp(name, "out") == 0;  // which mostly comes and goes
   if (!is_result && state && state->device && state->device->wraps_host_memory()) local_->buffer->life = life_of(object, *local_->buffer);
 }
@@ -359,10 +370,26 @@ void gather(const Tensor& from, uint8_t* to) {
 
 }  // namespace
 
+namespace {
+
+// The same where the host reaches it: of another library's memory on the device, a copy.
+Tensor on_host(DeviceState& state, const Tensor& t) {
+  if (t.buffer->host() || !t.buffer->size()) return t;
+  auto bytes = std::make_shared<std::vector<uint8_t>>(t.buffer->size());
+  state.open()->read(*t.buffer, 0, bytes->data(), bytes->size());
+  Tensor copy = t;
+  copy.buffer = std::make_shared<Buffer>(bytes->data(), bytes->size(), true, [bytes] {});
+  return copy;
+}
+
+}  // namespace
+
 Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
   nb::object held = nb::borrow(source), structured;
   if (const Array* array = array_of(source)) held = to_numpy(*array);
-  Tensor from = tensor_of(held, "array");
+  Tensor from;
+  read_tensor(held, "array", from, state->open().get());
+  from = on_host(*state, from);
   if (from.dtype.kind == DType::kOpaque) dtype_of(dtype_object(held), &structured);
   Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
   size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
@@ -387,11 +414,14 @@ PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObjec
     const Array& array = self_of<Array>(self);
     nb::object held = nb::borrow(values[0]);
     if (const Array* other = array_of(held)) held = to_numpy(*other);
-    Tensor from = tensor_of(held, "array");
+    Tensor from;
+    read_tensor(held, "array", from, array.state->open().get());
+    from = on_host(*array.state, from);
     const Tensor& to = array.tensor;
     if (from.ndim != to.ndim || !std::equal(from.shape, from.shape + from.ndim, to.shape))
       throw Error(ErrorKind::shape, "write: array is " + from.shape_text() + ", and this Array " + to.shape_text());
-    if (from.dtype != to.dtype) throw Error(ErrorKind::dtype, "write: array is " + from.dtype.name() + ", and this Array " + to.dtype.name());
+    if (from.dtype != to.dtype)
+      throw Error(ErrorKind::dtype, "write: array is " + from.dtype.name() + ", and this Array " + to.dtype.name());
     if (!to.contiguous()) throw Error(ErrorKind::layout, "write: this Array is a view of memory that is not contiguous");
     size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
     std::vector<uint8_t> gathered;
@@ -463,13 +493,15 @@ namespace {
 
 // The same memory as nanobind hands it to a Framework.
 template <class... Framework>
-nb::object view_for(const Array& array) {
+nb::object view_for(const Array& array, std::array<int, 2> place = {1, 0}) {
   const Tensor& t = array.tensor;
+  void* data = t.buffer->host() ? t.buffer->host() + t.offset : reinterpret_cast<void*>(t.buffer->address() + t.offset);
   size_t shape[kMaxDims];
   for (int i = 0; i < t.ndim; i++) shape[i] = static_cast<size_t>(t.shape[i]);
   nb::object self = nb::find(array);
-  return nb::cast(nb::ndarray<Framework...>(t.buffer->host() + t.offset, static_cast<size_t>(t.ndim), shape, self, t.strides,
-                                            nb::dlpack::dtype{t.dtype.kind, static_cast<uint8_t>(t.dtype.size * 8), 1}));
+  return nb::cast(nb::ndarray<Framework...>(data, static_cast<size_t>(t.ndim), shape, self, t.strides,
+                                            nb::dlpack::dtype{t.dtype.kind, static_cast<uint8_t>(t.dtype.size * 8), 1}, place[0],
+                                            place[1]));
 }
 
 }  // namespace
@@ -576,21 +608,30 @@ nb::object as_array(const Array& a, nb::handle dtype, nb::handle copy) {
   return !copy.is_none() && nb::cast<bool>(copy) ? call_python(view.attr("copy")) : view;
 }
 
+// For DLPack: of memory that the host does not reach, where the device says that it lies; the host's view of other.
+std::array<int, 2> place_of(const Array& a) {
+  auto place = a.state->open()->dlpack_place();
+  return place && !a.tensor.buffer->host() ? *place : std::array<int, 2>{1, 0};
+}
+
 // NumPy does not export bfloat16; DLPack has it.
 nb::object to_dlpack(const Array& a, const nb::kwargs& options) {
   const Tensor& t = a.tensor;
-  if (t.dtype != kBFloat16 || !t.buffer->host()) return to_numpy(a).attr("__dlpack__")(**options);
+  std::array<int, 2> place = place_of(a);
+  if (place[0] == 1 && (t.dtype != kBFloat16 || !t.buffer->host())) return to_numpy(a).attr("__dlpack__")(**options);
   static const auto* parameters = new Parameters("__dlpack__", {"stream", "max_version", "dl_device", "copy"}, 0, 0);
   PyObject* v[4];
   parameters->take(nb::make_tuple(), options, v);
-  bool elsewhere = v[2] && v[2] != Py_None && !nb::handle(v[2]).equal(nb::make_tuple(1, 0));
-  if (elsewhere || (v[3] && v[3] != Py_None && PyObject_IsTrue(v[3]))) {
-    PyErr_SetString(PyExc_BufferError, "metalmm.Array: it hands over its own memory of bfloat16, on the CPU and without a copy");
+  bool elsewhere = v[2] && v[2] != Py_None && !nb::handle(v[2]).equal(nb::make_tuple(place[0], place[1]));
+  if (elsewhere || (v[3] && v[3] != Py_None && PyObject_IsTrue(v[3])) || a.structured.is_valid()) {
+    PyErr_SetString(PyExc_BufferError, place[0] == 1
+                                           ? "metalmm.Array: it hands over its own memory of bfloat16, on the CPU and without a copy"
+                                           : "metalmm.Array: it hands over its own memory on the GPU, without a copy; numpy() copies");
     throw nb::python_error();
   }
-  finish(a.state->open());
+  finish(a.state->open());  // all of it: whatever stream the consumer is on comes after
   t.buffer->mutable_since = true;
-  return view_for<>(a);  // a capsule of before versions, which every consumer takes
+  return view_for<>(a, place);  // a capsule of before versions, which every consumer takes
 }
 
 std::string dtype_text(const Array& a) {
@@ -608,10 +649,11 @@ void bind_array(nb::module_& m) {
       fast_method("reshape", &reshape,
                   "reshape($self, shape)\n--\n\n"
                   "The same memory in another shape, of as many elements; of a C-contiguous Array. Raises ShapeError, LayoutError."),
-      fast_method("write", &write,
-                  "write($self, array)\n--\n\n"
-                  "Copies an array of the same shape and type into this one's memory, after all that was submitted: what numpy() cannot do on a\n"
-                  "device whose memory the host does not reach. Raises ShapeError, DTypeError, LayoutError, ClosedError."),
+      fast_method(
+          "write", &write,
+          "write($self, array)\n--\n\n"
+          "Copies an array of the same shape and type into this one's memory, after all that was submitted: what numpy() cannot do on a\n"
+          "device whose memory the host does not reach. Raises ShapeError, DTypeError, LayoutError, ClosedError."),
       {}};
   nb::class_<Array>(m, "Array", nb::type_slots(collected<Array>(methods)),
                     "An array in a device's memory. Made by Device.array, Device.empty and matmul. Indexing with whole numbers and slices\n"
@@ -643,8 +685,8 @@ void bind_array(nb::module_& m) {
       .def("__dlpack__", &to_dlpack)
       .def("__dlpack_device__",
            [](const Array& a) {
-             a.state->open();
-             return nb::make_tuple(1, 0);  // the host's view of it
+             std::array<int, 2> place = place_of(a);
+             return nb::make_tuple(place[0], place[1]);
            })
       .def("__getitem__", &item, "index"_a.none())
       .def("__iter__", [](nb::handle self) { return nb::steal(PySeqIter_New(self.ptr())); })

@@ -55,7 +55,7 @@ template <class... P> struct metalmm_fake_all<void (*)(P...)> {
 };
 }
 extern "C" __attribute__((visibility("default"))) const unsigned char* const metalmm_fake_numbers;
-const unsigned char* const metalmm_fake_numbers = metalmm_fake::metalmm_fake_all<decltype(+metalmm_body)>::metalmm_fake_list;
+const unsigned char* const metalmm_fake_numbers = metalmm_fake::metalmm_fake_all<metalmm_function_type>::metalmm_fake_list;
 )";
 
 std::string quoted(const std::string& s) {

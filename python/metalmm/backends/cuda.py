@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
 
 
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
-_GBPS = {"NVIDIA H200": 4300}
+_GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 
 class _Cuda:
@@ -43,11 +43,19 @@ class _Cuda:
     libraries: Sequence[str] = ()
     counts_barriers = False
     note = "Times are an NVIDIA GPU's; of an Apple GPU they say what to try, not how long it takes."
-    winners: Sequence[tuple[str, int, int, str]] = ()
+    # Of benchmarks/peers_cuda.py on an H200: docs/cuda.md.
+    winners: Sequence[tuple[str, int, int, str]] = (
+        ("nt", 9728, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg128"),
+        ("nt", 896, 4864, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
+        ("nt", 896, 896, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
+        ("nt", 1152, 896, "m1_optimized_v7/nt_octet_c2_s8_d1_tg256"),
+        ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
+        ("nt", 151936, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg128"),
+    )
     preferred: Sequence[str] = (
-        "m1_optimized_v6/nt_simd_c4_s1_tg128",
-        "m1_optimized_v6/nn_w4_s8_tg256",
-        "small_m/nt_c4_s1_tg128",
+        "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
+        "m1_optimized_v7/nn_octet_o4_d4_tg512",
+        "small_m/nt_tiles_t2_s4_d2_tg256",
         "small_m/nn_w4_s4_tg128",
         "gemm_tiled/baseline",
     )

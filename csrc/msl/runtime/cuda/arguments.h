@@ -27,13 +27,13 @@ struct LaunchHead {
 };
 
 struct ArgumentRow {
-  u32 kind;      // abi::ArgKind
-  u32 index;     // in the kernel's declaration
-  u32 enabled;   // by its function constant
+  u32 kind;     // abi::ArgKind
+  u32 index;    // in the kernel's declaration
+  u32 enabled;  // by its function constant
   u32 is_const;
-  u32 bytes;     // least size
-  u32 word;      // where its word stands, in bytes from the block's beginning
-  u32 inlined;   // where its value may stand instead, then the word is zero; 0: nowhere
+  u32 bytes;         // least size
+  u32 word;          // where its word stands, in bytes from the block's beginning
+  u32 inlined;       // where its value may stand instead, then the word is zero; 0: nowhere
   u32 only_inlined;  // its word is never read
 };
 

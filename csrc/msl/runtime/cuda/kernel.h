@@ -7,12 +7,13 @@ namespace metalmm::msl {
 
 using abi::ArgKind;
 using abi::ArgSpec;
-using abi::u8;
 using abi::u64;
+using abi::u8;
 using abi::Uint3;
 using cuda::LaunchHead;
 
-template <int Id, class T> METALMM_INLINE T& threadgroup_variable() {
+template <int Id, class T>
+METALMM_INLINE T& threadgroup_variable() {
   __shared__ alignas(16) T variable;
   return variable;
 }
@@ -41,69 +42,116 @@ METALMM_INLINE Uint3 position(ArgKind kind, const Place& place) {
   switch (kind) {
     case ArgKind::thread_position_in_grid:
       return {group.x * full.x + thread.x, group.y * full.y + thread.y, group.z * full.z + thread.z};
-    case ArgKind::thread_position_in_threadgroup: return thread;
-    case ArgKind::threadgroup_position_in_grid: return group;
-    case ArgKind::threads_per_threadgroup: return size;
+    case ArgKind::thread_position_in_threadgroup:
+      return thread;
+    case ArgKind::threadgroup_position_in_grid:
+      return group;
+    case ArgKind::threads_per_threadgroup:
+      return size;
     case ArgKind::threads_per_grid: {
       Uint3 threads = place.head.threads, groups = place.head.groups;
       return threads.x ? threads : Uint3{groups.x * full.x, groups.y * full.y, groups.z * full.z};
     }
-    case ArgKind::threadgroups_per_grid: return place.head.groups;
-    case ArgKind::thread_index_in_threadgroup: return {lane, 0, 0};
-    case ArgKind::thread_index_in_simdgroup: return {lane % 32, 0, 0};
-    case ArgKind::simdgroup_index_in_threadgroup: return {lane / 32, 0, 0};
-    case ArgKind::threads_per_simdgroup: return {32, 0, 0};
-    case ArgKind::simdgroups_per_threadgroup: return {(count + 31) / 32, 0, 0};
-    case ArgKind::thread_index_in_quadgroup: return {lane % 4, 0, 0};
-    case ArgKind::quadgroup_index_in_threadgroup: return {lane / 4, 0, 0};
-    case ArgKind::quadgroups_per_threadgroup: return {(count + 3) / 4, 0, 0};
-    case ArgKind::dispatch_threads_per_threadgroup: return full;
-    case ArgKind::dispatch_simdgroups_per_threadgroup: return {(full.x * full.y * full.z + 31) / 32, 0, 0};
-    case ArgKind::dispatch_quadgroups_per_threadgroup: return {(full.x * full.y * full.z + 3) / 4, 0, 0};
-    default: return {0, 0, 0};
+    case ArgKind::threadgroups_per_grid:
+      return place.head.groups;
+    case ArgKind::thread_index_in_threadgroup:
+      return {lane, 0, 0};
+    case ArgKind::thread_index_in_simdgroup:
+      return {lane % 32, 0, 0};
+    case ArgKind::simdgroup_index_in_threadgroup:
+      return {lane / 32, 0, 0};
+    case ArgKind::threads_per_simdgroup:
+      return {32, 0, 0};
+    case ArgKind::simdgroups_per_threadgroup:
+      return {(count + 31) / 32, 0, 0};
+    case ArgKind::thread_index_in_quadgroup:
+      return {lane % 4, 0, 0};
+    case ArgKind::quadgroup_index_in_threadgroup:
+      return {lane / 4, 0, 0};
+    case ArgKind::quadgroups_per_threadgroup:
+      return {(count + 3) / 4, 0, 0};
+    case ArgKind::dispatch_threads_per_threadgroup:
+      return full;
+    case ArgKind::dispatch_simdgroups_per_threadgroup:
+      return {(full.x * full.y * full.z + 31) / 32, 0, 0};
+    case ArgKind::dispatch_quadgroups_per_threadgroup:
+      return {(full.x * full.y * full.z + 3) / 4, 0, 0};
+    default:
+      return {0, 0, 0};
   }
 }
 
-template <class P> struct PositionAs {
+template <class P>
+struct PositionAs {
   static METALMM_INLINE P from(Uint3 v) { return static_cast<P>(v.x); }
 };
-template <class T> struct PositionAs<vec<T, 2>> {
+template <class T>
+struct PositionAs<vec<T, 2>> {
   static METALMM_INLINE vec<T, 2> from(Uint3 v) { return vec<T, 2>(static_cast<T>(v.x), static_cast<T>(v.y)); }
 };
-template <class T> struct PositionAs<vec<T, 3>> {
+template <class T>
+struct PositionAs<vec<T, 3>> {
   static METALMM_INLINE vec<T, 3> from(Uint3 v) { return vec<T, 3>(static_cast<T>(v.x), static_cast<T>(v.y), static_cast<T>(v.z)); }
 };
 
 // A conditional's arm where the other is of type Other: a half beside a float is one.
-template <class T> struct bare { using type = T; };
-template <class T> struct bare<T&> { using type = T; };
-template <class T> struct bare<T&&> { using type = T; };
-template <class T> struct bare<const T&> { using type = T; };
-template <class Other, class A> METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
+template <class T>
+struct bare {
+  using type = T;
+};
+template <class T>
+struct bare<T&> {
+  using type = T;
+};
+template <class T>
+struct bare<T&&> {
+  using type = T;
+};
+template <class T>
+struct bare<const T&> {
+  using type = T;
+};
+template <class Other, class A>
+METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
   using T = typename bare<A>::type;
   using O = typename bare<Other>::type;
-  if constexpr ((is_same<T, half>::value || is_same<T, bfloat>::value || is_same<T, float>::value) && is_float<O>::value && !is_same<T, O>::value)
+  if constexpr ((is_same<T, half>::value || is_same<T, bfloat>::value || is_same<T, float>::value) && is_float<O>::value &&
+                !is_same<T, O>::value)
     return static_cast<float>(a);
   else
     return static_cast<A&&>(a);
 }
 
-template <class T> constexpr bool is_const_type = false;
-template <class T> constexpr bool is_const_type<const T> = true;
-template <class T> struct Element { static constexpr u32 bytes = sizeof(T); };
-template <> struct Element<void> { static constexpr u32 bytes = 1; };
-template <> struct Element<const void> { static constexpr u32 bytes = 1; };
+template <class T>
+constexpr bool is_const_type = false;
+template <class T>
+constexpr bool is_const_type<const T> = true;
+template <class T>
+struct Element {
+  static constexpr u32 bytes = sizeof(T);
+};
+template <>
+struct Element<void> {
+  static constexpr u32 bytes = 1;
+};
+template <>
+struct Element<const void> {
+  static constexpr u32 bytes = 1;
+};
 
 // What a parameter's type says of it. `number`: a reference to what may travel in the block itself.
-template <class P> struct Argument {
+template <class P>
+struct Argument {
   static constexpr bool is_memory = false, is_const = true, number = false;
   static constexpr u32 bytes = 0;
 };
-template <class T> struct Argument<T*> {
+template <class T>
+struct Argument<T*> {
   static constexpr bool is_memory = true, is_const = is_const_type<T>, number = false;
   static constexpr u32 bytes = Element<T>::bytes;
 };
-template <class T> struct Argument<T&> {
+template <class T>
+struct Argument<T&> {
   static constexpr bool is_memory = true, is_const = is_const_type<T>, number = is_const_type<T> && sizeof(T) <= 1024;
   static constexpr u32 bytes = sizeof(T);
 };
@@ -115,27 +163,32 @@ METALMM_INLINE bool goes_on() { return !metalmm_stop; }
 #endif
 
 // What the kernel is called with.
-template <class P> struct Fetched {
+template <class P>
+struct Fetched {
   static METALMM_INLINE P get(const ArgSpec& spec, const cuda::ArgumentRow&, const u8*, const Place& place) {
     return PositionAs<P>::from(position(spec.kind, place));
   }
 };
-template <class T> METALMM_INLINE T* address(const ArgSpec& spec, const cuda::ArgumentRow& row, const u8* block) {
+template <class T>
+METALMM_INLINE T* address(const ArgSpec& spec, const cuda::ArgumentRow& row, const u8* block) {
   unsigned long long word = *reinterpret_cast<const unsigned long long*>(block + row.word);
   if (spec.kind == ArgKind::threadgroup) return reinterpret_cast<T*>(metalmm_threadgroup + static_cast<u32>(word));
   return reinterpret_cast<T*>(word);
 }
-template <class T> struct Fetched<T*> {
+template <class T>
+struct Fetched<T*> {
   static METALMM_INLINE T* get(const ArgSpec& spec, const cuda::ArgumentRow& row, const u8* block, const Place&) {
     return address<T>(spec, row, block);
   }
 };
-template <class T> struct Fetched<T&> {
+template <class T>
+struct Fetched<T&> {
   static METALMM_INLINE T& get(const ArgSpec& spec, const cuda::ArgumentRow& row, const u8* block, const Place&) {
     return *address<T>(spec, row, block);
   }
 };
-template <class T> struct Fetched<const T&> {
+template <class T>
+struct Fetched<const T&> {
   static METALMM_INLINE const T& get(const ArgSpec& spec, const cuda::ArgumentRow& row, const u8* block, const Place&) {
     if (row.only_inlined) return *reinterpret_cast<const T*>(block + row.inlined);
     const T* memory = address<const T>(spec, row, block);
@@ -143,11 +196,14 @@ template <class T> struct Fetched<const T&> {
   }
 };
 
-template <class F> struct Signature;
-template <class... P> struct Signature<void (*)(P...)> {
+template <class F>
+struct Signature;
+template <class... P>
+struct Signature<void (*)(P...)> {
   static constexpr u32 count = sizeof...(P);
   static_assert(count <= cuda::kMaxArguments, "a kernel of the CUDA device takes up to 64 arguments");
-  template <const ArgSpec* S> static constexpr cuda::KernelTable table(u32 max_threads) {
+  template <const ArgSpec* S>
+  static constexpr cuda::KernelTable table(u32 max_threads) {
     cuda::KernelTable t{};
     t.version = cuda::kArgumentsVersion;
     t.max_threads = max_threads;
@@ -184,9 +240,14 @@ template <class... P> struct Signature<void (*)(P...)> {
   }
 };
 
-template <int... I> struct Indices {};
-template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
+template <int... I>
+struct Indices {};
+template <int N, int... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+template <int... I>
+struct MakeIndices<0, I...> {
+  using type = Indices<I...>;
+};
 
 // A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written, or
 // all of it where the host saw that nothing is shared; then the end waits, so that whoever waits for this one waits for all before it.
@@ -197,7 +258,8 @@ METALMM_INLINE void begin_launch(const LaunchHead& head) {
   asm volatile("griddepcontrol.launch_dependents;");
   u32 group = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   if (threadIdx.x == 0 && group < head.ahead_groups)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes), "r"(head.ahead_bytes));
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes),
+                 "r"(head.ahead_bytes));
   if (!head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -207,14 +269,18 @@ METALMM_INLINE void end_launch(const LaunchHead& head) {
 #endif
 }
 
-template <u32 Size> struct alignas(16) Block {
+template <u32 Size>
+struct alignas(16) Block {
   u8 bytes[Size];
 };
 
-template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class F = decltype(Fn)> struct Entry;
-template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P> struct Entry<Fn, S, T, void (*)(P...)> {
+template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class F = decltype(Fn)>
+struct Entry;
+template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P>
+struct Entry<Fn, S, T, void (*)(P...)> {
   static_assert(sizeof...(P) <= cuda::kMaxArguments, "too many arguments");
-  template <int... I> static METALMM_INLINE void call(const u8* block, const Place& place, Indices<I...>) {
+  template <int... I>
+  static METALMM_INLINE void call(const u8* block, const Place& place, Indices<I...>) {
     static_assert(((Argument<P>::is_memory == (S[I].kind == ArgKind::buffer || S[I].kind == ArgKind::threadgroup)) && ...),
                   "an argument with a buffer or threadgroup index is a pointer or a reference, and a position is neither");
     Fn(Fetched<P>::get(S[I], T->rows[I], block, place)...);
@@ -232,12 +298,11 @@ template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P> str
 }  // namespace metalmm::msl
 
 #define METALMM_KERNEL_INLINE METALMM_INLINE
-#define METALMM_KERNEL(threads, specs, ...)                                                                                    \
-  static constexpr ::metalmm::cuda::KernelTable metalmm_rows =                                                                 \
-      ::metalmm::msl::Signature<decltype(__VA_ARGS__)>::table<specs>(threads);                                                 \
-  extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                          \
-  __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                      \
-  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                   \
-      metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                 \
-    ::metalmm::msl::Entry<__VA_ARGS__, specs, &metalmm_rows>::run(block.bytes);                                                \
+#define METALMM_KERNEL(threads, specs, ...)                                                                                             \
+  static constexpr ::metalmm::cuda::KernelTable metalmm_rows = ::metalmm::msl::Signature<metalmm_function_type>::table<specs>(threads); \
+  extern "C" __constant__::metalmm::cuda::KernelTable metalmm_table;                                                                    \
+  __constant__::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                                \
+  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                            \
+      metalmm_kernel(const __grid_constant__::metalmm::msl::Block<metalmm_rows.size> block) {                                           \
+    ::metalmm::msl::Entry<__VA_ARGS__, specs, &metalmm_rows>::run(block.bytes);                                                         \
   }

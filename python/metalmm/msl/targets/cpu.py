@@ -271,6 +271,7 @@ class CpuTarget:
             + holder
             + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
             f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
+            f"using metalmm_function_type = decltype(+{function});\n"
             f"METALMM_KERNEL(metalmm_threads, metalmm_args, {function});\n"
         )
 
