@@ -57,17 +57,17 @@ def load_empty(folder: Path) -> str:
     return str(metalmm.load_variants(folder / "empty.toml")[0])
 
 
-def peers(x: Any, w: Any) -> dict[str, Callable[[], object]]:
+def peers(x: Any, w: Any, on: str) -> dict[str, Callable[[], object]]:
     """The same shape in other libraries, as they would be called in a loop."""
     x32, w32, y32 = x.astype(np.float32), w.astype(np.float32), np.empty((1, w.shape[1]), np.float32)
     found: dict[str, Callable[[], object]] = {"numpy.matmul(float32, out=)": lambda: np.matmul(x32, w32, out=y32)}
     try:
         import torch
 
-        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        device = "mps" if torch.backends.mps.is_available() else "cuda" if on == "cuda" and torch.cuda.is_available() else "cpu"
         tx, tw = torch.from_numpy(x).to(device), torch.from_numpy(w).to(device)
         ty = torch.empty((1, w.shape[1]), dtype=torch.float16, device=device)
-        wait = torch.mps.synchronize if device == "mps" else lambda: None
+        wait = getattr(torch, device).synchronize
         found[f"torch.matmul(float16, out=) {device}"] = lambda: (torch.matmul(tx, tw, out=ty), wait())
     except ImportError:
         pass
@@ -96,7 +96,7 @@ def us(values: list[float]) -> float:
 def single_calls(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int) -> None:
     dx, dw, dy, y = dev.array(x), dev.array(w), dev.empty((1, w.shape[1])), np.empty((1, w.shape[1]), np.float16)
     prepared = dev.prepare(variant, dx, dw, out=dy)
-    others = peers(x, w)
+    others = peers(x, w, dev.name)
     calls: dict[str, Callable[[], object]] = {
         "prepared()": prepared,
         "matmul(device arrays, out=)": lambda: metalmm.matmul(variant, dx, dw, out=dy),
