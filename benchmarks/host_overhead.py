@@ -120,7 +120,7 @@ def single_calls(dev: metalmm.Device, variant: str, x: Any, w: Any, rounds: int)
         host = "" if name in others else f"{us(s) - kernel:9.3f}"
         print(f"{name:42s}{us(s):9.3f}{host}")
     if "allocations" in steady:  # of all the calls above, most of which wrote a result of their own
-        made, moved = (dev.counters[key] - steady[key] for key in ("allocations", "residency_calls"))
+        made, moved = (dev.counters.get(key, 0) - steady.get(key, 0) for key in ("allocations", "residency_calls"))
         print(f"buffers allocated in these calls {made}, calls of the residency set {moved}")
 
 
