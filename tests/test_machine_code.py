@@ -81,3 +81,38 @@ def test_loads_are_as_wide_as_the_kernel_says() -> None:
     ptx = ptx.partition(".entry")[2]
     assert ptx.count("ld.global.v4.u32") + ptx.count("ld.global.v2.u64") == 12  # 8 of B, 4 of A
     assert "st.local" not in ptx and "ld.local" not in ptx
+
+
+ARGS = "device half* h [[buffer(0)]], device float* f [[buffer(1)]], device int* n [[buffer(2)]], uint i [[thread_position_in_grid]]"
+BODIES = {
+    "half to others": "int x = h[0]; uint u; u = h[1]; bool b = h[2]; n[0] = h[3]; n[1] = x + u + b; f[0] = n[0] ? h[0] : 1.0f;",
+    "half beside float": "f[0] = max(h[0], f[0]); f[1] = clamp(h[0], 0.0f, 1.0f); h[1] = fma(h[0], f[0], h[2]); h[2] = max(h[0], 0);",
+    "constant infinity": "constexpr half a = numeric_limits<half>::infinity(); constexpr float b = -INFINITY, c = NAN; h[0] = a; f[0] = b + c;",
+    "volatile": "volatile half x = h[0]; half y = x; x = y; volatile device half* p = h; p[2] = p[3];",
+    "comma in an arm": "int q = 0; f[0] = n[0] ? q++, h[0] : f[1];",
+    "arms beside an undecided one": "n[0] ? void(n[1]++) : void(n[1]--);\ndevice half* p = n[0] ? h + 1 : 0;\nf[0] = n[0] ? *p : 1.0f;",
+    "declared conditions": "int q = 3; while (int z = q--) { f[q] = z; } for (int k = 0; bool go = k < 3; k++) { f[k] = go; }",
+    "lambda in a loop's head": "for (int q = [&] { int z = 1; return z; }(); q < 3; q++) f[q] = 1;"
+    " for (auto z : [&] { array<float, 3> a = {1, 2, 3}; return a; }()) f[0] += z;",
+    "a reference to elements": "simdgroup_half8x8 a(1.0h), d(0.0h); thread auto& e = a.thread_elements(); e[0] = h[i];"
+    " simdgroup_multiply_accumulate(d, a, a, d); if (i < 5) h[i] = d.thread_elements()[0];",
+}
+PROGRAMS = {
+    "vectors in constant memory": "constant float4 a[2] = {float4(1, 2, 3, 4), float4(5)}; constant half2 b[] = {{1, 2}, {3, 4}};\n"
+    "constant float4x4 c = float4x4(float4(1), float4(2), float4(3), float4(4)); constant float d = -INFINITY; constant float3 e = -float3(1, 2, 3);\n"
+    "template <class T> struct L { static constexpr constant T least = -numeric_limits<T>::infinity(); };\n"
+    f"kernel void k({ARGS}) {{ f[i] = a[i & 1].x + b[i & 1].y + c[i & 3].x + d + e.x + L<half>::least; }}",
+    "ggml's structs": "typedef struct { half d; uchar qs[16]; } block;\n"
+    "kernel void k(device block* x [[buffer(0)]], device float* f [[buffer(1)]]) { f[0] = x->d * x->qs[0] - 8.h * x->d; }",
+    "names of CUDA's": "struct dim3 { int x; }; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
+    f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + lrint(f[0]) + rcbrt(2) + d.x; }}",
+    "constexpr loop": "constexpr int fact(int q) { int r = 1; for (int i = 2; i <= q; i++) r *= i; return r; }\n"
+    f'kernel void k({ARGS}) {{ float a[fact(3)]; a[0] = f[1]; f[0] = a[0]; static_assert(fact(3) == 6, ""); }}',
+}
+ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES.items()}, **PROGRAMS}
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
+    assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")

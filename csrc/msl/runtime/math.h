@@ -21,6 +21,15 @@ template <class A, class B, bool VA = is_vector<A>, bool VB = is_vector<B>> stru
 template <class A, class B> struct common<A, B, false, true> { using type = value_t<B>; };
 template <class A, class B> struct common<A, B, false, false> { using type = decltype(true ? A() : B()); };
 template <class A> struct common<A, A, false, false> { using type = A; };
+#ifdef __CUDACC__  // where half is a class, ?: cannot say
+template <> struct common<half, float, false, false> { using type = float; };
+template <> struct common<float, half, false, false> { using type = float; };
+template <> struct common<half, double, false, false> { using type = double; };
+template <> struct common<double, half, false, false> { using type = double; };
+template <class B> struct common<half, B, false, false> { using type = typename conditional<is_same<B, bfloat>::value, bfloat, half>::type; };
+template <class A> struct common<A, half, false, false> { using type = typename conditional<is_same<A, bfloat>::value, bfloat, half>::type; };
+template <> struct common<half, half, false, false> { using type = half; };
+#endif
 template <class A, class B> using common_t = typename common<A, B>::type;
 template <class T> using not_void = enable_if_t<!is_same<T, void>::value, T>;
 

@@ -235,6 +235,17 @@ template <class T, int N> struct pick_native {
 // Components, swizzles and the native vector share storage. No alignment over 16 bytes: that is what NumPy gives.
 // Aligned storage is a vector's, the other a packed vector's.
 template <class T, int N, bool Aligned> struct storage;
+// In constant memory of a GPU stands what the compiler computes: there vectors are constexpr, which takes a first value for each element.
+struct Zeros {};
+#ifdef __CUDACC__
+#define METALMM_CONSTEXPR constexpr
+#define METALMM_ZEROED : storage<T, N, true>(Zeros{})
+#define METALMM_EMPTY (T(0))
+#else
+#define METALMM_CONSTEXPR
+#define METALMM_ZEROED
+#define METALMM_EMPTY
+#endif
 #define METALMM_STORAGE(N, ALIGNED, ALIGN, NATIVE, XYZW, RGBA, ...)    \
   template <class T> struct ALIGN storage<T, N, ALIGNED> {              \
     union {                                                            \
@@ -244,6 +255,8 @@ template <class T, int N, bool Aligned> struct storage;
       struct { T RGBA; };                                              \
       __VA_ARGS__                                                      \
     }; \
+    storage() = default;                                               \
+    constexpr explicit storage(Zeros) : e{} {}                         \
   };
 #define METALMM_BARE(...) __VA_ARGS__
 #define METALMM_BOTH(N, SIZE, XYZW, RGBA, ...)                                                        \
@@ -272,7 +285,7 @@ template <class T, int N> struct vec : storage<T, N, true> {
   vec() = default;
   vec(const vec&) = default;
   vec& operator=(const vec&) = default;
-  template <class U, class = scalar_only<U>> METALMM_INLINE vec(U s) {
+  template <class U, class = scalar_only<U>> METALMM_INLINE METALMM_CONSTEXPR vec(U s) METALMM_ZEROED {
     for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(s);
   }
   template <class U> METALMM_INLINE explicit vec(const vec<U, N>& u);
@@ -286,25 +299,25 @@ template <class T, int N> struct vec : storage<T, N, true> {
     T value;
     template <class U, class = scalar_only<U>> METALMM_INLINE constexpr Item(U u) : value(static_cast<T>(u)) {}
   };
-  METALMM_INLINE vec(std::initializer_list<Item> items) {
+  METALMM_INLINE METALMM_CONSTEXPR vec(std::initializer_list<Item> items) METALMM_ZEROED {
     if (items.size() > N) __builtin_trap();
     for (int i = 0; i < N; i++) this->e[i] = i < static_cast<int>(items.size()) ? items.begin()[i].value : T(0);
   }
   template <class A, class B, class... R,
             class = enable_if_t<width_of<A> + width_of<B> + (0 + ... + width_of<R>) == N>>
-  METALMM_INLINE vec(const A& a, const B& b, const R&... rest) {
+  METALMM_INLINE METALMM_CONSTEXPR vec(const A& a, const B& b, const R&... rest) METALMM_ZEROED {
     int i = 0;
     put(i, a);
     put(i, b);
     (put(i, rest), ...);
   }
-  METALMM_INLINE T& operator[](int i) { return this->e[i]; }
-  METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
+  METALMM_INLINE METALMM_CONSTEXPR T& operator[](int i) { return this->e[i]; }
+  METALMM_INLINE METALMM_CONSTEXPR const T& operator[](int i) const { return this->e[i]; }
   METALMM_INLINE vec& metalmm_value() { return *this; }
   METALMM_INLINE const vec& metalmm_value() const { return *this; }
 
   METALMM_INLINE vec operator+() const { return *this; }
-  METALMM_INLINE vec operator-() const { return map(*this, [](T a) { return static_cast<T>(-a); }); }
+  METALMM_INLINE METALMM_CONSTEXPR vec operator-() const { return map(*this, [](T a) { return static_cast<T>(-a); }); }
   METALMM_INLINE vec operator~() const { return map(*this, [](T a) { return static_cast<T>(~a); }); }
   METALMM_INLINE vec<bool, N> operator!() const { return vec<bool, N>::map(*this, [](T a) { return !a; }); }
   METALMM_INLINE vec& operator++() { return *this = *this + T(1); }
@@ -321,8 +334,8 @@ template <class T, int N> struct vec : storage<T, N, true> {
   }
 
   // f over the components of vectors of this width.
-  template <class A, class F> static METALMM_INLINE vec map(const A& a, F f) {
-    vec r;
+  template <class A, class F> static METALMM_INLINE METALMM_CONSTEXPR vec map(const A& a, F f) {
+    vec r METALMM_EMPTY;
     for (int i = 0; i < N; i++) r.e[i] = f(a.e[i]);
     return r;
   }
@@ -372,7 +385,7 @@ template <class T, int N> struct vec : storage<T, N, true> {
 #undef METALMM_RELATION
 
  private:
-  template <class A> METALMM_INLINE void put(int& i, const A& a) {
+  template <class A> METALMM_INLINE METALMM_CONSTEXPR void put(int& i, const A& a) {
     if constexpr (is_scalar<A>::value) {
       this->e[i++] = static_cast<T>(a);
     } else {
@@ -454,7 +467,7 @@ template <class T, int C, int R> struct matrix {
       for (int r = 0; r < R; r++) columns[c][r] = c == r ? diagonal : T(0);
   }
   template <class... V, class = enable_if_t<sizeof...(V) == C && (C > 1)>>
-  matrix(const V&... v) : columns{vec<T, R>(v)...} {}
+  METALMM_CONSTEXPR matrix(const V&... v) : columns{vec<T, R>(v)...} {}
   template <class U> METALMM_INLINE explicit matrix(const matrix<U, C, R>& m) {
 #if defined(__clang__) || defined(__F16C__)
     // Eight at once, where they lie side by side: half4x4 is how MSL says 16 neighbours.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -33,6 +34,7 @@ class Options(TypedDict, total=False):
     ahead: int | None
 
 
+_AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.MULTILINE)
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
@@ -126,15 +128,20 @@ def build(
     def compile_to(target: Path) -> None:
         text = source.text if source.is_preprocessed else compiler.preprocess(source.text, source.name, for_metal=True)
 
-        def lowered(choose: bool) -> str:
-            return cxx.lower(text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, choose=choose)
-
-        try:
-            code = nvcc.cubin(lowered(False), source.name, given)
-        except CompileError as error:
-            if 'ambiguous "?" operation' not in str(error):
-                raise
-            code = nvcc.cubin(lowered(True), source.name, given)
+        places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
+        for _ in range(16):
+            lowered = cxx.lower(text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, choose=places)
+            try:
+                code = nvcc.cubin(lowered, source.name, [*given, *extra])
+                break
+            except CompileError as error:
+                found = {f"{file}:{line}" for file, line in _AMBIGUOUS.findall(str(error))} - places
+                if not found and (extra or 'conversion function from "half" to' not in str(error)):
+                    raise
+                places |= found
+                extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
+        else:
+            raise CompileError("NVRTC cannot decide more than 16 conditionals of half and another type, one after another")
         target.write_bytes(code)
 
     try:

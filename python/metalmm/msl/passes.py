@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -359,19 +359,20 @@ class Passes:
             elif is_float and text[-1] not in "fl":
                 token.text += "f"
 
-    def conditionals(self) -> None:
-        """`c ? a : b` of a half and a float, which C++ cannot decide where half is a class: both become what they have in common."""
+    def conditionals(self, places: Collection[str]) -> None:
+        """`c ? a : b` of a half and a float, which C++ cannot decide where half is a class: both become what they have in common. places:
+        file:line of those that a compiler did not decide; others may have arms that this would break."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 1, -1, -1):  # inner ones first
-            if tokens[i].text != "?":
+            if tokens[i].text != "?" or self.source.place(i) not in places:
                 continue
             colon = self._arm_end(i + 1, ":")
             end = self._arm_end(colon + 1, "")
             first, second = self.program.join((i + 1, colon)), self.program.join((colon + 1, end))
             self.source.blank(i + 1, colon)
             self.source.blank(colon + 1, end)
-            tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>({first})"
-            tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>({second})"
+            tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>(({first}))"
+            tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
 
     def _arm_end(self, i: int, ends: str) -> int:
         """Past an arm of a conditional that begins at i: at its ':', or where the whole expression ends."""
@@ -398,16 +399,58 @@ class Passes:
             if token.kind != "name" or token.text not in ("for", "while") or tokens[i + 1].text != "(":
                 continue
             close = self.source.matching(i + 1)
+            ends = [i + 1, *self._top_level(i + 2, close, ";"), close]
             if token.text == "while":
+                if self._declares(i + 2, close):
+                    self._stop_declared(i + 1, close, "for (; ::metalmm::msl::goes_on();")
+                    continue
                 tokens[i + 1].text = "(::metalmm::msl::goes_on() && ("
                 tokens[close].text = "))"
                 continue
-            first = next((j for j in range(i + 2, close) if tokens[j].text == ";"), None)
-            second = first and next((j for j in range(first + 1, close) if tokens[j].text == ";"), None)
-            if first and second:  # the condition may be empty, or a declaration is none: not of a range
+            if len(ends) == 4:  # the condition may be empty, or a declaration is none: not of a range
+                first, second = ends[1:3]
+                if self._declares(first + 1, second):
+                    self._stop_declared(first, second, "")
+                    continue
                 condition = second > first + 1
                 tokens[first].text = "; ::metalmm::msl::goes_on()" + (" && (" if condition else "")
                 tokens[second].text = (")" if condition else "") + ";"
+
+    def _top_level(self, i: int, end: int, text: str) -> list[int]:
+        """Where `text` stands in tokens i to end, outside of brackets."""
+        found, tokens = list[int](), self.source.tokens
+        while i < end:
+            if tokens[i].text == text:
+                found.append(i)
+            i = self.source.matching(i) + 1 if tokens[i].text in OPEN else i + 1
+        return found
+
+    def _declares(self, i: int, end: int) -> bool:
+        """Whether a condition declares what it asks: `T x = f()`."""
+        tokens = self.source.tokens
+        equals = next(iter(self._top_level(i, end, "=")), None)
+        return (
+            equals is not None
+            and equals - i >= 2
+            and tokens[i].kind == tokens[equals - 1].kind == "name"
+            and (tokens[equals - 2].kind == "name" or tokens[equals - 2].text in ("*", "&", ">"))
+            and tokens[equals + 1].text != "="
+        )
+
+    def _stop_declared(self, first: int, last: int, head: str) -> None:
+        """`while (T x = f()) {…}` and `for (…; T x = f(); …) {…}`, whose condition takes no `&&`: the declaration moves into an `if`."""
+        tokens = self.source.tokens
+        close = last if head else next(j for j in range(last, len(tokens)) if tokens[j].text == ")" and self.source.opening(j) < first)
+        if tokens[close + 1].text != "{":
+            raise self.source.fail(first, "a loop over a declaration whose body has no braces, under a timeout")
+        declaration = self.program.join((first + 1, last))
+        self.source.blank(first + 1, last)
+        if head:
+            tokens[first - 1].text, tokens[first].text = "", head
+        else:
+            tokens[first].text = "; ::metalmm::msl::goes_on()"
+        tokens[close].text += f" if ({declaration})"
+        tokens[self.source.matching(close + 1)].text += " else break;"
 
     def pragmas(self, compiler: str) -> None:
         full = {"gcc": "#pragma GCC unroll 32", "clang": "#pragma clang loop unroll(full)", "nvrtc": "#pragma unroll"}[compiler]

@@ -147,7 +147,7 @@ class MetalRules:
             elif text == "{":  # a class or enumeration, and perhaps a variable after it
                 if not set(words) & {"struct", "class", "union", "enum"}:
                     break
-                words, i = [*(w for w in words if w in ("constant", "threadgroup", "extern")), "auto"], self.source.matching(i)
+                words, i = [*(w for w in words if w in ("constant", "threadgroup", "extern", "typedef")), "auto"], self.source.matching(i)
             elif text == "(" and tokens[i + 1].text == "*":  # a pointer to a function
                 words += ["*", *(t.text for t in tokens[i + 2 : self.source.matching(i)])]
                 break

@@ -4,8 +4,9 @@
 
 #define __builtin_memcpy memcpy
 #define __builtin_trap __trap
-#define __builtin_inff() __int_as_float(0x7f800000)
-#define __builtin_nanf(text) __int_as_float(0x7fc00000)
+// As constexpr as the compilers' own: kernels have numeric_limits<T>::infinity() and INFINITY in constants.
+#define __builtin_inff() __builtin_bit_cast(float, 0x7f800000)
+#define __builtin_nanf(text) __builtin_bit_cast(float, 0x7fc00000)
 #define __builtin_expect(value, likely) (value)
 #define __builtin_prefetch(...) static_cast<void>(0)
 
@@ -174,18 +175,26 @@ template <class T> using if_whole = typename enable_if<is_whole<T>>::type;
 
 // NVRTC has no such type of its own. Every operation rounds to binary16: through float, whose 24 bits make a second rounding harmless
 // for + - * /.
+#ifdef METALMM_HALF_CONVERTS  // where a program asks for it, and lowering has decided its ?: (Passes.conditionals)
+#define METALMM_HALF_EXPLICIT
+#else
+#define METALMM_HALF_EXPLICIT explicit
+#endif
 struct half {
   unsigned short bits;
   half() = default;
   constexpr half(float x) : bits(metalmm::cuda::float_to_half(x)) {}
   constexpr half(double x) : half(static_cast<float>(x)) {}
   template <class T, class = metalmm::cuda::if_whole<T>> constexpr half(T x) : half(static_cast<float>(x)) {}
+  // Templates, so that copies stay trivial.
+  template <class H, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<H, half>>::type> half(const volatile H& h) : bits(h.bits) {}
+  template <class H, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<H, half>>::type> void operator=(const volatile H& h) volatile { bits = h.bits; }
   // To a float alone where nobody asks: see bfloat.
   template <class F, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<F, float>>::type> constexpr operator F() const {
     return metalmm::cuda::half_to_float(bits);
   }
   template <class T, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_whole<T> || metalmm::cuda::is_same<T, double>>::type, class = void>
-  constexpr explicit operator T() const {
+  constexpr METALMM_HALF_EXPLICIT operator T() const {
     return static_cast<T>(metalmm::cuda::half_to_float(bits));
   }
   constexpr half operator-() const { return -metalmm::cuda::half_to_float(bits); }
@@ -359,3 +368,28 @@ METALMM_HALF_RELATION(>=)
 #define clock metalmm_clock
 #define clock64 metalmm_clock64
 #define fdividef metalmm_fdividef
+#define j0 metalmm_j0
+#define j1 metalmm_j1
+#define jn metalmm_jn
+#define y0 metalmm_y0
+#define y1 metalmm_y1
+#define yn metalmm_yn
+#define rcbrt metalmm_rcbrt
+#define fdivide metalmm_fdivide
+#define llrint metalmm_llrint
+#define lrint metalmm_lrint
+#define llround metalmm_llround
+#define lround metalmm_lround
+#define ilogbf metalmm_ilogbf
+#define labs metalmm_labs
+#define llabs metalmm_llabs
+#define ballot metalmm_ballot
+#define malloc metalmm_malloc
+#define free metalmm_free
+#define dim3 metalmm_dim3
+#define clock_t metalmm_clock_t
+#define va_list metalmm_va_list
+#define cudaError_t metalmm_cudaError_t
+#define cudaStream_t metalmm_cudaStream_t
+#define cudaExtent metalmm_cudaExtent
+#undef assert

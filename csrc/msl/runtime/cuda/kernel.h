@@ -118,6 +118,8 @@ METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
   if constexpr ((is_same<T, half>::value || is_same<T, bfloat>::value || is_same<T, float>::value) && is_float<O>::value &&
                 !is_same<T, O>::value)
     return static_cast<float>(a);
+  else if constexpr (is_scalar<T>::value && !is_float<T>::value && is_same<O, half>::value)  // an integer beside a half is a half
+    return half(a);
   else
     return static_cast<A&&>(a);
 }
@@ -159,7 +161,8 @@ struct Argument<T&> {
 #ifdef METALMM_STOPS
 extern "C" __device__ volatile u32 metalmm_stop;
 __device__ volatile u32 metalmm_stop = 0;
-METALMM_INLINE bool goes_on() { return !metalmm_stop; }
+// A loop of a constexpr function is asked by the compiler, too.
+METALMM_INLINE constexpr bool goes_on() { return __builtin_is_constant_evaluated() || !metalmm_stop; }
 #endif
 
 // What the kernel is called with.

@@ -1,5 +1,5 @@
 // simdgroup_matrix on tensor cores. mma.m16n8k8 keeps rows of A and D over lanes as (lane / 4, 2 * (lane % 4)), Metal as row() and
-// column() of simd.h say: a permutation of lanes, made only where a kernel asks for its thread_elements().
+// column() of matrix.h say: a permutation of lanes, made where it is needed.
 #pragma once
 
 namespace metalmm::msl::library {
@@ -9,9 +9,10 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   using storage_type = vec<T, 2>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) fragment()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) own()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
   }
-  // In Metal's order; the kernel may write to it.
+#ifdef METALMM_CONVERGED
+  // In the tensor core's order, but where the kernel asks for Metal's, which it may write to, until the next product.
   storage_type& thread_elements() {
     order(true);
     return elements_;
@@ -20,34 +21,51 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
     order(true);
     return elements_;
   }
-  // In the tensor core's.
-  storage_type& fragment() {
+  storage_type& own() {
     is_metal_ = false;
     return elements_;
   }
+  const storage_type& own() const { return fragment(); }
   const storage_type& fragment() const {
     order(false);
     return elements_;
   }
+  void set_fragment(storage_type v) { own() = v; }
   static METALMM_INLINE uint row() { return simd_lane() / 4; }
   static METALMM_INLINE uint column() { return simd_lane() % 4 * 2; }
+#else
+  // In Metal's: a reference to thread_elements() may outlive a product, and lanes may ask for them that have parted from others.
+  storage_type& thread_elements() { return elements_; }
+  const storage_type& thread_elements() const { return elements_; }
+  storage_type& own() { return elements_; }
+  const storage_type& own() const { return elements_; }
+  storage_type fragment() const { return ordered(elements_, false); }
+  void set_fragment(storage_type v) { elements_ = ordered(v, true); }
+  static METALMM_INLINE uint row() { return (simd_lane() / 4 & 4) + simd_lane() / 2 % 4; }
+  static METALMM_INLINE uint column() { return (simd_lane() / 4 & 2) * 2 + simd_lane() % 2 * 2; }
+#endif
 
  private:
-  METALMM_INLINE void order(bool metal) const {
-    if (is_metal_ == metal) return;  // known where the code is unrolled
+  static METALMM_INLINE storage_type ordered(storage_type elements, bool metal) {
     uint lane = simd_lane();
     uint row = metal ? (lane / 4 & 4) + lane / 2 % 4 : lane / 4, column = metal ? (lane / 4 & 2) * 2 + lane % 2 * 2 : lane % 4 * 2;
     uint source = metal ? row * 4 + column / 2 : (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + (column / 2 & 1);
-    elements_ = metalmm::fiber::shuffle(metalmm::fiber::active(), elements_, source);
+    return metalmm::fiber::shuffle(metalmm::fiber::active(), elements, source);
+  }
+#ifdef METALMM_CONVERGED
+  METALMM_INLINE void order(bool metal) const {
+    if (is_metal_ == metal) return;  // known where the code is unrolled
+    elements_ = ordered(elements_, metal);
     is_metal_ = metal;
   }
-  mutable storage_type elements_;
   mutable bool is_metal_ = false;
+#endif
+  mutable storage_type elements_;
 };
 
 template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, Cols, Rows> m;
-  m.fragment() = vec<T, 2>(value);
+  m.own() = vec<T, 2>(value);
   return m;
 }
 
@@ -56,27 +74,30 @@ METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, u
   ulong row = d.row(), column = d.column();
   ulong step = transpose ? elements_per_row : 1;
   const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.fragment() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+  d.own() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
 }
 template <class T, int C, int R, class U>
 METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
   ulong row = a.row(), column = a.column();
   ulong step = transpose ? elements_per_row : 1;
   U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  p[0] = static_cast<U>(a.fragment()[0]);
-  p[step] = static_cast<U>(a.fragment()[1]);
+  p[0] = static_cast<U>(a.own()[0]);
+  p[step] = static_cast<U>(a.own()[1]);
 }
 
 template <class D, class A, class B, class C>
 METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
                                                   const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
   (void)site;
-  float x = static_cast<float>(c.fragment()[0]), y = static_cast<float>(c.fragment()[1]);
+  vec<A, 2> left = a.fragment();
+  vec<B, 2> right = b.fragment();
+  vec<C, 2> sum = c.fragment();
+  float x = static_cast<float>(sum[0]), y = static_cast<float>(sum[1]);
   if constexpr (is_same<A, B>::value && sizeof(A) == 2) {
     uint rows, columns, zero = 0;
     float unused = 0, also = 0;
-    memcpy(&rows, &a.fragment(), 4);
-    memcpy(&columns, &b.fragment(), 4);
+    memcpy(&rows, &left, 4);
+    memcpy(&columns, &right, 4);
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
     if constexpr (is_same<A, half>::value)
       asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
@@ -86,16 +107,14 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
                    : "+f"(x), "+f"(y), "+f"(unused), "+f"(also) : "r"(rows), "r"(zero), "r"(columns));
   } else {  // tensor cores would round float to 11 bits
     uint mask = metalmm::fiber::active(), lane = simd_lane();
-    float left[2] = {static_cast<float>(a.fragment()[0]), static_cast<float>(a.fragment()[1])};
-    float right[2] = {static_cast<float>(b.fragment()[0]), static_cast<float>(b.fragment()[1])};
 #pragma unroll
     for (uint k = 0; k < 8; k++) {
-      float p = __shfl_sync(mask, left[k % 2], static_cast<int>(lane / 4 * 4 + k / 2));
-      x += p * __shfl_sync(mask, right[0], static_cast<int>(4 * k + lane % 4));
-      y += p * __shfl_sync(mask, right[1], static_cast<int>(4 * k + lane % 4));
+      float p = __shfl_sync(mask, static_cast<float>(left[static_cast<int>(k % 2)]), static_cast<int>(lane / 4 * 4 + k / 2));
+      x += p * __shfl_sync(mask, static_cast<float>(right[0]), static_cast<int>(4 * k + lane % 4));
+      y += p * __shfl_sync(mask, static_cast<float>(right[1]), static_cast<int>(4 * k + lane % 4));
     }
   }
-  d.fragment() = vec<D, 2>(static_cast<D>(x), static_cast<D>(y));
+  d.set_fragment(vec<D, 2>(static_cast<D>(x), static_cast<D>(y)));
 }
 
 }  // namespace metalmm::msl::library

@@ -8,7 +8,7 @@ refused: a missed ``threadgroup`` would silently become a variable of each threa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..passes import Passes
 from ..program import Declaration, Program
@@ -47,7 +47,7 @@ class CpuTarget:
         compiler: str = "gcc",
         *,
         stops: bool = False,
-        choose: bool = False,
+        choose: Collection[str] = (),
     ) -> str:
         """C++ for one kernel. stops: its loops look whether they shall; choose: see Passes.conditionals."""
         instance = self.program.instance(kernel)
@@ -80,7 +80,7 @@ class CpuTarget:
         self.passes.literals()
         self.passes.pragmas(compiler)
         if choose:
-            self.passes.conditionals()
+            self.passes.conditionals(choose)
         if stops:
             self.passes.stops()
         # From the global namespace: a kernel may have the name of something in metal.
@@ -284,7 +284,7 @@ def lower(
     name: str = "<source>",
     compiler: str = "gcc",
     stops: bool = False,
-    choose: bool = False,
+    choose: Collection[str] = (),
 ) -> str:
     """C++ for the kernel `kernel` of the preprocessed MSL `text`; compiler: gcc, clang, or nvrtc for CUDA C++.
 
