@@ -716,6 +716,28 @@ def test_submissions_run_in_their_order(in_time: int, device: metalmm.Device, li
 
 
 @needs_fake
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("third", [("h", "z"), ("z", "x")])
+def test_nothing_runs_beside_one_that_waits_for_what_it_shares(third: tuple[str, str], recorded: bool, device: metalmm.Device) -> None:
+    """x to h, h to y: that waits. The third shares nothing with the second, but with the first, which may still run."""
+    copies = device.compile(
+        HEAD + "kernel void k(device const float* x, device float* y, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }"
+    )
+    arrays = {name: device.array(np.full(8, i, np.float32)) for i, name in enumerate("xhyz")}
+    batch = device.batch()
+    for source, target in (("x", "h"), ("h", "y"), third):
+        copies.kernel("k")(arrays[source], arrays[target], threads=8, threadgroup=8, batch=batch)
+    if recorded:
+        recording = batch.record()
+        recording.replay()
+        recording.wait()
+    else:
+        batch.submit()
+        batch.wait()
+    assert FAKE.take_violations() == []
+
+
+@needs_fake
 def test_each_dispatch_can_be_timed(device: metalmm.Device, like: Callable[..., None]) -> None:
     like(kernel_us=3000)
     step, y = device.compile(STEP).kernel("step"), device.array(np.zeros(8, np.float32))
@@ -915,17 +937,21 @@ def test_what_was_in_flight_when_the_context_was_lost(other: metalmm.Device, lik
     first, second, third = (batch_of_steps(other, y, 1) for _ in range(3))
     FAKE.inject("kernel", code=FAILED)
     first.submit()
-    second.submit()
-    with contextlib.suppress(metalmm.KernelError):  # the driver may tell it already
-        third.submit()
+    submitted = []
+    with contextlib.suppress(metalmm.KernelError, metalmm.DeviceError), warnings.catch_warnings():  # the driver may tell it already
+        warnings.simplefilter("ignore")  # of the first, which nobody has waited for
+        for batch in (second, third):
+            batch.submit()
+            submitted.append(batch)
     with pytest.raises(metalmm.KernelError, match="kernel 'step'"):
         first.wait()
-    with pytest.raises(metalmm.KernelError):
-        second.wait()
+    if second in submitted:
+        with pytest.raises(metalmm.KernelError):
+            second.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the third, which nobody waits for
         other.close()
-        del first, second, third
+        del first, second, third, batch, submitted
         gc.collect()
 
 
@@ -985,6 +1011,59 @@ with metalmm.Device("cuda", timeout=0.2) as device:
     command = [sys.executable, str(ROOT / "tests" / "on_fake_cuda.py"), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     assert done.returncode == 0, done.stderr
+
+
+@needs_fake
+@pytest.mark.parametrize("before", [False, True])
+def test_a_kernel_that_writes_numpy_memory_is_stopped_too(before: bool, tmp_path: Path) -> None:
+    """The copy back blocks in the driver. before: so does one behind a submission that nobody waited for."""
+    source = HEAD + "kernel void endless(device volatile uint* y) { while (y[1] == 0) y[0]++; }"
+    script = tmp_path / "s.py"
+    script.write_text(f"""
+import metalmm, numpy as np, pytest, warnings
+warnings.simplefilter("ignore")
+with metalmm.Device("cuda", timeout=0.2) as device:
+    kernel, y = device.compile({source!r}).kernel("endless"), np.array([0, {int(before)}], np.uint32)
+    if {before}:
+        batch = device.batch()
+        kernel(device.array(np.zeros(2, np.uint32)), grid=1, threadgroup=1, batch=batch)
+        batch.submit()
+        kernel(y, grid=1, threadgroup=1)
+        with pytest.raises(metalmm.KernelError, match="its timeout"):
+            batch.wait()
+    else:
+        with pytest.raises(metalmm.KernelError, match="its timeout"):
+            kernel(y, grid=1, threadgroup=1)
+""")
+    command = [sys.executable, str(ROOT / "tests" / "on_fake_cuda.py"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, env={**os.environ, "METALMM_FAKE": "in_time=1"})
+    assert done.returncode == 0, done.stderr
+
+
+@needs_fake
+def test_two_threads_wait_for_what_a_timeout_ends(like: Callable[..., None]) -> None:
+    like(in_time=1)
+    source = HEAD + "kernel void k(device volatile uint* y, constant uint& n) { for (uint i = 0; i < n; i++) y[0] = i; y[1] = 7; }"
+    with metalmm.Device("cuda", timeout=0.05) as device:
+        kernel, y = device.compile(source).kernel("k"), device.array(np.zeros(2, np.uint32))
+
+        def wait(batch: metalmm.Batch) -> None:
+            with contextlib.suppress(metalmm.KernelError):
+                batch.wait()
+
+        for _ in range(3):
+            batch = device.batch()
+            for n in [2**32 - 1, *[1] * 2000]:
+                kernel(y, np.uint32(n), grid=1, threadgroup=1, batch=batch)
+            batch.submit()
+            threads = [threading.Thread(target=wait, args=(batch,)) for _ in range(3)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            y.write(np.zeros(2, np.uint32))
+            kernel(y, np.uint32(10), grid=1, threadgroup=1)
+            assert y.numpy().tolist() == [9, 7]
 
 
 @needs_fake
@@ -1137,6 +1216,24 @@ def test_a_child_of_fork_is_told_and_the_parent_goes_on(device: metalmm.Device) 
     batch.wait()
     assert y.numpy()[0] == 1
     computes(device)
+
+
+@needs_fake
+def test_a_child_of_fork_lets_go_of_arrays_while_a_thread_of_the_parent_uses_the_pool(device: metalmm.Device) -> None:
+    """Out of memory, the pool gives back one after another all that lies idle, for long enough that the fork falls within."""
+    step = device.compile(STEP).kernel("step")
+    step(np.zeros(8, np.float32), threads=8, threadgroup=8)
+    idle = [device.empty((16,)) for _ in range(8000)]
+    own = [device.empty((16,))]
+    del idle
+    FAKE.inject("allocate", 1, OUT_OF_MEMORY)
+    thread = threading.Thread(target=lambda: step(np.zeros(1 << 21, np.float32), threads=8, threadgroup=8))
+    thread.start()
+    time.sleep(0.004)
+    try:
+        assert child(own.clear) == 0
+    finally:
+        thread.join()
 
 
 class OfAnother:

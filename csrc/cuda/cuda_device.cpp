@@ -263,6 +263,10 @@ CudaDevice::~CudaDevice() {
   driver().stream_destroy(stop_stream_);
 }
 
+void CudaDevice::hold_for_fork(bool hold) {
+  for (std::mutex* m : {&pool_->lock_for_fork(), &events_->lock_for_fork()}) hold ? m->lock() : m->unlock();
+}
+
 void CudaDevice::check_here() const {
   if (forked_)
     throw Error(ErrorKind::device,
@@ -344,10 +348,12 @@ Span CudaDevice::largest_read(const Dispatch& d) const {
   return largest.end - largest.begin <= options_.ahead ? largest : Span{0, 0};
 }
 
-template <class After>
-void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, After&& after) {
+template <class Settle, class After>
+void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle,
+                            After&& after) {
   std::vector<Span> reads(work.size() + 1);
   if (options_.overlap && options_.ahead) work.for_each([&](size_t i, const Dispatch& d) { reads[i] = largest_read(d); });
+  std::vector<uint8_t> beside(work.size() + 1);
   Hazards hazards;
   bool is_first = true;
   work.for_each([&](size_t i, const Dispatch& d) {
@@ -360,15 +366,19 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
       on_device &= b.native() != nullptr;
     }
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
-    bool beside = !hazards.next() && on_device && !is_first && options_.overlap && !in_order;
-    is_first = !on_device;                              // copies stand between it and the next
+    beside[i] = !hazards.next() && on_device && !is_first && options_.overlap && !in_order;
+    is_first = !on_device;  // copies stand between it and the next
+  });
+  work.for_each([&](size_t i, const Dispatch& d) {
     bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
-    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], beside);
+    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], beside[i], beside[i + 1], settle);
     after();
   });
 }
 
-void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside) {
+template <class Settle>
+void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
+                        Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
@@ -396,6 +406,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
     }
     copies.push_back(c);
   }
+  if (!copies.empty()) settle();
   for (Copied& c : copies) {
     size_t size = static_cast<size_t>(c.end - c.begin);
     kept.emplace_back(pool_, size + 256);
@@ -445,7 +456,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   }
   auto* head = reinterpret_cast<LaunchHead*>(block);
   auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
-  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, beside, {}};
+  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, beside, late, {}};
   uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
   if (size_t bytes = next.end - next.begin; bytes >= kLeastAhead) {
     size_t share = std::max<size_t>(bytes / groups / 128 * 128, 2048);
@@ -473,6 +484,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
         home_->check(cu.launch(&config, pipeline.function, nullptr, extra), ("launching kernel '" + pipeline.name + "'").c_str());
       }
+  if (!copies.empty()) settle();
   for (const Copied& c : copies)
     if (c.written)
       home_->check(cu.copy_out(const_cast<uint8_t*>(c.begin), c.address, static_cast<size_t>(c.end - c.begin), stream),
@@ -491,9 +503,11 @@ class CudaSubmission : public Submission {
   void launch(bool per_dispatch) {
     auto begin = Clock::now();
     mark();
-    device_->launch_all(*work_, device_->stream_, kept_, per_dispatch, [&] {
-      if (per_dispatch) mark();
-    });
+    device_->launch_all(
+        *work_, device_->stream_, kept_, per_dispatch, [&] { settle(); },
+        [&] {
+          if (per_dispatch) mark();
+        });
     if (!per_dispatch) mark();
     per_dispatch_ = per_dispatch;
     timing_.commit = seconds(Clock::now() - begin);
@@ -531,7 +545,10 @@ class CudaSubmission : public Submission {
       if (seconds(now - begin) > device_->options_.spin) usleep(seconds(now - begin) > 0.01 ? 500 : 30);
       if (now - polled > kPoll) {
         polled = now;
-        if (device_->options_.timeout > 0 && seconds(now - begin) > device_->options_.timeout) stop();
+        if (device_->options_.timeout > 0 && seconds(now - begin) > device_->options_.timeout) {
+          std::lock_guard lock(mutex_);
+          if (!finished_) stop();
+        }
         if (auto* poll = host_poll.load(std::memory_order_relaxed)) poll();
       }
     }
@@ -540,6 +557,18 @@ class CudaSubmission : public Submission {
   }
 
  private:
+  // A copy to the host's memory blocks in the driver, where nobody would see the timeout pass.
+  void settle() {
+    if (device_->options_.timeout <= 0) return;
+    Event event = device_->events_->take();
+    Result r = driver().event_record(event, device_->stream_);
+    for (auto begin = Clock::now(); !r && (r = driver().event_query(event)) == kNotReady; r = 0) {
+      if (seconds(Clock::now() - begin) > device_->options_.timeout) stop();
+      usleep(seconds(Clock::now() - begin) > 0.01 ? 500 : 30);
+    }
+    device_->events_->give_back(event);
+    device_->home_->check(r, "waiting for a kernel");
+  }
   void mark() {
     events_.push_back(device_->events_->take());
     device_->home_->check(driver().event_record(events_.back(), device_->stream_), "recording an event");
@@ -589,8 +618,9 @@ class CudaSubmission : public Submission {
       if (pipeline.stop) driver().copy_in(pipeline.stop, &value, sizeof(value), device_->stop_stream_);
     });
     driver().stream_synchronize(device_->stop_stream_);
+    device_->stops_++;  // what began meanwhile may have seen either
   }
-  void stop() {
+  void stop() {  // under the lock, or before anybody else has this
     if (stopped_) return;
     stopped_ = true;
     set_stop(1);
@@ -618,6 +648,8 @@ class CudaSubmission : public Submission {
 
 std::shared_ptr<Submission> CudaDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   check_here();
+  // Copies block until what was submitted before is through: each of that has a timeout of its own.
+  if (options_.timeout > 0 && work->has_host_memory()) finish();
   auto submission = std::make_shared<CudaSubmission>(std::static_pointer_cast<CudaDevice>(shared_from_this()), std::move(work));
   try {
     submission->launch(per_dispatch);
@@ -689,7 +721,7 @@ std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList
   std::lock_guard lock(record_mutex_);
   home_->check(cu.capture_begin(record_stream_, kCaptureThreadLocal), "beginning a recording");
   try {
-    launch_all(*work, record_stream_, captured->kept, false, [] {});
+    launch_all(*work, record_stream_, captured->kept, false, [] {}, [] {});
   } catch (...) {
     cu.capture_end(record_stream_, &graph);
     if (graph) cu.graph_destroy(graph);

@@ -31,6 +31,7 @@ class Pool {
   ~Pool();
   Address take(size_t size);
   void give_back(Address address, size_t size);
+  std::mutex& lock_for_fork() { return mutex_; }
   uint64_t allocations() const { return allocations_; }
 
  private:
@@ -63,6 +64,7 @@ class EventPool {
   ~EventPool();
   Event take();
   void give_back(Event event);
+  std::mutex& lock_for_fork() { return mutex_; }
 
  private:
   std::shared_ptr<Home> home_;
@@ -98,14 +100,17 @@ class CudaDevice : public Device {
   friend class CudaRecording;
   // Launches all on `stream`; what it takes of the pool is added to `kept`. in_order: none beside another, whatever they share. after()
   // follows each launch.
-  template <class After>
-  void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, After&& after);
-  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside);
+  // settle() comes before what may block until the stream is through.
+  template <class Settle, class After>
+  void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle, After&& after);
+  // late: the next launch is beside this one, and may not begin before those that this one waits for are through.
+  template <class Settle>
+  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late, Settle&& settle);
   Span largest_read(const Dispatch& d) const;
-  void copy(Result r, const char* what);
   void check_here() const;
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
   double execute(const Dispatch& d, std::shared_ptr<Submission>* later) override;
+  void hold_for_fork(bool hold) override;
   void forget_threads() override { forked_ = true; }
 
   const CudaOptions options_;

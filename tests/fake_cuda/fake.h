@@ -63,10 +63,19 @@ struct Object {
 };
 using Uses = std::vector<std::shared_ptr<Object>>;
 
+// What a launch touches, and how it stands to those before it on its stream (programmatic dependent launch).
+struct Touch {
+  std::string name;
+  std::vector<std::pair<Address, Address>> reads, writes;
+  bool programmatic = false, beside = false, late = false;
+};
+using Touches = std::vector<std::shared_ptr<Touch>>;
+
 // A piece of work. A graph's is run again and again.
 struct Work {
   std::function<Result()> run;  // without the lock
   Uses uses;
+  std::shared_ptr<Touch> touch;  // of a launch
 };
 
 struct Memory : Object {
@@ -83,6 +92,7 @@ struct Capture {
   std::thread::id thread;
   std::vector<Work> nodes;
   bool invalid = false;
+  Touches running;
 };
 
 struct StreamState : Object {
@@ -91,6 +101,7 @@ struct StreamState : Object {
   uint64_t pushed = 0, done = 0, wanted = 0;  // wanted: somebody waits for work up to it
   bool ends = false, ended = false;
   std::unique_ptr<Capture> capture;
+  Touches running;  // launches that may still run when the next launch begins
 };
 
 struct EventState : Object {

@@ -253,7 +253,27 @@ std::shared_ptr<Memory> memory_at(Address address, size_t size) {
   return offset <= memory->size && size <= memory->size - offset ? memory : nullptr;
 }
 
+// A launch begins once each threadgroup of the one before has let it, which may itself still wait for those before it.
+static void follow(Touches& running, const std::shared_ptr<Touch>& touch) {
+  if (!touch || !touch->programmatic) running.clear();
+  if (!touch) return;
+  auto overlap = [](auto& a, auto& b) {
+    for (auto& [begin, end] : a)
+      for (auto& [first, last] : b)
+        if (begin < last && first < end) return true;
+    return false;
+  };
+  if (touch->beside)
+    for (auto& other : running)
+      if (overlap(touch->writes, other->writes) || overlap(touch->writes, other->reads) || overlap(touch->reads, other->writes))
+        violation("order",
+                  "launch: " + touch->name + " does not wait for " + other->name + ", which may run yet and touches the same memory");
+  if (!touch->beside && touch->late) running.clear();
+  running.push_back(touch);
+}
+
 void push(StreamState& stream, Work work, bool at_once) {
+  follow(stream.capture ? stream.capture->running : stream.running, work.touch);
   if (stream.capture) {
     stream.capture->nodes.push_back(std::move(work));
     return;

@@ -213,13 +213,13 @@ FAKE_EXPORT Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t siz
   if (!memory) return call.result;
   uint8_t* target = memory->host + (to - memory->address);
   if (stream->capture) {  // read at each launch of the graph
-    push(*stream, {[=] { return std::memcpy(target, from, size), 0; }, {memory}});
+    push(*stream, {[=] { return std::memcpy(target, from, size), 0; }, {memory}, {}});
     return 0;
   }
   auto* bytes = static_cast<const uint8_t*>(from);
   auto staged = std::make_shared<std::vector<uint8_t>>(bytes, bytes + size);
   // At the head of a stream it needs nobody who waits: it tells a kernel on another one to stop.
-  push(*stream, {[=] { return std::memcpy(target, staged->data(), size), 0; }, {memory}}, true);
+  push(*stream, {[=] { return std::memcpy(target, staged->data(), size), 0; }, {memory}, {}}, true);
   return 0;
 }
 
@@ -229,7 +229,7 @@ FAKE_EXPORT Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, Str
   auto memory = stream ? range(call, from, size) : nullptr;
   if (!memory) return call.result;
   const uint8_t* source = memory->host + (from - memory->address);
-  push(*stream, {[=] { return std::memcpy(to, source, size), 0; }, {memory}});
+  push(*stream, {[=] { return std::memcpy(to, source, size), 0; }, {memory}, {}});
   return stream->capture ? 0 : drain(*stream, call.lock);  // the host's memory is pageable
 }
 
@@ -239,7 +239,7 @@ FAKE_EXPORT Result cuMemsetD8Async(Address to, unsigned char value, size_t size,
   auto memory = stream ? range(call, to, size) : nullptr;
   if (!memory) return call.result;
   uint8_t* target = memory->host + (to - memory->address);
-  push(*stream, {[=] { return std::memset(target, value, size), 0; }, {memory}});
+  push(*stream, {[=] { return std::memset(target, value, size), 0; }, {memory}, {}});
   return 0;
 }
 
@@ -289,7 +289,7 @@ FAKE_EXPORT Result cuStreamWaitEvent(Stream s, Event e, unsigned flags) {
     changed.wait(lock, [&] { return event->done >= through || event->context->failed; });
     return 0;
   };
-  push(*stream, {wait, {}});
+  push(*stream, {wait, {}, {}});
   return 0;
 }
 
@@ -325,7 +325,7 @@ FAKE_EXPORT Result cuEventRecord(Event e, Stream s) {
     event->time = now();
     return 0;
   };
-  push(*stream, {record, {}});
+  push(*stream, {record, {}, {}});
   return 0;
 }
 
@@ -424,7 +424,7 @@ FAKE_EXPORT Result cuGraphLaunch(GraphExec g, Stream s) {
       if (Result r = node.run()) return r;
     return 0;
   };
-  push(*stream, {run, uses});
+  push(*stream, {run, uses, {}});
   return 0;
 }
 

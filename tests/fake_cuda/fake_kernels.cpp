@@ -150,7 +150,7 @@ struct Launch {
 };
 
 // Where the words of the block lead. False: a rule is broken.
-bool resolve(Call& call, Launch& launch, size_t shared, Uses& uses) {
+bool resolve(Call& call, Launch& launch, size_t shared, Uses& uses, Touch& touch) {
   static uint8_t nothing[4096];
   const KernelTable& table = launch.module->table;
   auto fixed = static_cast<uint32_t>(launch.module->info->static_threadgroup_bytes());
@@ -183,6 +183,7 @@ bool resolve(Call& call, Launch& launch, size_t shared, Uses& uses) {
       if (memory->context != call.context) return call.wrong(kInvalidValue, "context", of + ": memory of another context"), false;
       launch.buffers[row.index] = memory->host + (word - memory->address);
       uses.push_back(memory);
+      if (enabled) (row.is_const ? touch.reads : touch.writes).emplace_back(word, memory->address + memory->size);
     }
   return true;
 }
@@ -332,8 +333,14 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
     takes_shared |= table.rows[i].enabled && static_cast<ArgKind>(table.rows[i].kind) == ArgKind::threadgroup;
   if (config->shared_bytes && !takes_shared) return call.wrong(kInvalidValue, "launch", "shared memory for a kernel that takes none");
   Uses uses = {launch->module, function};
-  if (!resolve(call, *launch, config->shared_bytes, uses)) return call.result;
-  push(*stream, {[launch] { return launch->run(); }, uses});
+  auto touch = std::make_shared<Touch>();
+  static int count = 0;
+  touch->name = "launch " + std::to_string(++count);
+  for (unsigned i = 0; i < config->attribute_count; i++) touch->programmatic |= config->attributes[i].number != 0;
+  touch->beside = launch->head.beside;
+  touch->late = launch->head.late;
+  if (!resolve(call, *launch, config->shared_bytes, uses, *touch)) return call.result;
+  push(*stream, {[launch] { return launch->run(); }, uses, touch});
   return 0;
 }
 

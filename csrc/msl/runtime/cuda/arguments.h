@@ -23,7 +23,8 @@ struct LaunchHead {
   u32 ahead_bytes;     // of one threadgroup
   u32 ahead_groups;    // so many of them, in the order of x, then y, then z
   u32 beside;          // it shares nothing with the launches before it that may still run: it need not wait for them, but to end
-  u32 unused[3];
+  u32 late;            // the next one is beside this one, so that it may begin only after what this one waits for
+  u32 unused[2];
 };
 
 struct ArgumentRow {

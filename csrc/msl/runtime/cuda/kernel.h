@@ -254,16 +254,20 @@ struct MakeIndices<0, I...> {
 
 // A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written, or
 // all of it where the host saw that nothing is shared; then the end waits, so that whoever waits for this one waits for all before it.
+// The host compares with what came since the last launch that waits; so that one lets another run beside it only once all before it is
+// through (late): it would else begin while this one still waits for those.
 // What the next one will read comes nearer meanwhile: to the second-level cache, where every write arrives, too, so that it is only ever
 // sooner there.
 METALMM_INLINE void begin_launch(const LaunchHead& head) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
+  bool waits_first = head.late && !head.beside;
+  if (!waits_first) asm volatile("griddepcontrol.launch_dependents;");
   u32 group = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   if (threadIdx.x == 0 && group < head.ahead_groups)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes),
                  "r"(head.ahead_bytes));
   if (!head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (waits_first) asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 METALMM_INLINE void end_launch(const LaunchHead& head) {
