@@ -74,9 +74,9 @@ class _Cuda:
         index, spin, timeout = options["index"], options["spin"], options["timeout"]
         if found and not 0 <= index < len(found):
             raise DeviceError(f"index is {index}; there are {len(found)} GPUs: {', '.join(found)}")
-        if not 0 <= spin <= 1 or not 0 <= timeout <= 1e6 or not 0 <= options["ahead"] < 2**63:
+        if not 0 <= spin <= 1 or not 0 <= timeout <= 1e6 or not 0 <= options["ahead"] < 2**31:
             raise DeviceError(
-                f"spin is {spin}, timeout {timeout}, ahead {options['ahead']}; spin is 0 to 1 second, timeout up to a million, ahead at least 0"
+                f"spin is {spin}, timeout {timeout}, ahead {options['ahead']}; spin is 0 to 1 second, timeout up to a million, ahead less than 2^31"
             )
         return {**options, "spin": float(spin), "timeout": float(timeout)}
 
