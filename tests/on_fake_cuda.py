@@ -13,10 +13,11 @@ import ctypes
 import gc
 import hashlib
 import os
-import runpy
 import shlex
 import sys
 from pathlib import Path
+
+from fakes import apply_settings, end_if, run_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("METALMM_FAKE_CUDA_BUILD", ROOT / "build" / "fake-cuda"))
@@ -91,9 +92,7 @@ def install() -> FakeCuda:
     atexit.register(_check_exit)  # before metalmm's own, so that it runs after it
     os.environ["METALMM_LIBNVRTC"] = str(nvrtc := _nvrtc())
     fake = FakeCuda(str(driver), str(nvrtc))
-    for setting in filter(None, os.environ.get("METALMM_FAKE", "").split(",")):
-        name, _, value = setting.partition("=")
-        fake.given[name] = fake.set(name, int(value)), int(value)
+    apply_settings(fake)
     return fake
 
 
@@ -108,23 +107,14 @@ def _check_exit() -> None:
     wrong = fake.take_violations()
     if leaked := fake.live():
         wrong.append(f"leak: alive at exit: {leaked}")
-    if wrong:
-        print("fake CUDA:", *wrong, sep="\n  ", file=sys.stderr, flush=True)
-        os._exit(86)
+    end_if(wrong, "fake CUDA")
 
 
 def main() -> None:
     global fake
     sys.modules["on_fake_cuda"] = sys.modules["__main__"]  # for tests that import it
     fake = install()
-    if sys.argv[1] == "-m":
-        module = sys.argv[2]
-        sys.argv = sys.argv[2:]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = sys.argv[1:]
-        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_arguments()
 
 
 if __name__ == "__main__":

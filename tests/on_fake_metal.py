@@ -14,9 +14,10 @@ import contextlib
 import ctypes
 import gc
 import os
-import runpy
 import sys
 from pathlib import Path
+
+from fakes import apply_settings, end_if, run_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("METALMM_FAKE_BUILD", ROOT / "build" / "fake-metal"))
@@ -114,9 +115,7 @@ def install() -> FakeMetal:
 
     assert str(BUILD) in metalmm._core.__file__, f"{metalmm._core.__file__}: run tests/fake_metal.sh first"
     fake = FakeMetal(metalmm._core.__file__)
-    for setting in filter(None, os.environ.get("METALMM_FAKE", "").split(",")):
-        name, _, value = setting.partition("=")
-        fake.given[name] = fake.set(name, int(value)), int(value)
+    apply_settings(fake)
     return fake
 
 
@@ -130,23 +129,14 @@ def _check_exit() -> None:
     wrong = fake.take_violations()
     if leaked := {name: count for name, count in fake.live().items() if name != "FakeDevice"}:
         wrong.append(f"leak: alive at exit: {leaked}")
-    if wrong:
-        print("fake Metal:", *wrong, sep="\n  ", file=sys.stderr, flush=True)
-        os._exit(86)
+    end_if(wrong, "fake Metal")
 
 
 def main() -> None:
     global fake
     sys.modules["on_fake_metal"] = sys.modules["__main__"]  # for tests that import it
     fake = install()
-    if sys.argv[1] == "-m":
-        module = sys.argv[2]
-        sys.argv = sys.argv[2:]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = sys.argv[1:]
-        sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    run_arguments()
 
 
 if __name__ == "__main__":

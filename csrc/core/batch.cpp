@@ -1,8 +1,15 @@
 #include "batch.h"
 
+#include <cstdio>
 #include <cstring>
 
 namespace metalmm {
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s", seconds);
+  return text;
+}
 
 class ListRecording : public Recording {
  public:

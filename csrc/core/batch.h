@@ -9,6 +9,7 @@ namespace metalmm {
 
 using Clock = std::chrono::steady_clock;
 inline double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+std::string seconds_text(double seconds);  // 0.5 s
 
 // Copies of dispatches with everything they point to; owns their buffers and pipelines.
 class DispatchList {

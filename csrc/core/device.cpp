@@ -70,6 +70,12 @@ void check_buffer(const Dispatch& d, const KernelArgument& arg) {
 
 std::atomic<void (*)()> host_poll{nullptr};
 
+void Pipeline::take_types(const std::vector<KernelArgument>& said) {
+  for (KernelArgument& own : arguments)
+    for (const KernelArgument& other : said)
+      if (own.kind == other.kind && own.index == other.index) own.type = other.type;
+}
+
 std::shared_ptr<Submission> Device::push(std::shared_ptr<Submission> submission) {
   std::lock_guard lock(order_mutex_);
   submission->number_ = ++pushed_;

@@ -96,6 +96,9 @@ class Pipeline {
   uint32_t declared = ~0u;                // bits of the buffer indices in its source, those included; all where that is not known
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
+
+  // A module has what its compiler knew of the arguments: all but the names of types.
+  void take_types(const std::vector<KernelArgument>& said);
 };
 
 // What a device allows of any kernel; a pipeline may allow less.

@@ -24,12 +24,6 @@ unsigned available_cpus() {
 // What an argument finds that a function constant switched off: public kernels load from it and drop the value.
 alignas(64) uint8_t nothing[4096];
 
-std::string seconds_text(double s) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s", s);
-  return text;
-}
-
 }  // namespace
 
 std::map<std::string, HostLibrary>& host_libraries() {
@@ -225,9 +219,7 @@ std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) { return options_.gua
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
   if (source.library) return std::make_shared<CpuPipeline>(source);
   auto pipeline = std::make_shared<CpuPipeline>(source.file, source.name);
-  for (KernelArgument& own : pipeline->arguments)  // the module has what its compiler knew: all but the names of types
-    for (const KernelArgument& said : source.arguments)
-      if (own.kind == said.kind && own.index == said.index) own.type = said.type;
+  pipeline->take_types(source.arguments);
   return pipeline;
 }
 

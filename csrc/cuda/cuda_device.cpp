@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 
 namespace metalmm::cuda {
 namespace {
@@ -14,6 +13,7 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr uint32_t kGridX = (1u << 31) - 1, kGridYZ = 65535;
 constexpr size_t kNothing = 4096;
 constexpr size_t kLeastAhead = 64 << 10;  // less is not worth the asking
+constexpr const char* kEnd = "; this process cannot use the GPU any more, which is CUDA's rule: start another";
 
 // One for each GPU. A lost one stays lost: measured on driver 580, neither resetting the primary context nor making one of our own gives
 // another, each returns the fault's error, as CUDA's manual says.
@@ -35,12 +35,6 @@ std::shared_ptr<Home> home_of(int index) {
     home = std::move(made);
   }
   return home;
-}
-
-std::string seconds_text(double s) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s", s);
-  return text;
 }
 
 // Whether it is of a kernel and ends the context, whichever call it turns up at.
@@ -71,12 +65,12 @@ void Home::check(Result r, const char* what) {
   std::string text = std::string("cuda: ") + what + ": " + driver().text(r);
   if (!is_fault(r)) throw Error(ErrorKind::device, text);  // of this call alone; the context goes on
   lose(text);
-  throw Error(ErrorKind::kernel, text + "; this process cannot use the GPU any more, which is CUDA's rule: start another");
+  throw Error(ErrorKind::kernel, text + kEnd);
 }
 
 // -- memory -------------------------------------------------------------------------------------------------------------
 
-// Powers of two, with three steps between; from 2 MB on whole megabytes' eighths of them.
+// A multiple of a power of two that goes into it four to eight times.
 size_t Pool::space(size_t size) {
   if (size <= 512) return 512;
   size_t step = 512;
@@ -165,9 +159,7 @@ class CudaPipeline : public Pipeline {
       cu.module_unload(module_);
       throw;
     }
-    for (KernelArgument& own : arguments)  // the module has what its compiler knew: all but the names of types
-      for (const KernelArgument& said : source.arguments)
-        if (own.kind == said.kind && own.index == said.index) own.type = said.type;
+    take_types(source.arguments);
   }
   ~CudaPipeline() override {
     if (home_->lost) return;
@@ -234,7 +226,7 @@ CudaDevice::CudaDevice(const CudaOptions& options)
   const Driver& cu = driver();
   int capability = 0;
   home_->check(cu.device_attribute(&capability, kCapabilityMajor, home_->gpu), "asking what the GPU is");
-  overlaps_ = capability >= 9;
+  overlaps_ = options_.overlap && capability >= 9;
   try {
     home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
     home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
@@ -352,11 +344,12 @@ template <class Settle, class After>
 void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle,
                             After&& after) {
   std::vector<Span> reads(work.size() + 1);
-  if (options_.overlap && options_.ahead) work.for_each([&](size_t i, const Dispatch& d) { reads[i] = largest_read(d); });
   std::vector<uint8_t> beside(work.size() + 1);
   Hazards hazards;
   bool is_first = true;
   work.for_each([&](size_t i, const Dispatch& d) {
+    if (!overlaps_) return;
+    reads[i] = largest_read(d);
     auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
     bool on_device = true;
     for (size_t j = 0; j < d.buffer_count; j++) {
@@ -366,7 +359,7 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
       on_device &= b.native() != nullptr;
     }
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
-    beside[i] = !hazards.next() && on_device && !is_first && options_.overlap && !in_order;
+    beside[i] = !hazards.next() && on_device && !is_first && !in_order;
     is_first = !on_device;  // copies stand between it and the next
   });
   work.for_each([&](size_t i, const Dispatch& d) {
@@ -474,7 +467,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   config.shared_bytes = static_cast<unsigned>(shared);
   config.stream = stream;
   config.attributes = &overlap;
-  config.attribute_count = options_.overlap && overlaps_ ? 1 : 0;
+  config.attribute_count = overlaps_ ? 1 : 0;
   for (uint32_t z = 0; z < d.grid[2]; z += std::min(kGridYZ, d.grid[2] - z))
     for (uint32_t y = 0; y < d.grid[1]; y += std::min(kGridYZ, d.grid[1] - y))
       for (uint32_t x = 0; x < d.grid[0]; x += std::min(kGridX, d.grid[0] - x)) {
@@ -482,7 +475,8 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         config.grid[0] = std::min(kGridX, d.grid[0] - x);
         config.grid[1] = std::min(kGridYZ, d.grid[1] - y);
         config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
-        home_->check(cu.launch(&config, pipeline.function, nullptr, extra), ("launching kernel '" + pipeline.name + "'").c_str());
+        if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
+          home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());
       }
   if (!copies.empty()) settle();
   for (const Copied& c : copies)
@@ -501,24 +495,18 @@ class CudaSubmission : public Submission {
 
   // Under the device's order; what it began is on the stream when it returns.
   void launch(bool per_dispatch) {
-    auto begin = Clock::now();
-    mark();
-    device_->launch_all(
-        *work_, device_->stream_, kept_, per_dispatch, [&] { settle(); },
-        [&] {
-          if (per_dispatch) mark();
-        });
-    if (!per_dispatch) mark();
     per_dispatch_ = per_dispatch;
-    timing_.commit = seconds(Clock::now() - begin);
+    begin([&] {
+      device_->launch_all(
+          *work_, device_->stream_, kept_, per_dispatch, [&] { settle(); },
+          [&] {
+            if (per_dispatch) mark();
+          });
+    });
   }
   void replay(GraphExec graph, std::shared_ptr<void> owner) {
-    auto begin = Clock::now();
     owner_ = std::move(owner);
-    mark();
-    device_->home_->check(driver().graph_launch(graph, device_->stream_), "launching a recording");
-    mark();
-    timing_.commit = seconds(Clock::now() - begin);
+    begin([&] { device_->home_->check(driver().graph_launch(graph, device_->stream_), "launching a recording"); });
   }
 
   bool done() const override {
@@ -557,6 +545,19 @@ class CudaSubmission : public Submission {
   }
 
  private:
+  template <class Work>
+  void begin(Work&& work) {
+    auto start = Clock::now();
+    try {
+      mark();
+      work();
+      if (!per_dispatch_) mark();
+    } catch (...) {  // what it began uses what goes with it
+      driver().stream_synchronize(device_->stream_);
+      throw;
+    }
+    timing_.commit = seconds(Clock::now() - start);
+  }
   // A copy to the host's memory blocks in the driver, where nobody would see the timeout pass.
   void settle() {
     if (device_->options_.timeout <= 0) return;
@@ -587,7 +588,7 @@ class CudaSubmission : public Submission {
     } else if (status_) {
       std::string text = names() + ": " + driver().text(status_);
       device_->home_->lose(text);
-      failure_.emplace(ErrorKind::kernel, text + "; this process cannot use the GPU any more, which is CUDA's rule: start another");
+      failure_.emplace(ErrorKind::kernel, text + kEnd);
     } else if (stopped_) {
       set_stop(0);
       failure_.emplace(ErrorKind::kernel, names() + ": it was ended after " + seconds_text(device_->options_.timeout) + ", its timeout");
@@ -651,21 +652,15 @@ std::shared_ptr<Submission> CudaDevice::start(std::shared_ptr<const DispatchList
   // Copies block until what was submitted before is through: each of that has a timeout of its own.
   if (options_.timeout > 0 && work->has_host_memory()) finish();
   auto submission = std::make_shared<CudaSubmission>(std::static_pointer_cast<CudaDevice>(shared_from_this()), std::move(work));
-  try {
-    submission->launch(per_dispatch);
-  } catch (...) {  // what it began uses what goes with it
-    driver().stream_synchronize(stream_);
-    throw;
-  }
+  submission->launch(per_dispatch);
   return submission;
 }
 
-double CudaDevice::execute(const Dispatch& d, std::shared_ptr<Submission>* later) {
+double CudaDevice::execute(const Dispatch& d, std::shared_ptr<Submission>*) {
   auto list = std::make_shared<DispatchList>();
   list->add(d);
   auto submission = submit(std::move(list), false);
   wait(*submission);
-  (void)later;
   return submission->timing().device;
 }
 
@@ -693,12 +688,7 @@ class CudaRecording : public Recording {
   std::shared_ptr<Submission> start() override {
     device_->check_here();
     auto submission = std::make_shared<CudaSubmission>(device_, captured_->list);
-    try {
-      submission->replay(captured_->graph, captured_);
-    } catch (...) {
-      driver().stream_synchronize(device_->stream_);
-      throw;
-    }
+    submission->replay(captured_->graph, captured_);
     return submission;
   }
   std::shared_ptr<CudaDevice> device_;

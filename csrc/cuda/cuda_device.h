@@ -99,8 +99,7 @@ class CudaDevice : public Device {
   friend class CudaSubmission;
   friend class CudaRecording;
   // Launches all on `stream`; what it takes of the pool is added to `kept`. in_order: none beside another, whatever they share. after()
-  // follows each launch.
-  // settle() comes before what may block until the stream is through.
+  // follows each launch; settle() comes before what may block until the stream is through.
   template <class Settle, class After>
   void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle, After&& after);
   // late: the next launch is beside this one, and may not begin before those that this one waits for are through.
@@ -117,7 +116,7 @@ class CudaDevice : public Device {
   std::shared_ptr<Home> home_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<EventPool> events_;
-  bool overlaps_ = false;  // the GPU knows programmatic launches
+  bool overlaps_ = false;  // as the options say, on a GPU that knows programmatic launches
   Stream stream_ = nullptr;
   std::optional<Temporary> nothing_;  // what an argument finds that a function constant switched off
   std::mutex record_mutex_;

@@ -382,25 +382,35 @@ Tensor on_host(DeviceState& state, const Tensor& t) {
   return copy;
 }
 
+// An array of the host, of another library on the device, or another Array, read where the host reaches it.
+struct Source {
+  Source(DeviceState& state, nb::handle object) : held(nb::borrow(object)) {
+    if (const Array* array = array_of(object)) held = to_numpy(*array);
+    read_tensor(held, "array", tensor, state.open().get());
+    tensor = on_host(state, tensor);
+  }
+  size_t size() const { return static_cast<size_t>(tensor.count()) * tensor.dtype.size; }
+  // All elements in C order; valid while this lives.
+  const uint8_t* bytes() {
+    if (tensor.contiguous() || !size()) return tensor.buffer->host() + tensor.offset;
+    gathered.resize(size());
+    gather(tensor, gathered.data());
+    return gathered.data();
+  }
+  nb::object held;
+  Tensor tensor;
+  std::vector<uint8_t> gathered;
+};
+
 }  // namespace
 
 Array array_from(nb::object owner, DeviceState* state, nb::handle source) {
-  nb::object held = nb::borrow(source), structured;
-  if (const Array* array = array_of(source)) held = to_numpy(*array);
-  Tensor from;
-  read_tensor(held, "array", from, state->open().get());
-  from = on_host(*state, from);
-  if (from.dtype.kind == DType::kOpaque) dtype_of(dtype_object(held), &structured);
+  Source given(*state, source);
+  const Tensor& from = given.tensor;
+  nb::object structured;
+  if (from.dtype.kind == DType::kOpaque) dtype_of(dtype_object(given.held), &structured);
   Array to = empty_array(std::move(owner), state, from.ndim, from.shape, from.dtype, std::move(structured));
-  size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
-  std::vector<uint8_t> gathered;
-  const uint8_t* source_bytes = from.buffer->host() + from.offset;
-  if (!from.contiguous() && bytes) {
-    gathered.resize(bytes);
-    gather(from, gathered.data());
-    source_bytes = gathered.data();
-  }
-  state->open()->write(*to.tensor.buffer, 0, source_bytes, bytes);
+  state->open()->write(*to.tensor.buffer, 0, given.bytes(), given.size());
   return to;
 }
 
@@ -412,28 +422,17 @@ PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObjec
     PyObject* values[1];
     parameters->take(args, count, kwnames, values);
     const Array& array = self_of<Array>(self);
-    nb::object held = nb::borrow(values[0]);
-    if (const Array* other = array_of(held)) held = to_numpy(*other);
-    Tensor from;
-    read_tensor(held, "array", from, array.state->open().get());
-    from = on_host(*array.state, from);
-    const Tensor& to = array.tensor;
+    Source given(*array.state, values[0]);
+    const Tensor &from = given.tensor, &to = array.tensor;
     if (from.ndim != to.ndim || !std::equal(from.shape, from.shape + from.ndim, to.shape))
       throw Error(ErrorKind::shape, "write: array is " + from.shape_text() + ", and this Array " + to.shape_text());
     if (from.dtype != to.dtype)
       throw Error(ErrorKind::dtype, "write: array is " + from.dtype.name() + ", and this Array " + to.dtype.name());
     if (!to.contiguous()) throw Error(ErrorKind::layout, "write: this Array is a view of memory that is not contiguous");
-    size_t bytes = static_cast<size_t>(from.count()) * from.dtype.size;
-    std::vector<uint8_t> gathered;
-    const uint8_t* source = from.buffer->host() + from.offset;
-    if (!from.contiguous() && bytes) {
-      gathered.resize(bytes);
-      gather(from, gathered.data());
-      source = gathered.data();
-    }
+    const uint8_t* bytes = given.bytes();
     finish(array.state->open());
     to.buffer->mutable_since = true;
-    array.state->open()->write(*to.buffer, to.offset, source, bytes);
+    array.state->open()->write(*to.buffer, to.offset, bytes, given.size());
     return nb::none();
   });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import CompileError, DTypeError
-from .msl.program import Argument
+from .errors import CompileError, DTypeError, LoweringError
+from .msl.program import Argument, Program
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -61,6 +62,18 @@ class LibraryText:
 
     text: KernelText
     kernel_names: Sequence[str] = field(default_factory=tuple)
+
+
+def known_arguments(source: KernelText, kernel: str, constants: Constants) -> Sequence[Argument]:
+    """As a preprocessed source says them; none of what compiled, but a parser does not know through."""
+    with contextlib.suppress(CompileError, LoweringError):
+        return Program(source.text, source.name).arguments(kernel, constants)
+    return ()
+
+
+def library_text(expanded: str, name: str) -> LibraryText:
+    """Preprocessed MSL for a device that lowers it. Raises LoweringError."""
+    return LibraryText(KernelText(expanded, name, is_preprocessed=True), Program(expanded, name).kernel_names())
 
 
 def line_marker(line: int, file: object) -> str:

@@ -1,14 +1,11 @@
 // A kernel function as the executor calls it: arguments by attribute and type, one fiber after another.
 #pragma once
-#include "simd.h"
+#include "place.h"
 
 namespace metalmm::msl {
 
 using abi::ArgInfo;
-using abi::ArgKind;
-using abi::ArgSpec;
 using abi::Context;
-using abi::Uint3;
 
 // Threadgroup variables of this module get their places when it is loaded, 16-byte aligned, one after another.
 inline u32 threadgroup_bytes;
@@ -24,53 +21,15 @@ template <int Id, class T> METALMM_INLINE T& threadgroup_variable() {
   return *reinterpret_cast<T*>(fiber::context()->threadgroup_memory + ThreadgroupSlot<Id, T>::offset);
 }
 
-template <class P> struct Position {
-  static P from(Uint3 v) { return static_cast<P>(v.x); }
-};
-template <class T> struct Position<vec<T, 2>> {
-  static vec<T, 2> from(Uint3 v) { return vec<T, 2>(static_cast<T>(v.x), static_cast<T>(v.y)); }
-};
-template <class T> struct Position<vec<T, 3>> {
-  static vec<T, 3> from(Uint3 v) { return vec<T, 3>(static_cast<T>(v.x), static_cast<T>(v.y), static_cast<T>(v.z)); }
-};
-
-METALMM_INLINE Uint3 position(ArgKind kind, const Context* c) {
-  u32 lane = c->lane;
-  Uint3 size = c->group_threads, group = c->threadgroup_position, full = c->dispatch_threads;
-  Uint3 thread = {lane % size.x, lane / size.x % size.y, lane / (size.x * size.y)};
-  switch (kind) {
-    case ArgKind::thread_position_in_grid:
-      return {group.x * full.x + thread.x, group.y * full.y + thread.y, group.z * full.z + thread.z};
-    case ArgKind::thread_position_in_threadgroup: return thread;
-    case ArgKind::threadgroup_position_in_grid: return group;
-    case ArgKind::threads_per_threadgroup: return size;
-    case ArgKind::threads_per_grid: return c->grid_threads;
-    case ArgKind::threadgroups_per_grid: return c->grid_groups;
-    case ArgKind::thread_index_in_threadgroup: return {lane, 0, 0};
-    case ArgKind::thread_index_in_simdgroup: return {lane % 32, 0, 0};
-    case ArgKind::simdgroup_index_in_threadgroup: return {lane / 32, 0, 0};
-    case ArgKind::threads_per_simdgroup: return {32, 0, 0};
-    case ArgKind::simdgroups_per_threadgroup: return {(c->threads + 31) / 32, 0, 0};
-    case ArgKind::thread_index_in_quadgroup: return {lane % 4, 0, 0};
-    case ArgKind::quadgroup_index_in_threadgroup: return {lane / 4, 0, 0};
-    case ArgKind::quadgroups_per_threadgroup: return {(c->threads + 3) / 4, 0, 0};
-    case ArgKind::dispatch_threads_per_threadgroup: return full;
-    case ArgKind::dispatch_simdgroups_per_threadgroup: return {(full.x * full.y * full.z + 31) / 32, 0, 0};
-    case ArgKind::dispatch_quadgroups_per_threadgroup: return {(full.x * full.y * full.z + 3) / 4, 0, 0};
-    default: return {0, 0, 0};
-  }
+METALMM_INLINE Place place_of(const Context* c) {
+  return {c->lane, c->threads, c->group_threads, c->threadgroup_position, c->dispatch_threads, c->grid_threads, c->grid_groups};
 }
 
 template <class P> struct Argument {  // by value: a position
   static constexpr bool is_const = true;
   static constexpr u32 bytes = 0;
-  static METALMM_INLINE P get(ArgSpec spec, const Context* c) { return Position<P>::from(position(spec.kind, c)); }
+  static METALMM_INLINE P get(ArgSpec spec, const Context* c) { return Position<P>::from(position(spec.kind, place_of(c))); }
 };
-template <class T> struct Element { static constexpr u32 bytes = sizeof(T); };
-template <> struct Element<void> { static constexpr u32 bytes = 1; };
-template <> struct Element<const void> { static constexpr u32 bytes = 1; };
-template <class T> constexpr bool is_const_type = false;
-template <class T> constexpr bool is_const_type<const T> = true;
 template <class T> METALMM_INLINE T* address(ArgSpec spec, const Context* c) {
   if (spec.kind == ArgKind::threadgroup)
     return reinterpret_cast<T*>(c->threadgroup_memory + c->threadgroup_offsets[spec.index]);
@@ -86,10 +45,6 @@ template <class T> struct Argument<T&> {
   static constexpr u32 bytes = sizeof(T);
   static METALMM_INLINE T& get(ArgSpec spec, const Context* c) { return *address<T>(spec, c); }
 };
-
-template <int... I> struct Indices {};
-template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 
 template <class P> constexpr bool is_memory = false;
 template <class T> constexpr bool is_memory<T*> = true;

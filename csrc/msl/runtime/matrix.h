@@ -9,38 +9,18 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   using storage_type = vec<T, 2>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) elements_[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) own()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
   }
   storage_type& thread_elements() { return elements_; }
   const storage_type& thread_elements() const { return elements_; }
-  static METALMM_INLINE uint row(uint lane = simd_lane()) { return (lane / 4 & 4) + lane / 2 % 4; }
-  static METALMM_INLINE uint column(uint lane = simd_lane()) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+  storage_type& own() { return elements_; }
+  const storage_type& own() const { return elements_; }
+  static METALMM_INLINE uint row(uint lane = simd_lane()) { return metal_row(lane); }
+  static METALMM_INLINE uint column(uint lane = simd_lane()) { return metal_column(lane); }
 
  private:
   storage_type elements_;
 };
-
-template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
-  simdgroup_matrix<T, Cols, Rows> m;
-  m.thread_elements() = vec<T, 2>(value);
-  return m;
-}
-
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = d.row(), column = d.column();
-  ulong step = transpose ? elements_per_row : 1;
-  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.thread_elements() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
-}
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = a.row(), column = a.column();
-  ulong step = transpose ? elements_per_row : 1;
-  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  p[0] = static_cast<U>(a.thread_elements()[0]);
-  p[step] = static_cast<U>(a.thread_elements()[1]);
-}
 
 // Lanes write their elements into whole matrices, so that the last one multiplies rows as vectors. float accumulation.
 struct MultiplyAccumulate {

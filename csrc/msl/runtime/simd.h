@@ -224,6 +224,10 @@ METALMM_QUAD(quad_prefix_exclusive_product, result = other == 0 ? V(1) : result;
 METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return quad_or(static_cast<uint>(b), site) != 0; }
 METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast<uint>(b), site) != 0; }
 
+// Where an element of an 8 x 8 matrix is on Apple's GPUs: a lane holds two neighbours of one row.
+METALMM_INLINE uint metal_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
+METALMM_INLINE uint metal_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
+
 }  // namespace metalmm::msl::library
 #ifdef __CUDACC__
 #include "cuda/matrix.h"
@@ -231,6 +235,29 @@ METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast
 #include "matrix.h"
 #endif
 namespace metalmm::msl::library {
+
+// own(): the elements in whatever order row() and column() say.
+template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, Cols, Rows> m;
+  m.own() = vec<T, 2>(value);
+  return m;
+}
+
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = d.row(), column = d.column();
+  ulong step = transpose ? elements_per_row : 1;
+  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  d.own() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+}
+template <class T, int C, int R, class U>
+METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
+  ulong row = a.row(), column = a.column();
+  ulong step = transpose ? elements_per_row : 1;
+  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
+  p[0] = static_cast<U>(a.own()[0]);
+  p[step] = static_cast<U>(a.own()[1]);
+}
 
 template <class D, class A, class B>
 METALMM_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, METALMM_SITE) {

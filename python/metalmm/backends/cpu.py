@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import warnings
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import compiler
-from ..errors import CompileError, DeviceError, LoweringError
-from ..kernel_source import Code, Constants, KernelText, LibraryText
+from ..errors import DeviceError
+from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
-from ..msl.program import Argument, Program
+from ..msl.program import Argument
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -89,9 +88,7 @@ class _Cpu:
         return {**options, "threads": int(threads), "threadgroup_memory_limit": int(limit), "timeout": float(timeout)}
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
-        expanded = compiler.preprocess(text, name, folders, defines)
-        text_of_all = KernelText(expanded, name, is_preprocessed=True)
-        return LibraryText(text_of_all, Program(expanded, name).kernel_names())
+        return library_text(compiler.preprocess(text, name, folders, defines), name)
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
         module = compiler.build(
@@ -100,8 +97,7 @@ class _Cpu:
         # The module's tables say its arguments; the names of their types are of use for numbers, which nobody gives a variant.
         arguments: Sequence[Argument] = ()
         if source.is_preprocessed:
-            with contextlib.suppress(CompileError, LoweringError):  # what compiled, but a parser does not know through: without types
-                arguments = Program(source.text, source.name).arguments(kernel, constants)
+            arguments = known_arguments(source, kernel, constants)
             _warn_of_what_apples_compiler_refuses(source)
         return Code(kernel, file=str(module), arguments=arguments)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import _core, cache, compiler, nvrtc
-from ..errors import CompileError, DeviceError, LoweringError
-from ..kernel_source import Code, Constants, KernelText, LibraryText
-from ..msl.program import Argument, Program
+from ..errors import CompileError, DeviceError
+from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
 
 if TYPE_CHECKING:
@@ -81,8 +79,7 @@ class _Cuda:
         return {**options, "spin": float(spin), "timeout": float(timeout)}
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
-        expanded = compiler.preprocess(text, name, folders, defines, for_metal=True)
-        return LibraryText(KernelText(expanded, name, is_preprocessed=True), Program(expanded, name).kernel_names())
+        return library_text(compiler.preprocess(text, name, folders, defines, for_metal=True), name)
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
         capability = int(device.info["compute_capability"])
@@ -90,10 +87,7 @@ class _Cuda:
             raise DeviceError(f"{device.info['name']} has compute capability {capability / 10}; device cuda needs {_LEAST / 10} or newer")
         nvcc = nvrtc.find(str(device.info["driver"]))
         module = build(source, kernel, constants, capability, nvcc, stops=device.options["timeout"] > 0)
-        arguments: Sequence[Argument] = ()
-        if source.is_preprocessed:
-            with contextlib.suppress(CompileError, LoweringError):  # without types
-                arguments = Program(source.text, source.name).arguments(kernel, constants)
+        arguments = known_arguments(source, kernel, constants) if source.is_preprocessed else ()
         return Code(kernel, file=str(module), arguments=arguments)
 
     def watching(self, timeout: float) -> dict[str, Any]:

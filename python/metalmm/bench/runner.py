@@ -80,7 +80,7 @@ class Inputs:
     def poison(self) -> None:
         """NaN, wherever a kernel does not write."""
         if self._poison is None:
-            self._poison = np.full(np.asarray(self.out).nbytes, 0xFF, np.uint8).view(self.out.dtype).reshape(self.out.shape)
+            self._poison = np.full(self.out.nbytes, 0xFF, np.uint8).view(self.out.dtype).reshape(self.out.shape)
         self.out.write(self._poison)
 
 

@@ -1,15 +1,12 @@
 // A kernel function as CUDA launches it: positions from the launch, memory and numbers from the block of arguments.
 #pragma once
-#include "../simd.h"
+#include "../place.h"
 #include "arguments.h"
 
 namespace metalmm::msl {
 
-using abi::ArgKind;
-using abi::ArgSpec;
 using abi::u64;
 using abi::u8;
-using abi::Uint3;
 using cuda::LaunchHead;
 
 template <int Id, class T>
@@ -21,11 +18,7 @@ extern __shared__ __align__(16) abi::u8 metalmm_threadgroup[];
 
 METALMM_INLINE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 
-// Where a thread stands. A launch is of threads in a row; those beyond an odd threadgroup have left.
-struct Place {
-  Uint3 group, size;
-  const LaunchHead& head;
-};
+// A launch is of threads in a row; those beyond an odd threadgroup have left.
 METALMM_INLINE Uint3 group_position(const LaunchHead& head) {
   return {blockIdx.x + head.origin.x, blockIdx.y + head.origin.y, blockIdx.z + head.origin.z};
 }
@@ -34,65 +27,11 @@ METALMM_INLINE Uint3 group_size(const LaunchHead& head, Uint3 g) {
   return {smaller(head.group.x, head.threads.x - g.x * head.group.x), smaller(head.group.y, head.threads.y - g.y * head.group.y),
           smaller(head.group.z, head.threads.z - g.z * head.group.z)};
 }
-METALMM_INLINE Uint3 position(ArgKind kind, const Place& place) {
-  u32 lane = threadIdx.x;
-  Uint3 size = place.size, group = place.group, full = place.head.group;
-  u32 count = size.x * size.y * size.z;
-  Uint3 thread = {lane % size.x, lane / size.x % size.y, lane / (size.x * size.y)};
-  switch (kind) {
-    case ArgKind::thread_position_in_grid:
-      return {group.x * full.x + thread.x, group.y * full.y + thread.y, group.z * full.z + thread.z};
-    case ArgKind::thread_position_in_threadgroup:
-      return thread;
-    case ArgKind::threadgroup_position_in_grid:
-      return group;
-    case ArgKind::threads_per_threadgroup:
-      return size;
-    case ArgKind::threads_per_grid: {
-      Uint3 threads = place.head.threads, groups = place.head.groups;
-      return threads.x ? threads : Uint3{groups.x * full.x, groups.y * full.y, groups.z * full.z};
-    }
-    case ArgKind::threadgroups_per_grid:
-      return place.head.groups;
-    case ArgKind::thread_index_in_threadgroup:
-      return {lane, 0, 0};
-    case ArgKind::thread_index_in_simdgroup:
-      return {lane % 32, 0, 0};
-    case ArgKind::simdgroup_index_in_threadgroup:
-      return {lane / 32, 0, 0};
-    case ArgKind::threads_per_simdgroup:
-      return {32, 0, 0};
-    case ArgKind::simdgroups_per_threadgroup:
-      return {(count + 31) / 32, 0, 0};
-    case ArgKind::thread_index_in_quadgroup:
-      return {lane % 4, 0, 0};
-    case ArgKind::quadgroup_index_in_threadgroup:
-      return {lane / 4, 0, 0};
-    case ArgKind::quadgroups_per_threadgroup:
-      return {(count + 3) / 4, 0, 0};
-    case ArgKind::dispatch_threads_per_threadgroup:
-      return full;
-    case ArgKind::dispatch_simdgroups_per_threadgroup:
-      return {(full.x * full.y * full.z + 31) / 32, 0, 0};
-    case ArgKind::dispatch_quadgroups_per_threadgroup:
-      return {(full.x * full.y * full.z + 3) / 4, 0, 0};
-    default:
-      return {0, 0, 0};
-  }
+METALMM_INLINE Place place_of(const LaunchHead& head) {
+  Uint3 group = group_position(head), size = group_size(head, group), full = head.group, groups = head.groups;
+  Uint3 threads = head.threads.x ? head.threads : Uint3{groups.x * full.x, groups.y * full.y, groups.z * full.z};
+  return {threadIdx.x, size.x * size.y * size.z, size, group, full, threads, groups};
 }
-
-template <class P>
-struct PositionAs {
-  static METALMM_INLINE P from(Uint3 v) { return static_cast<P>(v.x); }
-};
-template <class T>
-struct PositionAs<vec<T, 2>> {
-  static METALMM_INLINE vec<T, 2> from(Uint3 v) { return vec<T, 2>(static_cast<T>(v.x), static_cast<T>(v.y)); }
-};
-template <class T>
-struct PositionAs<vec<T, 3>> {
-  static METALMM_INLINE vec<T, 3> from(Uint3 v) { return vec<T, 3>(static_cast<T>(v.x), static_cast<T>(v.y), static_cast<T>(v.z)); }
-};
 
 // A conditional's arm where the other is of type Other: a half beside a float is one.
 template <class T>
@@ -124,23 +63,6 @@ METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
     return static_cast<A&&>(a);
 }
 
-template <class T>
-constexpr bool is_const_type = false;
-template <class T>
-constexpr bool is_const_type<const T> = true;
-template <class T>
-struct Element {
-  static constexpr u32 bytes = sizeof(T);
-};
-template <>
-struct Element<void> {
-  static constexpr u32 bytes = 1;
-};
-template <>
-struct Element<const void> {
-  static constexpr u32 bytes = 1;
-};
-
 // What a parameter's type says of it. `number`: a reference to what may travel in the block itself.
 template <class P>
 struct Argument {
@@ -169,7 +91,7 @@ METALMM_INLINE constexpr bool goes_on() { return __builtin_is_constant_evaluated
 template <class P>
 struct Fetched {
   static METALMM_INLINE P get(const ArgSpec& spec, const cuda::ArgumentRow&, const u8*, const Place& place) {
-    return PositionAs<P>::from(position(spec.kind, place));
+    return Position<P>::from(position(spec.kind, place));
   }
 };
 template <class T>
@@ -214,8 +136,7 @@ struct Signature<void (*)(P...)> {
 #ifdef METALMM_STOPS
     t.stop = 1;
 #endif
-    constexpr bool is_memory[] = {Argument<P>::is_memory..., false}, is_const[] = {Argument<P>::is_const..., false},
-                   number[] = {Argument<P>::number..., false};
+    constexpr bool is_const[] = {Argument<P>::is_const..., false}, number[] = {Argument<P>::number..., false};
     constexpr u32 bytes[] = {Argument<P>::bytes..., 0};
     u32 at = sizeof(LaunchHead) + 8 * count, inlined = 0;
     for (u32 i = 0; i < count; i++) {
@@ -238,18 +159,8 @@ struct Signature<void (*)(P...)> {
       }
     }
     t.size = (at + 15) / 16 * 16;
-    (void)is_memory;
     return t;
   }
-};
-
-template <int... I>
-struct Indices {};
-template <int N, int... I>
-struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <int... I>
-struct MakeIndices<0, I...> {
-  using type = Indices<I...>;
 };
 
 // A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written, or
@@ -285,7 +196,6 @@ template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class F = declt
 struct Entry;
 template <auto Fn, const ArgSpec* S, const cuda::KernelTable* T, class... P>
 struct Entry<Fn, S, T, void (*)(P...)> {
-  static_assert(sizeof...(P) <= cuda::kMaxArguments, "too many arguments");
   template <int... I>
   static METALMM_INLINE void call(const u8* block, const Place& place, Indices<I...>) {
     static_assert(((Argument<P>::is_memory == (S[I].kind == ArgKind::buffer || S[I].kind == ArgKind::threadgroup)) && ...),
@@ -295,9 +205,8 @@ struct Entry<Fn, S, T, void (*)(P...)> {
   static METALMM_INLINE void run(const u8* block) {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
     begin_launch(head);
-    Uint3 group = group_position(head), size = group_size(head, group);
-    if (!head.threads.x || threadIdx.x < size.x * size.y * size.z)
-      call(block, Place{group, size, head}, typename MakeIndices<sizeof...(P)>::type{});
+    Place place = place_of(head);
+    if (!head.threads.x || place.lane < place.threads) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
     end_launch(head);
   }
 };
@@ -307,9 +216,9 @@ struct Entry<Fn, S, T, void (*)(P...)> {
 #define METALMM_KERNEL_INLINE METALMM_INLINE
 #define METALMM_KERNEL(threads, specs, ...)                                                                                             \
   static constexpr ::metalmm::cuda::KernelTable metalmm_rows = ::metalmm::msl::Signature<metalmm_function_type>::table<specs>(threads); \
-  extern "C" __constant__::metalmm::cuda::KernelTable metalmm_table;                                                                    \
-  __constant__::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                                \
+  extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                                    \
+  __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                                \
   extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                            \
-      metalmm_kernel(const __grid_constant__::metalmm::msl::Block<metalmm_rows.size> block) {                                           \
+      metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                           \
     ::metalmm::msl::Entry<__VA_ARGS__, specs, &metalmm_rows>::run(block.bytes);                                                         \
   }

@@ -1,5 +1,5 @@
 // simdgroup_matrix on tensor cores. mma.m16n8k8 keeps rows of A and D over lanes as (lane / 4, 2 * (lane % 4)), Metal as row() and
-// column() of matrix.h say: a permutation of lanes, made where it is needed.
+// column() of ../matrix.h say: a permutation of lanes, made where it is needed.
 #pragma once
 
 namespace metalmm::msl::library {
@@ -41,14 +41,14 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   const storage_type& own() const { return elements_; }
   storage_type fragment() const { return ordered(elements_, false); }
   void set_fragment(storage_type v) { elements_ = ordered(v, true); }
-  static METALMM_INLINE uint row() { return (simd_lane() / 4 & 4) + simd_lane() / 2 % 4; }
-  static METALMM_INLINE uint column() { return (simd_lane() / 4 & 2) * 2 + simd_lane() % 2 * 2; }
+  static METALMM_INLINE uint row() { return metal_row(simd_lane()); }
+  static METALMM_INLINE uint column() { return metal_column(simd_lane()); }
 #endif
 
  private:
   static METALMM_INLINE storage_type ordered(storage_type elements, bool metal) {
     uint lane = simd_lane();
-    uint row = metal ? (lane / 4 & 4) + lane / 2 % 4 : lane / 4, column = metal ? (lane / 4 & 2) * 2 + lane % 2 * 2 : lane % 4 * 2;
+    uint row = metal ? metal_row(lane) : lane / 4, column = metal ? metal_column(lane) : lane % 4 * 2;
     uint source = metal ? row * 4 + column / 2 : (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + (column / 2 & 1);
     return metalmm::fiber::shuffle(metalmm::fiber::active(), elements, source);
   }
@@ -62,28 +62,6 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
 #endif
   mutable storage_type elements_;
 };
-
-template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
-  simdgroup_matrix<T, Cols, Rows> m;
-  m.own() = vec<T, 2>(value);
-  return m;
-}
-
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = d.row(), column = d.column();
-  ulong step = transpose ? elements_per_row : 1;
-  const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.own() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
-}
-template <class T, int C, int R, class U>
-METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
-  ulong row = a.row(), column = a.column();
-  ulong step = transpose ? elements_per_row : 1;
-  U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  p[0] = static_cast<U>(a.own()[0]);
-  p[step] = static_cast<U>(a.own()[1]);
-}
 
 template <class D, class A, class B, class C>
 METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
