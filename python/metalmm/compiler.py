@@ -301,14 +301,16 @@ def build(
     *,
     is_preprocessed: bool = False,
     debug: bool = False,
+    is_ours: bool = False,
 ) -> Path:
     """The compiled module of one kernel, from the cache or made now.
 
-    text: preprocessed MSL, or MSL whose only includes are MSL's own, so that the text alone says what it means.
+    text: preprocessed MSL, or MSL whose only includes are MSL's own, so that the text alone says what it means. is_ours: as
+    KernelText.is_ours says, which a debug device looks at.
     """
     compiler = find_compiler()
     chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
-    flags = [*compiler.flags, *(_DEBUG_FLAGS[compiler.kind] if debug else [])]
+    flags = [*compiler.flags, *(_DEBUG_FLAGS[compiler.kind] if debug else []), *(["-DMETALMM_CONVERGED"] if debug and is_ours else [])]
     parts = [text, kernel, repr(chosen), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 

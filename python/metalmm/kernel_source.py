@@ -38,6 +38,12 @@ class KernelText:
     name: str
     is_preprocessed: bool = False
 
+    @property
+    def is_ours(self) -> bool:
+        """A kernel of this package, which is known to have all lanes of a simdgroup at each of their operations (but at those on the
+        first lane): test_debug_mode.py sees to it."""
+        return not self.is_preprocessed and Path(self.name).is_relative_to(KERNELS)
+
 
 @dataclass(frozen=True)
 class Code:

@@ -27,6 +27,10 @@ struct source_location {  // the layout that __builtin_source_location asks for
   ::metalmm::abi::Site { site->_M_file_name, site->_M_line, site->_M_column }
 #endif
 
+namespace metalmm::msl {
+struct First;
+}
+
 namespace metalmm::fiber {
 
 using namespace metalmm::abi;
@@ -176,12 +180,27 @@ template <class T> METALMM_INLINE T* slots(u8* memory) {
   return reinterpret_cast<T*>(memory + kSimdWidth * (sizeof(T) - 1));  // after the regions of all smaller sizes
 }
 
+// Of a kernel that says its lanes are all there at each operation: cuda/lanes.h would wait for one that is not.
+METALMM_INLINE void check_whole(u32 mask) {
+#ifdef METALMM_CONVERGED
+  if (mask != ~0u) __builtin_trap();
+#else
+  (void)mask;
+#endif
+}
+// But where a kernel asks for the first lane: that is one who does not know which are there.
+template <class Op> constexpr bool may_be_few = false;
+template <> inline constexpr bool may_be_few<msl::First> = true;
+
 // The lanes of a simdgroup bring `value` and `arg`, Op computes all results, each lane leaves with its own. A result not
 // yet fetched is safe: its lane has to fetch it before it can bring anything new.
 template <class Op, class In, class Out = In>
 METALMM_INLINE Out exchange(const In& value, u32 arg, Site site) {
   struct Complete {
-    static void all(Simdgroup* g, u32 mask) { Op::run(mask, slots<In>(g->in), g->arg, slots<Out>(g->out)); }
+    static void all(Simdgroup* g, u32 mask) {
+      if (!may_be_few<Op>) check_whole(mask);
+      Op::run(mask, slots<In>(g->in), g->arg, slots<Out>(g->out));
+    }
   };
   Context* c = context();
   Simdgroup* g = c->group;

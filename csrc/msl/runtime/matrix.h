@@ -25,7 +25,8 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
 // Lanes write their elements into whole matrices, so that the last one multiplies rows as vectors. float accumulation.
 struct MultiplyAccumulate {
   typedef float row8 __attribute__((vector_size(32)));
-  static void all(metalmm::abi::Simdgroup* g, uint) {
+  static void all(metalmm::abi::Simdgroup* g, uint mask) {
+    metalmm::fiber::check_whole(mask);
     const float* a = g->matrices[0];
     const row8* b = reinterpret_cast<const row8*>(g->matrices[1]);
     const row8* c = reinterpret_cast<const row8*>(g->matrices[2]);

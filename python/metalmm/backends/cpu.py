@@ -92,8 +92,9 @@ class _Cpu:
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
         module = compiler.build(
-            source.text, kernel, constants, source.name, is_preprocessed=source.is_preprocessed, debug=bool(device.options["debug"])
-        )
+            source.text, kernel, constants, source.name, is_preprocessed=source.is_preprocessed, debug=bool(device.options["debug"]),
+            is_ours=source.is_ours,
+        )  # fmt: skip
         # The module's tables say its arguments; the names of their types are of use for numbers, which nobody gives a variant.
         arguments: Sequence[Argument] = ()
         if source.is_preprocessed:

@@ -101,11 +101,11 @@ class _Cuda:
         return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
 
 
-def options(capability: int, *, is_ours: bool, stops: bool) -> list[str]:
-    """NVRTC's. is_ours: a matmul's kernel, whose simdgroups are whole and together at each of their operations, and whose parameters are
-    never a buffer."""
+def options(capability: int, *, is_matmul: bool, is_ours: bool, stops: bool) -> list[str]:
+    """NVRTC's. is_matmul: the parameters are never a buffer; is_ours: simdgroups are whole and together at each of their operations."""
     given = [f"-arch=sm_{capability}", "-std=c++17", "-default-device", "--device-int128", f"-I{compiler.MSL / 'runtime'}"]
-    given += ["-DMETALMM_CONVERGED", "-DMETALMM_NUMBERS_INLINE"] if is_ours else []
+    given += ["-DMETALMM_NUMBERS_INLINE"] if is_matmul else []
+    given += ["-DMETALMM_CONVERGED"] if is_ours else []
     return [*given, "-DMETALMM_STOPS"] if stops else given
 
 
@@ -114,7 +114,7 @@ def build(
 ) -> Path:
     """The machine code of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
     nvcc = nvcc or nvrtc.find()
-    given = options(capability, is_ours=not source.is_preprocessed, stops=stops)
+    given = options(capability, is_matmul=not source.is_preprocessed, is_ours=source.is_ours, stops=stops)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
     parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), compiler._runtime_digest()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]

@@ -24,7 +24,8 @@ using namespace metalmm::abi;
 
 METALMM_INLINE u32 lane() { return threadIdx.x & 31; }
 
-// The lanes that take part. A kernel of ours has all 32 at each operation, and says so; of another those that come here together.
+// The lanes that take part. A kernel of ours has all 32 at each operation but simd_is_first and simd_broadcast_first (the CPU's debug mode
+// looks at that: ../fiber.h); of another those that come here together.
 METALMM_INLINE u32 active() {
 #ifdef METALMM_CONVERGED
   return ~0u;
@@ -55,8 +56,12 @@ template <> struct Exchange<msl::Gather> {
     return shuffle(mask, value, mask >> (source & 31) & 1 ? source & 31 : lane());
   }
 };
+// Who asks for the first lane does not know which are there: in a kernel of ours as in any.
 template <> struct Exchange<msl::First> {
-  template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) { return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(mask)) - 1)); }
+  template <class T> static METALMM_INLINE T run(u32, const T& value, u32) {
+    u32 mask = __activemask();
+    return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(mask)) - 1));
+  }
 };
 template <> struct Exchange<msl::Nothing> {
   template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) {
