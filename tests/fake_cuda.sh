@@ -9,9 +9,9 @@ flags=(-std=c++17 -O2 -g -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden
 build() {  # target sources
   local target=$1
   shift
-  [[ -e $target && -z $(find "$@" tests/fake_cuda csrc/cuda/driver.h csrc/msl/runtime csrc/cpu tests/fake_cuda.sh -newer "$target") ]] && return
+  [[ -e $target && -z $(find "$@" tests/fake_cuda csrc/cuda/driver.h csrc/cuda/blas.h csrc/msl/runtime csrc/cpu tests/fake_cuda.sh -newer "$target") ]] && return
   "$cxx" "${flags[@]}" "$@" -o "$target.new" -ldl
   mv "$target.new" "$target"
 }
-build "$dir/libfakecuda.so" tests/fake_cuda/fake_core.cpp tests/fake_cuda/fake_cuda.cpp tests/fake_cuda/fake_kernels.cpp csrc/cpu/executor.cpp
+build "$dir/libfakecuda.so" tests/fake_cuda/fake_core.cpp tests/fake_cuda/fake_cublas.cpp tests/fake_cuda/fake_cuda.cpp tests/fake_cuda/fake_kernels.cpp csrc/cpu/executor.cpp
 build "$dir/libfakenvrtc.so" tests/fake_cuda/fake_nvrtc.cpp

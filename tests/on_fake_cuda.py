@@ -87,7 +87,7 @@ def install() -> FakeCuda:
     """Makes metalmm find the fakes in place of NVIDIA's libraries."""
     driver = BUILD / "libfakecuda.so"
     assert driver.exists(), f"{driver}: run tests/fake_cuda.sh first"
-    os.environ["METALMM_LIBCUDA"] = str(driver)
+    os.environ["METALMM_LIBCUDA"] = os.environ["METALMM_LIBCUBLAS"] = str(driver)
     os.environ.setdefault("METALMM_DEVICE", "cuda")
     atexit.register(_check_exit)  # before metalmm's own, so that it runs after it
     os.environ["METALMM_LIBNVRTC"] = str(nvrtc := _nvrtc())

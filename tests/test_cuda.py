@@ -22,6 +22,7 @@ import metalmm
 import numpy as np
 import pytest
 from conftest import DEVICE, ROOT, half, right
+from metalmm import numerics, nvrtc
 
 FAKE: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="of device cuda")
@@ -1270,6 +1271,100 @@ def test_arrays_of_other_libraries_on_the_gpu_are_taken_where_they_lie(device: m
     for options in ({"copy": True}, {"dl_device": (1, 0)}):
         with pytest.raises(BufferError, match="own memory on the GPU"):
             x.array.__dlpack__(**options)
+
+
+# -- cuBLAS -------------------------------------------------------------------------------------------------------------
+
+BLAS = "blas/baseline"
+CUBLAS = [f"{what}_{how}" for what in ("description", "layout", "preference") for how in ("create", "set")] + ["create", "heuristic", "matmul"]
+needs_cublas = pytest.mark.skipif(DEVICE == "cuda" and not nvrtc.find_cublas(), reason="cuBLAS is not installed: it is NOT tested")
+
+
+def drawn(layout: str, m: int, n: int, k: int, batch: int, dtype: Any) -> tuple[Any, Any, Any, Any]:
+    rng = np.random.default_rng(m * n + k)
+    shapes = (k, m) if layout[0] == "t" else (m, k), (n, k) if layout[1] == "t" else (k, n), (n,), (m, n)
+    lead = [(batch,) if batch > 1 and len(shape) == 2 else () for shape in shapes]
+    a, b, bias, c = (rng.standard_normal((*ahead, *shape)).astype(dtype) for ahead, shape in zip(lead, shapes, strict=True))
+    return a, b, bias, c
+
+
+@needs_cublas
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_cublas_multiplies(device: metalmm.Device, layout: str, dtype: Any) -> None:
+    transposed: dict[str, Any] = {"transpose_a": layout[0] == "t", "transpose_b": layout[1] == "t"}
+    for m, n, k, batch in ((1, 7, 5, 1), (3, 8, 16, 2), (5, 1, 33, 3), (17, 64, 1, 1), (8, 96, 128, 1)):
+        a, b, bias, c = drawn(layout, m, n, k, batch, dtype)
+        da, db, dbias, dc = (device.array(x) for x in (a, b, bias, c))
+        out = device.empty(c.shape, c.dtype)
+        for options in ({}, {"bias": dbias}, {"c": dc, "beta": 0.5}, {"c": dc, "beta": -2.0, "bias": dbias, "alpha": 0.25}):
+            metalmm.matmul(BLAS, da, db, out=out, **transposed, **options)
+            host = {key: np.asarray(x) if isinstance(x, metalmm.Array) else x for key, x in options.items()}
+            reference, bound, _ = numerics.judged(a, b, **transposed, **host)
+            assert not numerics.mismatch(np.asarray(out), reference, bound)
+        # NumPy arrays, and the result in place of c.
+        right(metalmm.matmul(BLAS, a, b, bias=bias, device=device, **transposed), a, b, bias=bias, **transposed)
+        metalmm.matmul(BLAS, da, db, c=dc, beta=1.0, out=dc, **transposed)
+        right(dc, a, b, c=c, beta=1.0, **transposed)
+    wide = np.random.default_rng(0).standard_normal((40, 50)).astype(dtype)  # rows apart, and off every vector
+    a, b = device.array(wide)[3:8, 1:12], device.array(wide)[9:20, 3:20]
+    right(metalmm.matmul(BLAS, a, b), wide[3:8, 1:12], wide[9:20, 3:20])
+
+
+@needs_cublas
+def test_cublas_among_kernels(device: metalmm.Device) -> None:
+    """In the order of a batch or recording, each reading what the one before wrote; a bias of its own each time."""
+    x, w = half(1, 64), (half(64, 64, seed=1) / 8).astype(np.float16)
+    biases = [half(64, seed=i) for i in range(6)]
+    held, dw, dx = [device.array(b) for b in biases], device.array(w), device.array(x)
+    y, z = device.empty((1, 64)), device.empty((1, 64))
+    batch = device.batch()
+    for i, bias in enumerate(held):
+        source, target = (dx if i == 0 else (z, y)[i % 2], (y, z)[i % 2])
+        source = source if i == 0 else (y if target is z else z)
+        batch.matmul(BLAS if i % 2 else V, source, dw, bias=bias, out=target)
+    expected = x.astype(np.float64)
+    for bias in biases:
+        expected = (expected @ w + bias).astype(np.float16).astype(np.float64)
+    recording = batch.record()
+    for _ in range(3):
+        z.write(np.full((1, 64), np.nan, np.float16))
+        recording.replay()
+        recording.wait()
+        np.testing.assert_allclose(z.numpy(), expected, rtol=0.02, atol=0.05)
+
+
+def test_without_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "find_cublas", lambda: "")
+    with metalmm.Device("cuda") as other:
+        assert BLAS not in metalmm.variants(device=other) and "blas" in other.lacking
+        with pytest.raises(metalmm.UnsupportedError, match="needs blas, which this device lacks"):
+            metalmm.matmul(BLAS, half(1, 8), half(8, 8), device=other)
+    monkeypatch.setattr(nvrtc, "find_cublas", lambda: "/nowhere/libcublasLt.so.13")
+    with metalmm.Device("cuda") as other:
+        with pytest.raises(metalmm.DeviceError, match=r"cuBLAS: /nowhere/libcublasLt.so.13 cannot be loaded"):
+            metalmm.matmul(BLAS, half(1, 8), half(8, 8), device=other)
+        right(metalmm.matmul(V, half(1, 8), half(8, 8, seed=1), device=other), half(1, 8), half(8, 8, seed=1))
+
+
+@needs_fake
+@pytest.mark.parametrize("call", CUBLAS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_cublas_fails_at(call: str, recorded: bool, device: metalmm.Device) -> None:
+    """At any of its calls, of a call or while a recording is made: an error, and the next one is right."""
+    a, b, bias = half(1, 24), half(24, 40, seed=1), half(40, seed=2)
+    with metalmm.Device("cuda") as other:  # a pipeline of its own
+        da, db, dbias = (other.array(x) for x in (a, b, bias))
+        FAKE.inject(f"cublas_{call}", code=801 if call == "heuristic" else 999)
+        error = metalmm.UnsupportedError if call == "heuristic" else metalmm.DeviceError
+        with pytest.raises(error, match="cuBLAS"):
+            if recorded:
+                made = other.batch()
+                made.matmul(BLAS, da, db, bias=dbias)
+                made.record()
+            else:
+                metalmm.matmul(BLAS, da, db, bias=dbias)
+        right(metalmm.matmul(BLAS, da, db, bias=dbias), a, b, bias=bias)
 
 
 def test_torch_on_the_gpu(device: metalmm.Device) -> None:

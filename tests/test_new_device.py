@@ -36,6 +36,9 @@ class Toy:
         module = compiler.build(text, kernel, constants, source.name, is_preprocessed=True)
         return Code(kernel, file=str(module), arguments=Program(text, source.name).arguments(kernel, constants))
 
+    def library_file(self, library: str) -> str:
+        return ""
+
     def watching(self, timeout: float) -> dict[str, Any]:
         return {}
 

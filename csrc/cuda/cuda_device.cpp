@@ -148,6 +148,10 @@ class CudaPipeline : public Pipeline {
  public:
   CudaPipeline(std::shared_ptr<Home> home, const PipelineSource& source) : home_(std::move(home)) {
     name = source.name;
+    if (source.library) {
+      take_library(source);
+      return;
+    }
     const Driver& cu = driver();
     std::string image = bytes_of_file(source.file);
     home_->enter();
@@ -162,9 +166,12 @@ class CudaPipeline : public Pipeline {
     take_types(source.arguments);
   }
   ~CudaPipeline() override {
-    if (home_->lost) return;
+    if (home_->lost) {
+      if (blas) blas->forget();
+      return;
+    }
     home_->enter();
-    driver().module_unload(module_);
+    if (module_) driver().module_unload(module_);
   }
   bool writes(uint32_t index) const { return written_ >> index & 1; }
   bool inlines(uint32_t index) const { return inlined_ >> index & 1; }  // numbers there travel with the launch
@@ -172,8 +179,17 @@ class CudaPipeline : public Pipeline {
   Function function = nullptr;
   Address stop = 0;  // its metalmm_stop, where it looks at one
   KernelTable table{};
+  std::unique_ptr<BlasMatmul> blas;  // in place of a function
 
  private:
+  void take_library(const PipelineSource& source) {
+    if (source.library->name != "blas") throw Error(ErrorKind::unsupported, name + ": device cuda has no library " + source.library->name);
+    if (source.library->type != kFloat16 && source.library->type != kFloat32)
+      throw Error(ErrorKind::unsupported, name + ": blas multiplies no " + source.library->type.name());
+    home_->enter();
+    blas = std::make_unique<BlasMatmul>(source.file, *source.library);
+    written_ = 1u << kIndexD, inlined_ = 1u << kIndexParams;
+  }
   void read_table() {
     const Driver& cu = driver();
     Address address = 0;
@@ -227,6 +243,7 @@ CudaDevice::CudaDevice(const CudaOptions& options)
   int capability = 0;
   home_->check(cu.device_attribute(&capability, kCapabilityMajor, home_->gpu), "asking what the GPU is");
   overlaps_ = options_.overlap && capability >= 9;
+  if (!options_.blas) lacking_.push_back("blas");
   try {
     home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
     home_->check(cu.stream_create(&record_stream_, kStreamNonBlocking), "making a stream");
@@ -245,11 +262,13 @@ CudaDevice::~CudaDevice() {
   leave_family();
   if (home_->lost || forked_) {
     nothing_.reset();
+    workspace_.reset();
     return;
   }
   home_->enter();
   driver().stream_synchronize(stream_);
   nothing_.reset();
+  workspace_.reset();
   driver().stream_destroy(stream_);
   driver().stream_destroy(record_stream_);
   driver().stream_destroy(stop_stream_);
@@ -323,7 +342,10 @@ void CudaDevice::write(const Buffer& b, size_t offset, const void* from, size_t 
 
 std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source) {
   check_here();
-  if (source.library) throw Error(ErrorKind::unsupported, source.name + ": device cuda has no library " + source.library->name);
+  if (source.library) {  // here, for nothing is allocated while a recording is made
+    std::lock_guard lock(workspace_mutex_);
+    if (!workspace_) workspace_.emplace(pool_, BlasMatmul::kWorkspace);
+  }
   return std::make_shared<CudaPipeline>(home_, source);
 }
 
@@ -359,8 +381,9 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
       on_device &= b.native() != nullptr;
     }
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
+    on_device &= !pipeline.blas;
     beside[i] = !hazards.next() && on_device && !is_first && !in_order;
-    is_first = !on_device;  // copies stand between it and the next
+    is_first = !on_device;  // copies, or what cuBLAS launches, stand between it and the next
   });
   work.for_each([&](size_t i, const Dispatch& d) {
     bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
@@ -373,10 +396,7 @@ template <class Settle>
 void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
                         Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
-  const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
-  alignas(16) uint8_t block[4096];
-  auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
   // What the host holds is copied in, and back where the kernel may have written. A copy stands within 256 bytes as the original
   // does: by that address it was decided which loads are aligned.
   struct Copied {
@@ -414,6 +434,35 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         return c.address + static_cast<size_t>(buffer.host() - c.begin) + b.offset;
     return nothing_->address();
   };
+  if (pipeline.blas)
+    launch_blas(d, stream, address_of);
+  else
+    launch_kernel(d, stream, kept, next, beside, late, address_of);
+  if (!copies.empty()) settle();
+  for (const Copied& c : copies)
+    if (c.written)
+      home_->check(cu.copy_out(const_cast<uint8_t*>(c.begin), c.address, static_cast<size_t>(c.end - c.begin), stream),
+                   ("copying what kernel '" + pipeline.name + "' wrote").c_str());
+}
+
+template <class AddressOf>
+void CudaDevice::launch_blas(const Dispatch& d, Stream stream, AddressOf&& address_of) {
+  auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+  MatmulParams p;
+  std::memcpy(&p, d.bytes[0].data, sizeof(p));
+  auto address = [&](uint32_t index) { return address_of(d.buffers[index]); };  // in index order
+  BlasOperands o{address(kIndexA), address(kIndexB), address(kIndexD), address(kIndexC), address(kIndexBias)};
+  pipeline.blas->launch(p, o, stream, workspace_->address());
+}
+
+template <class AddressOf>
+void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
+                               AddressOf&& address_of) {
+  auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+  const KernelTable& table = pipeline.table;
+  const Driver& cu = driver();
+  alignas(16) uint8_t block[4096];
+  auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
   size_t shared = 0;
   for (uint32_t i = 0; i < table.count; i++) {
     const ArgumentRow& row = table.rows[i];
@@ -478,11 +527,6 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
           home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());
       }
-  if (!copies.empty()) settle();
-  for (const Copied& c : copies)
-    if (c.written)
-      home_->check(cu.copy_out(const_cast<uint8_t*>(c.begin), c.address, static_cast<size_t>(c.end - c.begin), stream),
-                   ("copying what kernel '" + pipeline.name + "' wrote").c_str());
 }
 
 // -- submissions --------------------------------------------------------------------------------------------------------
@@ -747,6 +791,7 @@ std::shared_ptr<Device> make(const Options& options) {
   o.spin = option<double>(options, "spin");
   o.timeout = option<double>(options, "timeout");
   o.overlap = option<bool>(options, "overlap");
+  o.blas = option<bool>(options, "blas");
   o.ahead = option<size_t>(options, "ahead");
   return std::make_shared<CudaDevice>(o);
 }

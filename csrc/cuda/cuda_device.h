@@ -8,6 +8,7 @@
 #include "../core/batch.h"
 #include "../core/hazards.h"
 #include "../msl/runtime/cuda/arguments.h"
+#include "blas.h"
 #include "driver.h"
 
 namespace metalmm::cuda {
@@ -77,7 +78,8 @@ struct CudaOptions {
   double spin = 0;
   double timeout = 0;
   bool overlap = false;
-  size_t ahead = 0;  // the next launch's largest argument is brought to the second-level cache, if it has no more bytes
+  bool blas = false;  // cuBLAS was found
+  size_t ahead = 0;   // the next launch's largest argument is brought to the second-level cache, if it has no more bytes
 };
 
 class CudaDevice : public Device {
@@ -105,6 +107,11 @@ class CudaDevice : public Device {
   // late: the next launch is beside this one, and may not begin before those that this one waits for are through.
   template <class Settle>
   void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late, Settle&& settle);
+  template <class AddressOf>
+  void launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
+                     AddressOf&& address_of);
+  template <class AddressOf>
+  void launch_blas(const Dispatch& d, Stream stream, AddressOf&& address_of);
   Span largest_read(const Dispatch& d) const;
   void check_here() const;
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
@@ -119,6 +126,8 @@ class CudaDevice : public Device {
   bool overlaps_ = false;  // as the options say, on a GPU that knows programmatic launches
   Stream stream_ = nullptr;
   std::optional<Temporary> nothing_;  // what an argument finds that a function constant switched off
+  std::mutex workspace_mutex_;
+  std::optional<Temporary> workspace_;  // cuBLAS's, of one product after another
   std::mutex record_mutex_;
   Stream record_stream_ = nullptr, stop_stream_ = nullptr;
   std::atomic<bool> forked_{false};

@@ -46,7 +46,7 @@ _FIELDS = {
     "busy",
 }
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
-FEATURES = ("simdgroup_matrix", "simd_sum", "mps")
+FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
 _OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
@@ -430,7 +430,7 @@ class _Entry:
         v.devices = self.some_of("devices", backends.names(), having if v.library else ())
         if "devices" in self.table and not v.devices:
             raise self.fail(f"devices is []; it lists some of {', '.join(backends.names())}")
-        v.needs = self.some_of("needs", FEATURES, ("mps",) if v.library.startswith("mps_") else ())
+        v.needs = self.some_of("needs", FEATURES, (v.library.partition("_")[0],) if v.library else ())
         if v.library and not set(v.devices) <= set(having):
             raise self.fail(f"devices is {list(v.devices)}; {v.library} is there on {', '.join(having)} alone")
         if v.library and "source" not in self.table:  # nothing of it is MSL
@@ -659,6 +659,6 @@ def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[A
     with _lock():  # the whole of one manifest, or of the one after it
         v = get(variant)
         if not v.kernel:
-            return kernel_source.Code("").as_tuple()
+            return kernel_source.Code("", file=device.backend.library_file(v.library)).as_tuple()
         text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
     return device.backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()

@@ -1,4 +1,5 @@
-"""NVIDIA's run-time compiler, found when it is first asked for: $METALMM_LIBNVRTC, the PyPI package nvidia-cuda-nvrtc, the system's."""
+"""NVIDIA's libraries, found when they are first asked for: the run-time compiler ($METALMM_LIBNVRTC, the PyPI package nvidia-cuda-nvrtc,
+the system's), and cuBLAS."""
 
 from __future__ import annotations
 
@@ -14,15 +15,28 @@ from .errors import CompileError, CompilerNotFoundError
 _LEAST = (12, 0)  # what the runtime's headers ask of the language
 
 
+def _packaged(pattern: str) -> list[str]:
+    """Libraries in PyPI's packages of NVIDIA's, the newest first."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations or () if spec else ()
+    return [str(path) for folder in folders for path in sorted(Path(folder).glob(pattern), reverse=True)]
+
+
 def _candidates() -> list[str]:
     if chosen := os.environ.get("METALMM_LIBNVRTC"):
         return [chosen]
-    found = list[str]()
-    spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for pattern in ("cu*/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*"):
-            found += [str(path) for path in sorted(Path(folder).glob(pattern), reverse=True) if "builtins" not in path.name]
+    found = [path for pattern in ("cu*/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*") for path in _packaged(pattern)]
+    found = [path for path in found if "builtins" not in path]
     return [*found, *(f"libnvrtc.so.{major}" for major in (13, 12)), "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"]
+
+
+def find_cublas() -> str:
+    """Where cuBLAS (cublasLt) lies: $METALMM_LIBCUBLAS, the PyPI package nvidia-cublas (torch brings it), the system's. Empty: nowhere."""
+    if chosen := os.environ.get("METALMM_LIBCUBLAS"):
+        return chosen
+    folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
+    found = [path for pattern in ("cu*/lib/libcublasLt.so.*", "cublas/lib/libcublasLt.so.*") for path in _packaged(pattern)]
+    return next(iter([*found, *(str(p) for f in folders if f for p in sorted(Path(f).glob("libcublasLt.so.*"), reverse=True))]), "")
 
 
 class Compiler:

@@ -53,6 +53,10 @@ class Backend(Protocol):
         """One kernel for the device. Raises CompileError, LoweringError."""
         ...
 
+    def library_file(self, library: str) -> str:
+        """Where one of `libraries` lies, for one that is loaded when it is first asked for; empty for what the extension has."""
+        ...
+
     def watching(self, timeout: float) -> dict[str, Any]:
         """Options of a device that tells of kernels which write elsewhere or take longer than `timeout` seconds, where it can."""
         ...

@@ -102,6 +102,9 @@ class _Cpu:
             _warn_of_what_apples_compiler_refuses(source)
         return Code(kernel, file=str(module), arguments=arguments)
 
+    def library_file(self, library: str) -> str:
+        return ""
+
     def watching(self, timeout: float) -> dict[str, Any]:
         return {"guards": True, "timeout": timeout}
 

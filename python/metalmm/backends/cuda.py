@@ -40,7 +40,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 class _Cuda:
     name = "cuda"
     options: Sequence[str] = tuple(Options.__annotations__)
-    libraries: Sequence[str] = ()
+    libraries: Sequence[str] = ("blas",)
     counts_barriers = False
     note = "Times are an NVIDIA GPU's; of an Apple GPU they say what to try, not how long it takes."
     # Of benchmarks/peers_cuda.py on an H200: docs/cuda.md.
@@ -76,7 +76,7 @@ class _Cuda:
             raise DeviceError(
                 f"spin is {spin}, timeout {timeout}, ahead {options['ahead']}; spin is 0 to 1 second, timeout up to a million, ahead less than 2^31"
             )
-        return {**options, "spin": float(spin), "timeout": float(timeout)}
+        return {**options, "spin": float(spin), "timeout": float(timeout), "blas": bool(nvrtc.find_cublas())}
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
         return library_text(compiler.preprocess(text, name, folders, defines, for_metal=True), name)
@@ -89,6 +89,9 @@ class _Cuda:
         module = build(source, kernel, constants, capability, nvcc, stops=device.options["timeout"] > 0)
         arguments = known_arguments(source, kernel, constants) if source.is_preprocessed else ()
         return Code(kernel, file=str(module), arguments=arguments)
+
+    def library_file(self, library: str) -> str:
+        return nvrtc.find_cublas()
 
     def watching(self, timeout: float) -> dict[str, Any]:
         return {"timeout": timeout}

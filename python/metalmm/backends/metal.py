@@ -113,6 +113,9 @@ class _Metal:
         # Without arguments: Metal's compiler tells them, of the text as its preprocessor leaves it.
         return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"))
 
+    def library_file(self, library: str) -> str:
+        return ""
+
     def watching(self, timeout: float) -> dict[str, Any]:
         return {}
 
