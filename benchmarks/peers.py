@@ -9,7 +9,7 @@ torch and mlx read float16. Weights are converted and placed beforehand; all but
 our device asks for them for arrays of 1 MB and more, NumPy from 4 MB on (its copies and torch's lie in one array, so they have them), mlx
 not. Each has --rounds turns, in changing order, and the least median counts, for another process that takes a core makes spinning threads
 wait for whole ticks. Our ids are screened with a few calls in the first round, the three best of each group measured, and the one that won
-is measured anew in every round, like the peers.
+is measured anew in every round, like the peers. With METALMM_DEVICE=cuda it is benchmarks/peers_cuda.py, with that one's options.
 
     python benchmarks/peers.py [--threads 2] [--iters 60] [--shapes 1,3] [--memory 4] [--rounds 2] [--all]
 """
@@ -28,6 +28,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+if os.environ.get("METALMM_DEVICE") == "cuda":
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("peers_cuda.py")), *sys.argv[1:]])
 
 ARGS = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 ARGS.add_argument("--threads", type=int, default=2)

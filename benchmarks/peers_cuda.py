@@ -5,7 +5,7 @@ Each contender runs as one CUDA graph: ours a recording, torch's a torch.cuda.CU
 weights are copies by turns, together far past the second-level cache, every copy read once before the first comes again; each contender has
 its own. Two columns of ours: `chain`, all calls write one result, so that each waits for the one before it, as a model's layers do; `apart`,
 each has a result of its own, and a recording lets calls that share nothing run beside each other, which a graph captured from one stream
-does not. `no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own,
+does not. `baseline` is blas/baseline in a recording of ours: cuBLAS without torch. `no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own,
 read and written bytes. Results are checked against float64.
 
     python benchmarks/peers_cuda.py [--only REGEX] [--shapes 1,3] [--json FILE] [--skip shapes,step,host]
@@ -27,7 +27,7 @@ from typing import Any
 
 import metalmm
 import numpy as np
-from metalmm import kernel_source, manifest
+from metalmm import kernel_source, manifest, nvrtc
 from metalmm.backends import cuda
 
 REPLAYS, SCREENING, FINALISTS = 25, 6, 4
@@ -178,6 +178,8 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
 
     place(device)
     reference, bound = metalmm.reference(a, b, transpose_b=is_nt), metalmm.error_bound(a, b, transpose_b=is_nt)
+    if nvrtc.find_cublas():
+        found["baseline"] = ours(device, metalmm.variants(device=device)["blas/baseline"], REPLAYS)
     right = []
     for v in candidates(shape, device, only):
         result = np.asarray(metalmm.matmul(v, held["a"], held["b"][0], transpose_b=is_nt, out=held["out"]))
@@ -344,7 +346,7 @@ def main() -> None:
     result: dict[str, Any] = {"device": device.info, "copy_gbps": copy, "shapes": []}
     picked: dict[str, str] = {}
     print(
-        f"{'float16':24s}{'cuBLAS':>8s}{'chain':>8s}{'ratio':>7s}{'GB/s':>7s}{'copy':>6s}{'bias':>7s}{'no overlap':>12s}{'apart':>8s}{'ratio':>7s}  variants"
+        f"{'float16':24s}{'cuBLAS':>8s}{'baseline':>9s}{'chain':>8s}{'ratio':>7s}{'GB/s':>7s}{'copy':>6s}{'bias':>7s}{'no overlap':>12s}{'apart':>8s}{'ratio':>7s}  variants"
     )
     for shape in chosen if "shapes" not in skipped else []:
         r = measured(shape, device, alone, args.only, rng)
@@ -352,7 +354,7 @@ def main() -> None:
         picked[str(shape)] = r["variant"]
         gbps = r["bytes"] / r["chain"] / 1e3
         print(
-            f"{r['shape']:24s}{r['cublas']:8.2f}{r['chain']:8.2f}{r['cublas'] / r['chain']:7.2f}{gbps:7.0f}{gbps / copy:6.0%}"
+            f"{r['shape']:24s}{r['cublas']:8.2f}{r.get('baseline', float('nan')):9.2f}{r['chain']:8.2f}{r['cublas'] / r['chain']:7.2f}{gbps:7.0f}{gbps / copy:6.0%}"
             f"{r['chain_bias'] / r['chain'] - 1:+7.1%}{r['cublas'] / r['no_overlap']:12.2f}{r['apart']:8.2f}{r['cublas'] / r['apart']:7.2f}"
             f"  {r['variant']}; {r['apart_variant'].partition('/')[2]}",
             flush=True,

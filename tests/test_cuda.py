@@ -1276,7 +1276,11 @@ def test_arrays_of_other_libraries_on_the_gpu_are_taken_where_they_lie(device: m
 # -- cuBLAS -------------------------------------------------------------------------------------------------------------
 
 BLAS = "blas/baseline"
-CUBLAS = [f"{what}_{how}" for what in ("description", "layout", "preference") for how in ("create", "set")] + ["create", "heuristic", "matmul"]
+CUBLAS = [f"{what}_{how}" for what in ("description", "layout", "preference") for how in ("create", "set")] + [
+    "create",
+    "heuristic",
+    "matmul",
+]
 needs_cublas = pytest.mark.skipif(DEVICE == "cuda" and not nvrtc.find_cublas(), reason="cuBLAS is not installed: it is NOT tested")
 
 

@@ -34,8 +34,8 @@ def _files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("METALMM_TUNING", str(tmp_path / "tuning.json"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "_loaded", None)
-    monkeypatch.setattr(runner, "last_level_cache", lambda: 1 << 20)
-    monkeypatch.setattr(copy, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(runner, "last_level_cache", lambda device: 1 << 20)
+    monkeypatch.setattr(copy, "last_level_cache", lambda device: 1 << 20)
     monkeypatch.setattr(copy, "_LEAST", 1 << 20)
     metalmm._core._forget_choices()
     yield

@@ -13,7 +13,9 @@ from conftest import DEVICE, REAL_GPU
 HERE = Path(__file__).parent / "msl"
 pytestmark = pytest.mark.usefixtures("each_compiler")
 N = 64
-not_known_of_apple = pytest.mark.xfail(REAL_GPU and DEVICE == "metal", strict=False, reason="how Apple's compiler rounds and gathers lanes is not known yet")
+not_known_of_apple = pytest.mark.xfail(
+    REAL_GPU and DEVICE == "metal", strict=False, reason="how Apple's compiler rounds and gathers lanes is not known yet"
+)
 
 
 def u32(x: int) -> bytes:

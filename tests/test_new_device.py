@@ -21,6 +21,7 @@ class Toy:
     name = "toy"
     options: Sequence[str] = ()
     libraries: Sequence[str] = ()
+    replays = 0
     counts_barriers = False
     note = ""
 

@@ -287,6 +287,11 @@ const Backend* find_backend(const std::string& name) {
   return nullptr;
 }
 
+void end_backends() {
+  for (const Backend& b : known().backends)
+    if (b.end) b.end();
+}
+
 void check_dispatch(const Dispatch& d, const Limits& limits) {
   check_threads(d, limits);
   size_t limit = limits.threadgroup_memory;

@@ -303,9 +303,11 @@ struct Backend {
   std::string name;
   std::shared_ptr<Device> (*make)(const Options& options);
   std::vector<std::string> (*device_names)();  // on this machine
+  void (*end)() = nullptr;                     // before the process ends: what cannot be called afterwards is not, by any thread
 };
 bool add_backend(const Backend& backend);
 const Backend* find_backend(const std::string& name);  // null: not in this build
+void end_backends();
 
 // T of an option that is there.
 template <class T>

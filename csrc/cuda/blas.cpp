@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <shared_mutex>
+
 #include "../core/error.h"
 
 namespace metalmm::cuda {
@@ -14,7 +16,8 @@ constexpr int kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8;
 constexpr int kBatchCount = 5, kBatchStride = 6;
 constexpr int kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5;
 constexpr int kEpilogueBias = 4;
-constexpr uint32_t kSumsInFloat = 3;  // of split sums: in place or in the type of the sums, not in the result's
+constexpr uint32_t kSumsInFloat =
+    2;  // of split sums: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; in place they would be rounded to the result's
 
 const Cublas& cublas(const std::string& path) {
   static std::mutex mutex;
@@ -45,7 +48,30 @@ void check(int status, const std::string& doing) {
   if (status) throw Error(ErrorKind::device, "cuBLAS: " + doing + ": " + text_of(status));
 }
 
+// cuBLAS's own end, when the process exits, does not wait for threads that are in it. Never destroyed: they may be here yet.
+struct Door {
+  std::shared_mutex mutex;
+  bool closed = false;
+  uint32_t generation = fork_generation();
+};
+Door& door() {
+  static Door* d = new Door;
+  return *d;
+}
+
+std::shared_lock<std::shared_mutex> enter() {
+  std::shared_lock lock(door().mutex);
+  if (door().closed) throw Error(ErrorKind::closed, "cuBLAS: the process ends");
+  return lock;
+}
+
 }  // namespace
+
+void end_blas() {
+  if (door().generation != fork_generation()) return;  // of a parent, whose threads may hold it
+  std::unique_lock lock(door().mutex);
+  door().closed = true;
+}
 
 // What cuBLAS was told of one size, and what it chose. Its matrices have columns one after another: what is m x n here is n x m there, and
 // the product is op(b)' op(a)'.
@@ -78,13 +104,20 @@ struct BlasMatmul::Plan {
   }
 };
 
-BlasMatmul::BlasMatmul(const std::string& library, const LibraryMatmul& what) : lt_(cublas(library)), what_(what) {
-  check(lt_.create(&context_), "starting " + library);
+BlasMatmul::BlasMatmul(const std::string& library, const LibraryMatmul& what) : what_(what) {
+  auto inside = enter();
+  lt_ = &cublas(library);
+  check(lt_->create(&context_), "starting " + library);
 }
 
 BlasMatmul::~BlasMatmul() {
-  plans_.clear();  // the host's memory alone
-  if (context_) lt_.destroy(context_);
+  std::shared_lock lock(door().mutex);
+  if (door().closed || !context_) {
+    for (auto& [_, plan] : plans_) (void)plan.release();
+    return;
+  }
+  plans_.clear();
+  lt_->destroy(context_);
 }
 
 BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands& o) {
@@ -94,9 +127,9 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
   auto& plan = plans_[{p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.ldd, p.stride_a, p.stride_b, p.stride_c, p.stride_d, p.has_bias,
                        p.has_c, p.beta == 0, aligned[0], aligned[1], aligned[2], aligned[3]}];
   if (plan) return *plan;
-  auto made = std::make_unique<Plan>(lt_);
+  auto made = std::make_unique<Plan>(*lt_);
   int type = what_.type == kFloat32 ? kReal32 : kReal16;
-  check(lt_.description_create(&made->description, kCompute32, kReal32), "describing a matmul");
+  check(lt_->description_create(&made->description, kCompute32, kReal32), "describing a matmul");
   made->describe<int32_t>(kTransA, what_.transpose_b);
   made->describe<int32_t>(kTransB, what_.transpose_a);
   if (p.has_bias) {
@@ -108,14 +141,14 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
   made->c = made->layout(type, p.m, p.n, p.has_c ? p.ldc : p.ldd, p.batch, p.has_c ? p.stride_c : p.stride_d);
   made->d = made->layout(type, p.m, p.n, p.ldd, p.batch, p.stride_d);
   LtPreference* preference = nullptr;
-  check(lt_.preference_create(&preference), "saying what is allowed");
-  int status = lt_.preference_set(preference, kMaxWorkspace, &kWorkspace, sizeof(kWorkspace));
-  if (!status) status = lt_.preference_set(preference, kReductions, &kSumsInFloat, sizeof(kSumsInFloat));
-  for (int i = 0; i < 4 && !status; i++) status = lt_.preference_set(preference, kAlignmentA + i, &aligned[i], sizeof(aligned[i]));
+  check(lt_->preference_create(&preference), "saying what is allowed");
+  int status = lt_->preference_set(preference, kMaxWorkspace, &kWorkspace, sizeof(kWorkspace));
+  if (!status) status = lt_->preference_set(preference, kReductions, &kSumsInFloat, sizeof(kSumsInFloat));
+  for (int i = 0; i < 4 && !status; i++) status = lt_->preference_set(preference, kAlignmentA + i, &aligned[i], sizeof(aligned[i]));
   int found = 0;
   if (!status)
-    status = lt_.heuristic(context_, made->description, made->a, made->b, made->c, made->d, preference, 1, &made->chosen, &found);
-  lt_.preference_destroy(preference);
+    status = lt_->heuristic(context_, made->description, made->a, made->b, made->c, made->d, preference, 1, &made->chosen, &found);
+  lt_->preference_destroy(preference);
   std::string size = std::to_string(p.m) + " x " + std::to_string(p.n) + " x " + std::to_string(p.k);
   if (status == 15 || (!status && !found)) throw Error(ErrorKind::unsupported, "cuBLAS has no way to multiply " + size + " of this layout");
   check(status, "choosing how to multiply " + size);
@@ -124,13 +157,14 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
 }
 
 void BlasMatmul::launch(const MatmulParams& p, const BlasOperands& o, Stream stream, Address workspace) {
+  auto inside = enter();
   std::lock_guard lock(mutex_);  // the description's bias is this call's
   Plan& plan = plan_for(p, o);
   if (p.has_bias) plan.describe<Address>(kBiasPointer, o.bias);
   float beta = p.has_c ? p.beta : 0.0f;
   auto at = [](Address address) { return reinterpret_cast<void*>(address); };
-  check(lt_.matmul(context_, plan.description, &p.alpha, at(o.b), plan.a, at(o.a), plan.b, &beta, at(p.has_c ? o.c : o.d), plan.c, at(o.d),
-                   plan.d, &plan.chosen.algorithm, at(workspace), kWorkspace, stream),
+  check(lt_->matmul(context_, plan.description, &p.alpha, at(o.b), plan.a, at(o.a), plan.b, &beta, at(p.has_c ? o.c : o.d), plan.c, at(o.d),
+                    plan.d, &plan.chosen.algorithm, at(workspace), kWorkspace, stream),
         "multiplying");
 }
 

@@ -796,7 +796,7 @@ std::shared_ptr<Device> make(const Options& options) {
   return std::make_shared<CudaDevice>(o);
 }
 
-[[maybe_unused]] const bool added = add_backend({"cuda", &make, &device_names});
+[[maybe_unused]] const bool added = add_backend({"cuda", &make, &device_names, &end_blas});
 
 }  // namespace
 }  // namespace metalmm::cuda

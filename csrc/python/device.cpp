@@ -185,6 +185,10 @@ void bind_device(nb::module_& m) {
     const Backend* backend = find_backend(name);
     return backend ? backend->device_names() : std::vector<std::string>{};
   });
+  m.def("_end", [] {
+    Unlocked unlocked;
+    end_backends();
+  });
 }
 
 }  // namespace metalmm

@@ -177,3 +177,4 @@ def _close_all() -> None:
     # Before the interpreter takes its modules apart, and before a driver's own clean-up runs.
     for device in list(open_devices):
         device.close()
+    _core._end()  # threads go on, and find that they are told so

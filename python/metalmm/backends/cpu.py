@@ -41,6 +41,7 @@ class _Cpu:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
+    replays = 0
     note = (
         "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."
     )

@@ -58,6 +58,7 @@ class _Metal:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("mps_matmul", "mps_matvec")
     counts_barriers = False
+    replays = 0
     note = ""
 
     # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them.

@@ -168,7 +168,7 @@ def measure(
             tried = {str(v): trials.get((str(v), shape), check.Checked()) for v in vs}
             failures = {str(v): text for v in vs if (text := uncompiled.get((str(v), _core._specialization(v, shape.spec))))}
             failures |= {name: text for name, trial in tried.items() if (text := trial.failed or trial.wrong)}
-            copies = runner.cold_copies(shape) if args.cold else 1
+            copies = runner.cold_copies(shape, device) if args.cold else 1
             chosen = [v for v in vs if str(v) in before.survivors()] if before else vs
             twin = before.twin.variant if before and before.twin else None
             done = runner.ShapeRun(shape, [], None, copies, None)

@@ -27,7 +27,7 @@ _LEAST, _MOST = 64 << 20, 1 << 30
 def measured_copy(device: Device, repeats: int = 7) -> float:
     """GB/s, read and written bytes together: the best of three access patterns, each by its median, of blocks that together are twice the
     last-level cache (64 MB to 1 GB each)."""
-    size = min(max(last_level_cache(), _LEAST), _MOST) // (1 << 20) * (1 << 20)
+    size = min(max(last_level_cache(device), _LEAST), _MOST) // (1 << 20) * (1 << 20)
     best = 0.0
     with Device(device.name) as plain:  # without guards, which would be looked at after each
         library = plain.compile(_SOURCE)

@@ -18,7 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from .. import Array, Device, DTypeError, Error, PreparedCall, Variant, __version__, _core, backends, manifest, numerics, variants
+from .. import (
+    Array,
+    Device,
+    DTypeError,
+    Error,
+    PreparedCall,
+    Recording,
+    Variant,
+    __version__,
+    _core,
+    backends,
+    manifest,
+    numerics,
+    variants,
+)
 from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
@@ -106,8 +120,11 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
     return tuple(np.concatenate(pieces, axis=-1) for pieces in zip(*parts, strict=True))
 
 
-def last_level_cache() -> int:
-    """Bytes of the largest cache that this machine reports; 32 MB if it does not."""
+def last_level_cache(device: Device) -> int:
+    """Bytes of the largest cache between the device and its memory: its own as it says, else what this machine reports; 32 MB if it does
+    not."""
+    if own := int(device.info.get("l2_bytes", 0)):
+        return own
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -115,11 +132,11 @@ def last_level_cache() -> int:
     return max(sizes, default=32 << 20)
 
 
-def cold_copies(shape: Shape) -> int:
+def cold_copies(shape: Shape, device: Device) -> int:
     """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES and _MOST_COPIES: what is smaller than that
     leaves room for may still come from a cache."""
     weight = np_dtype(shape.dtype).itemsize * shape.batch * shape.k * shape.n
-    return max(1, min(math.ceil(2 * last_level_cache() / weight), COLD_LIMIT_BYTES // weight, _MOST_COPIES))
+    return max(1, min(math.ceil(2 * last_level_cache(device) / weight), COLD_LIMIT_BYTES // weight, _MOST_COPIES))
 
 
 TIMEOUT_SECONDS = 60.0  # of a dispatch on the CPU device; its slowest GEMM tiles take four
@@ -194,6 +211,7 @@ class _Contender:
 
     def __init__(self, name: str, calls: list[Any]) -> None:
         self.result, self.calls, self.done, self.spent, self.runs = Result(name), calls, False, 0.0, 0
+        self.recording: Recording | None = None  # of its calls, where the device's samples are replays
         self.before: list[float] = []  # its times in the passes that do not count
         self.before_gpu: list[float | None] = []
         self.good: bytes | None = None  # a result that was found right
@@ -207,20 +225,37 @@ class _Turns:
         self.contenders: list[_Contender] = []
         self.twin: _Contender | None = None
 
-    def run(self, one: _Contender, counted: bool) -> None:
-        self.inputs.poison()
-        batch = self.device.batch()
-        self.turn += 1
-        batch.add(one.calls[self.turn % len(one.calls)])  # cold: never the copy that the variant before used
-        start = time.perf_counter()
-        try:
+    def timed(self, one: _Contender) -> tuple[float, float | None]:
+        """Seconds of a call, the host's and the device's: of one by itself, or of a replay of all, of `replays` at least."""
+        batch, least = self.device.batch(), self.device.backend.replays
+        if least:
+            count = -(-least // len(one.calls)) * len(one.calls)
+            if not one.recording:
+                for i in range(count):
+                    batch.add(one.calls[i % len(one.calls)])
+                one.recording = batch.record()
+            start = time.perf_counter()
+            one.recording.replay()
+            one.recording.wait()
+            timing = one.recording.timing
+        else:
+            count = 1
+            self.turn += 1
+            batch.add(one.calls[self.turn % len(one.calls)])  # cold: never the copy that the variant before used
+            start = time.perf_counter()
             batch.submit()
             batch.wait()
+            timing = batch.timing
+        cpu = time.perf_counter() - start
+        return cpu / count, None if timing.device is None else timing.device / count
+
+    def run(self, one: _Contender, counted: bool) -> None:
+        self.inputs.poison()
+        try:
+            cpu, seconds = self.timed(one)
         except Error as error:
             one.result.failed, one.done = str(error), True
             return
-        cpu = time.perf_counter() - start
-        seconds = batch.timing.device
         gpu = None if seconds is None else seconds * 1e3
         one.runs += 1
         if counted:

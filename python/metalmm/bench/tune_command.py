@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
             if args.search:
                 paths = [manifest.BUILTIN, *(p.resolve() for p in args.manifest)]
                 for shape, _ in work:
-                    copies = runner.cold_copies(shape) if args.cold else 1
+                    copies = runner.cold_copies(shape, device) if args.cold else 1
                     one = search.search(
                         device, shape, paths, budget=args.budget, rule=rule, copies=copies, seed=args.seed, progress=progress
                     )
