@@ -31,13 +31,6 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) b[c] = B + group.z * p.stride_b + min(first + c, last) * p.ldb;
 
-  Addends<T> addends[ROWS];  // lane c stores column c
-#pragma clang loop unroll(full)
-  for (uint r = 0; r < ROWS; r++) {
-    addends[r] = {T(0.0f), T(0.0f)};
-    if (share == 0 && lane < COLS && first + lane <= last && r < rows)
-      addends[r] = load_addends(C, bias, p, group.z, row0 + r, first + lane);
-  }
   float4 sums[ROWS][COLS];
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
@@ -109,6 +102,6 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++)  // constant indices: the sums stay in registers; neighbouring lanes, neighbouring columns
-      if (lane == c && first + c <= last && r < rows) store_result(D, p, group.z, row0 + r, first + c, sum[r][c], addends[r]);
+      if (lane == c && first + c <= last && r < rows) store_result(D, C, bias, p, group.z, row0 + r, first + c, sum[r][c]);
   }
 }
