@@ -446,7 +446,7 @@ def _check(result: Result, out: Any, inputs: Inputs) -> None:
 
 
 def baseline_of(shape: Shape, device: Device) -> str | None:
-    """The id that the shape ran on in production; NumPy's BLAS stands in for one that the device does not have."""
+    """The id that the shape ran on in production; the device's BLAS stands in for one that it does not have."""
     if not shape.orig_backend:
         return None
     if "/" in shape.orig_backend:  # of our own trace, which says the variant
