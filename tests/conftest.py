@@ -37,6 +37,7 @@ CPU_ONLY = [
     "test_debug_mode.py",
     "test_misbehaving.py",
     "test_msl_rules.py",
+    "test_quantized.py",
     "test_surroundings.py",
 ]  # its own matter
 collect_ignore = {"cpu": [*METAL_ONLY, "test_cuda.py"], "metal": [*CPU_ONLY, "test_cuda.py"]}.get(

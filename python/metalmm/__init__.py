@@ -27,6 +27,7 @@ from .manifest import BUILTIN as _BUILTIN
 from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
 from .numerics import error_bound, reference
 from .profile.trace import trace
+from .quantized import QuantizedArray, from_gguf, from_mlx, load_gguf, quantize
 from .tuning import choose_variant, load_tuning
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "ManifestError",
     "MatmulSpec",
     "PreparedCall",
+    "QuantizedArray",
     "Recording",
     "ShapeError",
     "UnknownVariantError",
@@ -59,10 +61,14 @@ __all__ = [
     "capture",
     "default_device",
     "error_bound",
+    "from_gguf",
+    "from_mlx",
+    "load_gguf",
     "load_tuning",
     "load_variants",
     "matmul",
     "metal_devices",
+    "quantize",
     "reference",
     "trace",
     "variants",

@@ -1,0 +1,336 @@
+"""Quantized weights: blocks of integers along K with a scale each, in the formats of GGUF and MLX. Values and scales lie apart.
+
+| format | a value is | groups of | from |
+|---|---|---|---|
+| q8_0 | scale * q, q of -127 to 127 | 32 | GGUF |
+| q4_0 | scale * (q - 8), q of 0 to 15 | 32 | GGUF |
+| affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
+
+Scales are float16, of the affine formats (and biases) of the weights' type. The last group of a row may be short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+
+_Numbers = np.ndarray[Any, np.dtype[Any]]
+
+LAYOUTS = ("nk", "canonical")
+BLOCK = 32  # of GGUF's formats, and of the layout canonical
+
+
+@dataclass(frozen=True)
+class Format:
+    """bits of a value; groups: how many neighbours along K may share a scale, the default first; offset: subtracted from a stored value;
+    has_bias: a group has a bias beside its scale."""
+
+    name: str
+    bits: int
+    groups: tuple[int, ...]
+    offset: int = 0
+    has_bias: bool = False
+
+    @property
+    def value_type(self) -> type[np.generic]:
+        return np.int8 if self.name == "q8_0" else np.uint8
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("q8_0", 8, (32,)),
+        Format("q4_0", 4, (32,), offset=8),
+        Format("affine8", 8, (64, 32, 128), has_bias=True),
+        Format("affine4", 4, (64, 32, 128), has_bias=True),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedArray:
+    """A matrix of n rows of k weights, as :func:`quantize` makes it.
+
+    values: int8 (q8_0) or uint8, two to a byte in the formats of 4 bits, the even element in the low half. Layout ``nk``: [n, k], or
+    [n, (k + 1) // 2] where two share a byte; ``canonical``: [ceil(k / 32), n, 32] or [..., 16], zeros behind the last of k. scales, biases
+    (None but in the affine formats): [n, ceil(k / group)] or [ceil(k / group), n]. All C-contiguous; not to be written to.
+    """
+
+    format: str
+    layout: str
+    shape: tuple[int, int]
+    group: int
+    values: _Numbers
+    scales: _Numbers
+    biases: _Numbers | None = None
+
+    def __post_init__(self) -> None:
+        f = _format(self.format)
+        n, k = self.shape
+        _check_group(f, self.group)
+        groups = -(-k // self.group)
+        per_byte = 8 // f.bits
+        values: tuple[int, ...]
+        if self.layout == "nk":
+            values, scales = (n, -(-k // per_byte)), (n, groups)
+        elif self.layout == "canonical":
+            values, scales = (-(-k // BLOCK), n, BLOCK // per_byte), (groups, n)
+        else:
+            raise ArgumentError(f"layout is {self.layout!r}; it takes one of {', '.join(LAYOUTS)}")
+        _check(self.values, "values", values, (f.value_type,))
+        kinds = _types("float16", "float32", "bfloat16") if f.has_bias else _types("float16")
+        _check(self.scales, "scales", scales, kinds)
+        if f.has_bias != (self.biases is not None):
+            raise ArgumentError(f"biases: format {f.name} has {'one for each scale' if f.has_bias else 'none'}")
+        if self.biases is not None:
+            _check(self.biases, "biases", scales, (self.scales.dtype,))
+
+    def __repr__(self) -> str:
+        return f"metalmm.QuantizedArray({self.format}, shape={self.shape}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Of values, scales and biases."""
+        return self.values.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
+
+    def integers(self) -> _Numbers:
+        """The stored values one by one, less the format's offset, int16 [n, k]."""
+        f, (n, k) = FORMATS[self.format], self.shape
+        rows = self.values if self.layout == "nk" else self.values.transpose(1, 0, 2).reshape(n, -1)
+        return (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
+
+    def dequantize(self, dtype: Any = np.float32) -> _Numbers:
+        """The weights that the integers stand for, [n, k]: computed in float64, rounded to `dtype` once."""
+
+        def each(x: _Numbers) -> _Numbers:
+            rows = (x if self.layout == "nk" else x.T).astype(np.float64)
+            return np.repeat(rows, self.group, axis=1)[:, : self.shape[1]]
+
+        with np.errstate(all="ignore"):
+            wide = each(self.scales) * self.integers()
+            return (wide if self.biases is None else wide + each(self.biases)).astype(dtype)
+
+    def to_layout(self, layout: str) -> QuantizedArray:
+        """The same numbers in the other layout, or itself."""
+        if layout == self.layout:
+            return self
+        stored = self.integers() + FORMATS[self.format].offset
+        scales, biases = (x if x is None or self.layout == "nk" else x.T for x in (self.scales, self.biases))
+        assert scales is not None
+        return _stored(self.format, layout, stored, self.group, scales, biases)
+
+    def to_gguf(self) -> _Numbers:
+        """Blocks as GGUF has them, uint8 [n, k / 32 * bytes of a block]. Raises UnsupportedError for what GGUF has not."""
+        f, (n, k) = FORMATS[self.format], self.shape
+        if f.has_bias or k % BLOCK:
+            raise UnsupportedError(f"{self!r}: GGUF has q8_0 and q4_0 with a k that is a multiple of {BLOCK}")
+        stored = (self.integers() + f.offset).astype(f.value_type).reshape(n, k // BLOCK, BLOCK)
+        if f.bits == 4:  # element i and i + 16 share a byte
+            stored = stored[..., : BLOCK // 2] | stored[..., BLOCK // 2 :] << 4
+        scales = np.ascontiguousarray(self.scales if self.layout == "nk" else self.scales.T).view(np.uint8).reshape(n, k // BLOCK, 2)
+        return np.concatenate([scales, stored.view(np.uint8)], axis=2).reshape(n, -1)
+
+    def to_mlx(self) -> tuple[_Numbers, _Numbers, _Numbers]:
+        """What mlx.core.quantize returns: values packed in uint32 [n, k * bits / 32], scales and biases [n, k / group]. Raises
+        UnsupportedError for what MLX has not."""
+        if self.biases is None or self.shape[1] % self.group:
+            raise UnsupportedError(f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group")
+        rows = self.to_layout("nk")
+        assert rows.biases is not None
+        return rows.values.view(np.dtype("<u4")), rows.scales, rows.biases
+
+
+def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk") -> QuantizedArray:
+    """Weights [n, k] (rows of B in ``x @ B.T``) of float16, bfloat16 or float32, quantized along k.
+
+    The numbers are those of GGUF's and of MLX's own quantizers. group: neighbours that share a scale, a format's default otherwise. Raises
+    DTypeError, ShapeError, ArgumentError: for NaN, infinities and scales past float16, which no format has, too.
+    """
+    f = _format(format)
+    group = f.groups[0] if group is None else group
+    _check_group(f, group)
+    w = np.asarray(w)
+    if w.dtype not in _types("float16", "float32", "bfloat16"):
+        raise DTypeError(f"quantize: w is {w.dtype}; it takes float16, bfloat16 or float32")
+    if w.ndim != 2 or 0 in w.shape:
+        raise ShapeError(f"quantize: w has shape {w.shape}; it takes [n, k]")
+    n, k = w.shape
+    wide = w.astype(np.float32)
+    if not np.isfinite(wide).all():
+        raise ArgumentError(f"quantize: w{list(map(int, np.argwhere(~np.isfinite(wide))[0]))} is not finite")
+    groups = -(-k // group)
+    # A short group is filled with its own last element, which changes neither the least nor the greatest of it.
+    blocks = np.concatenate([wide, np.repeat(wide[:, -1:], groups * group - k, axis=1)], axis=1).reshape(n, groups, group)
+    stored, scales, biases = _QUANTIZERS[format](blocks, f)
+    kind = w.dtype if f.has_bias else np.dtype(np.float16)
+    with np.errstate(over="ignore"):
+        kept = [None if x is None else x.astype(kind) for x in (scales, biases)]
+    if not np.isfinite(np.asarray(kept[0], np.float32)).all():
+        raise ArgumentError(f"quantize: a group's scale is {np.abs(scales).max():g}, past {kind.name}")
+    assert kept[0] is not None
+    return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, kept[0], kept[1])
+
+
+def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk") -> QuantizedArray:
+    """A tensor's data as it lies in a GGUF file: uint8, n * k / 32 blocks of 34 (q8_0) or 18 bytes (q4_0). shape: (n, k)."""
+    f = _format(format)
+    if f.has_bias:
+        raise UnsupportedError(f"from_gguf: GGUF has q8_0 and q4_0, not {format}")
+    data = np.asarray(blocks)
+    if data.dtype != np.uint8:
+        raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
+    n, k = shape
+    size = 2 + BLOCK * f.bits // 8
+    if n < 1 or k < 1 or k % BLOCK or data.size != n * k // BLOCK * size:
+        raise ShapeError(
+            f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {BLOCK}, and n * k / {BLOCK} blocks have"
+            f" {size} bytes each"
+        )
+    data = data.reshape(n, k // BLOCK, size)
+    scales = np.ascontiguousarray(data[..., :2]).view(np.float16).reshape(n, k // BLOCK)
+    stored = np.ascontiguousarray(data[..., 2:])
+    stored = np.concatenate([stored & 15, stored >> 4], axis=2) if f.bits == 4 else stored.view(np.int8)
+    return _stored(format, layout, stored.reshape(n, k), BLOCK, scales, None)
+
+
+def from_mlx(packed: Any, scales: Any, biases: Any, *, bits: int, group: int = 64, layout: str = "nk") -> QuantizedArray:
+    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as NumPy arrays: uint32 [n, k * bits / 32], and two of [n, k / group]."""
+    name = f"affine{bits}"
+    if name not in FORMATS:
+        raise UnsupportedError(f"from_mlx: bits is {bits}; there are 4 and 8")
+    packed, scales, biases = np.asarray(packed), np.asarray(scales), np.asarray(biases)
+    _check_group(FORMATS[name], group)
+    if packed.dtype != np.uint32 or packed.ndim != 2 or 0 in packed.shape:
+        raise DTypeError(f"from_mlx: packed is {packed.dtype} {packed.shape}; it takes uint32 [n, k * bits / 32]")
+    n, k = packed.shape[0], packed.shape[1] * 32 // bits
+    if scales.shape != (n, k // group) or biases.shape != scales.shape or k % group:
+        raise ShapeError(f"from_mlx: scales {scales.shape} and biases {biases.shape} for {n} rows of {k} in groups of {group}")
+    rows = np.ascontiguousarray(packed.astype(np.dtype("<u4"))).view(np.uint8)
+    return _stored(name, layout, _unpacked(rows) if bits == 4 else rows, group, scales, biases)
+
+
+def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedArray:
+    """The tensor `name` of a .gguf file, which stays as it is quantized there. Needs the package gguf: pip install 'metalmm[gguf]'.
+
+    Raises ArgumentError for a name that the file does not have and for a file that is none or is cut short, UnsupportedError for a tensor
+    of another format.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise UnsupportedError("load_gguf needs the package gguf: pip install 'metalmm[gguf]'") from None
+    try:
+        tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    except OSError as error:
+        raise ArgumentError(f"{path}: {error.strerror or error}") from error
+    except Exception as error:  # it reads what lies there: of a damaged file, anything
+        raise ArgumentError(f"{path} is no GGUF file, or is cut short: {error}") from error
+    if name not in tensors:
+        raise ArgumentError(f"{path} has no tensor '{name}'; it has {', '.join(sorted(tensors)[:8])}{' …' if len(tensors) > 8 else ''}")
+    t = tensors[name]
+    kind = t.tensor_type.name.lower()
+    if kind not in FORMATS or len(t.shape) != 2:
+        raise UnsupportedError(f"{path}: tensor '{name}' is {kind} with {len(t.shape)} dimensions; it takes two of q8_0 or q4_0")
+    k, n = (int(x) for x in t.shape)  # GGUF has the fastest first
+    return from_gguf(np.array(t.data).reshape(-1), kind, (n, k), layout=layout)
+
+
+# -- the parts ----------------------------------------------------------------------------------------------------------
+
+
+def _types(*names: str) -> tuple[Any, ...]:
+    found: list[Any] = [np.dtype(n) for n in names if n != "bfloat16"]
+    if "bfloat16" in names:
+        try:
+            import ml_dtypes
+
+            found.append(np.dtype(ml_dtypes.bfloat16))
+        except ImportError:
+            pass  # then nobody has an array of it
+    return tuple(found)
+
+
+def _format(name: str) -> Format:
+    if name not in FORMATS:
+        raise UnsupportedError(f"format is {name!r}; it takes one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def _check_group(f: Format, group: int) -> None:
+    if group not in f.groups:
+        raise UnsupportedError(f"group is {group!r}; format {f.name} takes {', '.join(map(str, sorted(f.groups)))}")
+
+
+def _check(x: Any, name: str, shape: tuple[int, ...], kinds: tuple[Any, ...]) -> None:
+    if not isinstance(x, np.ndarray) or x.dtype not in kinds:
+        what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise DTypeError(f"{name}: {what}; it takes a NumPy array of {' or '.join(np.dtype(k).name for k in kinds)}")
+    if x.shape != shape:
+        raise ShapeError(f"{name}: shape {x.shape}; it takes {shape}")
+
+
+def _unpacked(rows: _Numbers) -> _Numbers:
+    return np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
+
+
+def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbers, biases: _Numbers | None) -> QuantizedArray:
+    """Of stored values [n, k], scales and biases [n, groups]."""
+    f, (n, k) = FORMATS[name], stored.shape
+    values = stored.astype(f.value_type)
+    if layout == "canonical":
+        values = np.pad(values, ((0, 0), (0, -k % BLOCK)))
+    if f.bits == 4:
+        values = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+        values = values[:, ::2] | values[:, 1::2] << 4
+    if layout == "canonical":
+        values = values.reshape(n, -1, BLOCK * f.bits // 8).transpose(1, 0, 2)
+        scales, biases = scales.T, None if biases is None else biases.T
+    parts = [None if x is None else np.ascontiguousarray(x) for x in (values, scales, biases)]
+    assert parts[0] is not None and parts[1] is not None
+    return QuantizedArray(name, layout, (n, k), group, parts[0], parts[1], parts[2])
+
+
+def _inverse(d: _Numbers) -> _Numbers:
+    """0 where there is none: such a scale is 0 in float16, too."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / d
+    return np.where(np.isfinite(inverse), inverse, np.float32(0))
+
+
+def _q8_0(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
+    """Rounds halves away from zero, with the scale before it is rounded to float16: as GGUF's own does."""
+    scale = np.abs(blocks).max(axis=2) / np.float32(127)
+    x = blocks * _inverse(scale)[..., None]
+    whole = np.trunc(x)
+    return whole + np.trunc(2 * (x - whole)), scale, None
+
+
+def _q4_0(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
+    """The element of greatest magnitude, the first of equals, becomes -8."""
+    far = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)[..., 0]
+    scale = far / np.float32(-8)
+    return np.clip(np.trunc(blocks * _inverse(scale)[..., None] + np.float32(8.5)), 0, 15), scale, None
+
+
+def _affine(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """The end that is further from zero is hit exactly, and zero by one of the steps."""
+    steps = np.float32(2**f.bits - 1)
+    least, most = blocks.min(axis=2), blocks.max(axis=2)
+    scale = np.maximum((most - least) / steps, np.float32(1e-7))
+    low = np.abs(least) > np.abs(most)
+    scale, edge = np.where(low, scale, -scale), np.where(low, least, most)
+    at = np.rint(edge / scale)
+    scale = np.where(at == 0, scale, edge / np.where(at == 0, np.float32(1), at))
+    bias = np.where(at == 0, np.float32(0), edge)
+    return np.clip(np.rint((blocks - bias[..., None]) / scale[..., None]), 0, steps), scale, bias
+
+
+_QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
+    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine,
+}  # fmt: skip

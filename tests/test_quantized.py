@@ -1,0 +1,228 @@
+"""Formats of quantized weights: against the gguf package and, where it is installed, MLX, bit for bit; and by what a format promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import ml_dtypes
+import numpy as np
+import pytest
+from metalmm import quantized
+from metalmm.quantized import FORMATS, LAYOUTS
+
+gguf = pytest.importorskip("gguf", reason="gguf is not installed: quantized formats are NOT tested")
+CASES = [(f, group) for f in FORMATS for group in FORMATS[f].groups]
+TYPES = [np.float16, np.float32, ml_dtypes.bfloat16]
+
+
+def weights(n: int, k: int, dtype: Any = np.float16, scale: float = 1.0, tiny: bool = True) -> Any:
+    """With rows that are zero, of one value, of one sign, of two values; `tiny`: of values that barely are, from which gguf divides by 0."""
+    w = np.random.default_rng(0).standard_normal((n, k)) * scale
+    odd = [0 * w[0], 0 * w[0] + w[0, 0], abs(w[0]), -abs(w[0]), scale * (-1.0) ** np.arange(k)]
+    odd += [1e-30 * w[0], 1e-42 + 0 * w[0]] if tiny else []
+    w[: len(odd)] = odd[:n]
+    return w.astype(dtype)
+
+
+def step(q: metalmm.QuantizedArray) -> Any:
+    """Of each weight: how far two neighbouring values of its group are apart."""
+    scales = (q.scales if q.layout == "nk" else q.scales.T).astype(np.float64)
+    return np.repeat(np.abs(scales), q.group, axis=1)[:, : q.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "group"), CASES)
+def test_what_it_stands_for_is_near(name: str, group: int, layout: str, dtype: Any) -> None:
+    for n, k in ((9, 256), (1, 1), (8, 33), (11, 95), (7, 131)):
+        w = weights(n, k, dtype)
+        q = metalmm.quantize(w, name, group=group, layout=layout)
+        assert q.shape == (n, k) and q.group == group and f"shape=({n}, {k})" in repr(q)
+        off = np.abs(q.dequantize(np.float64) - w.astype(np.float64))
+        # Half a step; a whole one where -max meets the end of q4_0's range, or a step was made to fit zero; and what a scale and bias lose by
+        # their own type.
+        lost = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}[q.scales.dtype.name]
+        widest = np.abs(w.astype(np.float64)).max(axis=1, keepdims=True)
+        steps = (0.5 if name == "q8_0" else 1.0) * step(q)
+        assert (off <= steps * 1.001 + 3 * lost * (widest + 256 * step(q)) + 2.0**-24 * 128).all()
+        assert q.nbytes == q.values.nbytes + q.scales.nbytes + (q.biases.nbytes if q.biases is not None else 0)
+        other = q.to_layout(LAYOUTS[1 - LAYOUTS.index(layout)])
+        direct = metalmm.quantize(w, name, group=group, layout=other.layout)
+        for x, y in ((other.values, direct.values), (other.scales, direct.scales), (other.biases, direct.biases)):
+            np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(other.dequantize(), q.dequantize())
+        assert q.to_layout(layout) is q
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_gguf_bit_for_bit(name: str, dtype: Any, scale: float) -> None:
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    w = weights(24, 224, dtype, scale, tiny=False)
+    theirs = gguf.quants.quantize(w.astype(np.float32), kind)
+    for layout in LAYOUTS:
+        ours = metalmm.quantize(w, name, layout=layout)
+        np.testing.assert_array_equal(ours.to_gguf(), theirs)
+        taken = metalmm.from_gguf(theirs, name, w.shape, layout=layout)
+        np.testing.assert_array_equal(taken.to_gguf(), theirs)
+        np.testing.assert_array_equal(taken.dequantize(), gguf.quants.dequantize(theirs, kind))
+        for x, y in ((taken.values, ours.values), (taken.scales, ours.scales)):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_any_block_of_gguf_survives(name: str) -> None:
+    """Integers that no quantizer makes, too: -128; scales that are NaN or infinite."""
+    size = 2 + FORMATS[name].bits * 4
+    blocks = np.random.default_rng(1).integers(0, 256, (7, 3 * size), np.uint8)
+    for layout in LAYOUTS:
+        np.testing.assert_array_equal(metalmm.from_gguf(blocks, name, (7, 96), layout=layout).to_gguf(), blocks)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias])
+def test_mlx_bit_for_bit(name: str, group: int, dtype: Any) -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
+    mx.set_default_device(mx.cpu)
+    w, bits = weights(16, 256, dtype), FORMATS[name].bits
+    given = mx.array(w.astype(np.float32)).astype({"float16": mx.float16, "float32": mx.float32, "bfloat16": mx.bfloat16}[w.dtype.name])
+    theirs = mx.quantize(given, group_size=group, bits=bits)
+    packed, scales, biases = (np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x) for x in theirs)
+    ours = metalmm.quantize(w, name, group=group)
+    for x, y in zip(ours.to_mlx(), (packed, scales.astype(dtype), biases.astype(dtype)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    near = np.array(mx.dequantize(*theirs, group_size=group, bits=bits).astype(mx.float32))
+    np.testing.assert_allclose(ours.dequantize(), near, rtol=2.0 ** -(7 if dtype == ml_dtypes.bfloat16 else 10), atol=0.05)
+
+
+@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias])
+def test_mlx_arrays_there_and_back(name: str, group: int) -> None:
+    bits, rng = FORMATS[name].bits, np.random.default_rng(2)
+    packed = rng.integers(0, 2**32, (5, 256 * bits // 32), np.uint32)
+    scales, biases = (rng.standard_normal((5, 256 // group)).astype(np.float16) for _ in range(2))
+    for layout in LAYOUTS:
+        q = metalmm.from_mlx(packed, scales, biases, bits=bits, group=group, layout=layout)
+        for x, y in zip(q.to_mlx(), (packed, scales, biases), strict=True):
+            np.testing.assert_array_equal(x, y)
+        # By the format's own words: element i of a row is in the word i * bits / 32, the first in the lowest bits.
+        i = 77
+        value = packed[3, i * bits // 32] >> (i * bits % 32) & (2**bits - 1)
+        expected = float(scales[3, i // group]) * float(value) + float(biases[3, i // group])
+        assert q.dequantize(np.float64)[3, i] == expected
+
+
+def test_the_ends_of_a_group_are_hit() -> None:
+    w = weights(12, 128, np.float32)
+    for group in (32, 64, 128):
+        for name in ("affine8", "affine4"):
+            near = metalmm.quantize(w, name, group=group).dequantize().reshape(12, -1, group)
+            blocks = w.reshape(12, -1, group)
+            at = np.abs(blocks).argmax(axis=2)[..., None]
+            far = np.take_along_axis(blocks, at, 2)
+            np.testing.assert_allclose(np.take_along_axis(near, at, 2)[abs(far) > 1e-4], far[abs(far) > 1e-4], rtol=1e-6)
+    near = metalmm.quantize(w, "q4_0").dequantize().reshape(12, -1, 32)
+    at = np.abs(w.reshape(12, -1, 32)).argmax(axis=2)[..., None]
+    np.testing.assert_allclose(np.take_along_axis(near, at, 2), np.take_along_axis(w.reshape(12, -1, 32), at, 2), rtol=2.0**-10, atol=1e-6)
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "test")
+    w = weights(40, 64, np.float32, tiny=False)
+    for name in ("q8_0", "q4_0"):
+        kind = gguf.GGMLQuantizationType[name.upper()]
+        writer.add_tensor(name, gguf.quants.quantize(w, kind), raw_dtype=kind)
+    writer.add_tensor("half", w.astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_tensors_of_a_file(model: Path) -> None:
+    w = weights(40, 64, np.float32, tiny=False)
+    for name in ("q8_0", "q4_0"):
+        for layout in LAYOUTS:
+            q = metalmm.load_gguf(model, name, layout=layout)
+            assert (q.format, q.shape, q.layout) == (name, (40, 64), layout)
+            np.testing.assert_array_equal(q.values, metalmm.quantize(w, name, layout=layout).values)
+    with pytest.raises(metalmm.ArgumentError, match=r"has no tensor 'q5'; it has half, q4_0, q8_0"):
+        metalmm.load_gguf(model, "q5")
+    with pytest.raises(metalmm.UnsupportedError, match="'half' is f16 with 2 dimensions; it takes two of q8_0 or q4_0"):
+        metalmm.load_gguf(model, "half")
+    with pytest.raises(metalmm.ArgumentError, match="No such file"):
+        metalmm.load_gguf(model.with_name("none.gguf"), "q8_0")
+
+
+def test_a_damaged_file_is_an_error(model: Path) -> None:
+    whole = model.read_bytes()
+    for size in (0, 3, 24, 100, len(whole) // 2, len(whole) - 8192):
+        model.write_bytes(whole[:size])
+        with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file, or is cut short"):
+            metalmm.load_gguf(model, "half")
+    model.write_bytes(b"PK" + whole[2:])
+    with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file"):
+        metalmm.load_gguf(model, "q8_0")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    with pytest.raises(metalmm.UnsupportedError, match=r"pip install 'metalmm\[gguf\]'"):
+        metalmm.load_gguf("model.gguf", "x")
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------
+
+W = np.ones((4, 64), np.float16)
+Q = metalmm.quantize(W, "q8_0")
+A = metalmm.quantize(W, "affine4")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: metalmm.quantize(W, "q5_1"), metalmm.UnsupportedError, "format is 'q5_1'; it takes one of q8_0, q4_0, affine8, affine4"),
+        (lambda: metalmm.quantize(W, "q8_0", group=64), metalmm.UnsupportedError, "group is 64; format q8_0 takes 32"),
+        (lambda: metalmm.quantize(W, "affine8", group=16), metalmm.UnsupportedError, "group is 16; format affine8 takes 32, 64, 128"),
+        (lambda: metalmm.quantize(W, "q8_0", layout="kn"), metalmm.ArgumentError, "layout is 'kn'; it takes one of nk, canonical"),
+        (lambda: metalmm.quantize(W.astype(np.float64), "q8_0"), metalmm.DTypeError, "w is float64; it takes float16, bfloat16 or float32"),
+        (lambda: metalmm.quantize(W[0], "q8_0"), metalmm.ShapeError, r"w has shape \(64,\); it takes \[n, k\]"),
+        (lambda: metalmm.quantize(W[:, :0], "q8_0"), metalmm.ShapeError, r"w has shape \(4, 0\)"),
+        (lambda: metalmm.quantize(W * np.float16(np.nan), "q4_0"), metalmm.ArgumentError, r"w\[0, 0\] is not finite"),
+        (lambda: metalmm.quantize(W.astype(np.float32) * 1e9, "q8_0"), metalmm.ArgumentError, r"a group's scale is 7.87402e\+06, past float16"),
+        (lambda: metalmm.from_gguf(Q.to_gguf()[:, 1:], "q8_0", (4, 64)), metalmm.ShapeError, r"268 bytes for shape \(4, 64\) in q8_0"),
+        (lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, 65)), metalmm.ShapeError, "k is a multiple of 32"),
+        (lambda: metalmm.from_gguf(Q.to_gguf().view(np.int8), "q8_0", (4, 64)), metalmm.DTypeError, "blocks are int8; it takes uint8"),
+        (lambda: metalmm.from_gguf(Q.to_gguf(), "affine8", (4, 64)), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0, not affine8"),
+        (lambda: metalmm.from_mlx(*A.to_mlx(), bits=3), metalmm.UnsupportedError, "bits is 3; there are 4 and 8"),
+        (lambda: metalmm.from_mlx(*A.to_mlx(), bits=8), metalmm.ShapeError, r"scales \(4, 1\) and biases \(4, 1\) for 4 rows of 32 in groups of 64"),
+        (lambda: metalmm.from_mlx(A.values, A.scales, A.biases, bits=4), metalmm.DTypeError, "packed is uint8"),
+        (lambda: A.to_gguf(), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0"),
+        (lambda: Q.to_mlx(), metalmm.UnsupportedError, "MLX has affine8 and affine4"),
+        (lambda: metalmm.quantize(W[:, :33], "q8_0").to_gguf(), metalmm.UnsupportedError, "multiple of 32"),
+        (lambda: metalmm.quantize(W[:, :33], "affine8").to_mlx(), metalmm.UnsupportedError, "multiple of the group"),
+        (lambda: changed(Q, scales=Q.scales.astype(np.float32)), metalmm.DTypeError, "scales: float32; it takes a NumPy array of float16"),
+        (lambda: changed(Q, scales=Q.scales[:, :1]), metalmm.ShapeError, r"scales: shape \(4, 1\); it takes \(4, 2\)"),
+        (lambda: changed(Q, values=Q.values[:, :-1]), metalmm.ShapeError, r"values: shape \(4, 63\); it takes \(4, 64\)"),
+        (lambda: changed(Q, values=Q.values.view(np.uint8)), metalmm.DTypeError, "values: uint8; it takes a NumPy array of int8"),
+        (lambda: changed(Q, biases=Q.scales), metalmm.ArgumentError, "biases: format q8_0 has none"),
+        (lambda: changed(A, biases=None), metalmm.ArgumentError, "biases: format affine4 has one for each scale"),
+        (lambda: changed(A, biases=A.scales.astype(np.float32)), metalmm.DTypeError, "biases: float32; it takes a NumPy array of float16"),
+    ],
+)  # fmt: skip
+def test_bad_input(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def changed(q: metalmm.QuantizedArray, **fields: Any) -> metalmm.QuantizedArray:
+    given = {name: getattr(q, name) for name in ("format", "layout", "shape", "group", "values", "scales", "biases")}
+    return quantized.QuantizedArray(**{**given, **fields})
