@@ -2,11 +2,12 @@
 """On an NVIDIA GPU: our variants against cuBLAS (torch), shape by shape, and the matmuls of a decode step; times are the GPU's.
 
 Each contender runs as one CUDA graph: ours a recording, torch's a torch.cuda.CUDAGraph of torch.matmul(out=) and torch.addmm(out=). The
-weights are copies by turns, together far past the second-level cache, every copy read once before the first comes again; each contender has
-its own. Two columns of ours: `chain`, all calls write one result, so that each waits for the one before it, as a model's layers do; `apart`,
-each has a result of its own, and a recording lets calls that share nothing run beside each other, which a graph captured from one stream
-does not. `baseline` is blas/baseline in a recording of ours: cuBLAS without torch. `no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own,
-read and written bytes. Results are checked against float64.
+weights are copies by turns, every copy read once before the first comes again, together far past the second-level cache (but of the small
+matrices of a batch, 256 of which stay in it); each contender has its own. Two columns of ours: `chain`, all calls write one result, so that each
+waits for the one before it, as a model's layers do; `apart`, each has a result of its own, and a recording lets calls that share nothing run
+beside each other, which a graph captured from one stream does not. `baseline` is blas/baseline in a recording of ours: cuBLAS without torch.
+`no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own, read and
+written bytes. Results are checked against float64.
 
     python benchmarks/peers_cuda.py [--only REGEX] [--shapes 1,3] [--json FILE] [--skip shapes,step,host]
 """
@@ -148,7 +149,7 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     a = rng.standard_normal((*lead, shape.m, shape.k)).astype(np.float16)
     b = rng.standard_normal((*lead, shape.n, shape.k) if is_nt else (*lead, shape.k, shape.n)).astype(np.float16)
     bias = rng.standard_normal(shape.n).astype(np.float16)
-    count = max(3, min(64, (512 << 20) // b.nbytes + 1))
+    count = max(3, min(256, (512 << 20) // b.nbytes + 1))
     turns = max(1, 48 // count)
 
     ta, t_bias = torch.from_numpy(a).cuda(), torch.from_numpy(bias).cuda()

@@ -1306,6 +1306,12 @@ def test_cublas_multiplies(device: metalmm.Device, layout: str, dtype: Any) -> N
             host = {key: np.asarray(x) if isinstance(x, metalmm.Array) else x for key, x in options.items()}
             reference, bound, _ = numerics.judged(a, b, **transposed, **host)
             assert not numerics.mismatch(np.asarray(out), reference, allowed(BLAS, bound, reference, host))
+        # One matrix C for all of a batch; a bias that begins anywhere.
+        one, long = c.reshape(-1, m, n)[0], device.array(np.concatenate([bias[:1], bias]))
+        host = {**transposed, "c": one, "beta": 0.5, "bias": bias}
+        reference, bound, _ = numerics.judged(a, b, **host)
+        metalmm.matmul(BLAS, da, db, out=out, **{**host, "c": device.array(one), "bias": long[1:]})
+        assert not numerics.mismatch(np.asarray(out), reference, allowed(BLAS, bound, reference, host))
         # NumPy arrays, and the result in place of c.
         right(metalmm.matmul(BLAS, a, b, device=device, **transposed), a, b, **transposed)
         host = {**transposed, "c": c, "beta": 1.0}

@@ -16,6 +16,7 @@ constexpr int kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8;
 constexpr int kBatchCount = 5, kBatchStride = 6;
 constexpr int kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5;
 constexpr int kEpilogueBias = 4;
+constexpr size_t kMostPlans = 1024;
 constexpr uint32_t kSumsInFloat =
     2;  // of split sums: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; in place they would be rounded to the result's
 
@@ -68,7 +69,7 @@ std::shared_lock<std::shared_mutex> enter() {
 }  // namespace
 
 void end_blas() {
-  if (door().generation != fork_generation()) return;  // of a parent, whose threads may hold it
+  if (door().generation != fork_generation()) return;
   std::unique_lock lock(door().mutex);
   door().closed = true;
 }
@@ -111,22 +112,28 @@ BlasMatmul::BlasMatmul(const std::string& library, const LibraryMatmul& what) : 
 }
 
 BlasMatmul::~BlasMatmul() {
-  std::shared_lock lock(door().mutex);
-  if (door().closed || !context_) {
-    for (auto& [_, plan] : plans_) (void)plan.release();
-    return;
+  std::shared_lock<std::shared_mutex> lock;
+  bool is_here = door().generation == fork_generation();  // else a parent's, with locks of threads that are not here
+  if (is_here) lock = std::shared_lock(door().mutex);
+  if (is_here && !door().closed && context_) {
+    plans_.clear();
+    lt_->destroy(context_);
   }
-  plans_.clear();
-  lt_->destroy(context_);
+  for (auto& [_, plan] : plans_) (void)plan.release();
 }
 
 BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands& o) {
   auto alignment = [](Address address) { return static_cast<uint32_t>(std::min<Address>(address & (~address + 1), 256)); };
   Address c = p.has_c ? o.c : o.d;
-  const uint32_t aligned[] = {alignment(o.b), alignment(o.a), alignment(c), alignment(o.d)};  // its A is our B
+  // Its A is our B. Of the bias it cannot be told; D's stands for both, for there is a kernel that loads the bias as it stores D.
+  const uint32_t aligned[] = {alignment(o.b), alignment(o.a), alignment(c), std::min(alignment(o.d), p.has_bias ? alignment(o.bias) : 256)};
   auto& plan = plans_[{p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.ldd, p.stride_a, p.stride_b, p.stride_c, p.stride_d, p.has_bias,
                        p.has_c, p.beta == 0, aligned[0], aligned[1], aligned[2], aligned[3]}];
   if (plan) return *plan;
+  if (plans_.size() > kMostPlans) {  // a model's sizes change with each position
+    plans_.clear();
+    return plan_for(p, o);
+  }
   auto made = std::make_unique<Plan>(*lt_);
   int type = what_.type == kFloat32 ? kReal32 : kReal16;
   check(lt_->description_create(&made->description, kCompute32, kReal32), "describing a matmul");
@@ -150,6 +157,7 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
     status = lt_->heuristic(context_, made->description, made->a, made->b, made->c, made->d, preference, 1, &made->chosen, &found);
   lt_->preference_destroy(preference);
   std::string size = std::to_string(p.m) + " x " + std::to_string(p.n) + " x " + std::to_string(p.k);
+  if (!status && found) status = made->chosen.status;
   if (status == 15 || (!status && !found)) throw Error(ErrorKind::unsupported, "cuBLAS has no way to multiply " + size + " of this layout");
   check(status, "choosing how to multiply " + size);
   plan = std::move(made);

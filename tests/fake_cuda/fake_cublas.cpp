@@ -237,6 +237,7 @@ FAKE_EXPORT int cublasLtMatmul(LtContext* context, LtDescription* description, c
     if (!(at[i] = host(address, layouts[i]->bytes(), i == 3, "an operand"))) return kStatusInvalid;
   }
   p.at_a = at[0], p.at_b = at[1], p.at_c = at[2], p.at_d = at[3];
+  if (of->get(7, 1) == 4 && of->get(8, 0) % algorithm->data[3]) return invalid(call, "a bias that is less aligned than D was said to be");
   if (of->get(7, 1) == 4 && !(p.bias = host(of->get(8, 0), p.d.rows * p.d.element(), false, "the bias"))) return kStatusInvalid;
   if (workspace_size < kNeeds || !host(reinterpret_cast<Address>(workspace), workspace_size, true, "memory to work in"))
     return kStatusInvalid;

@@ -275,7 +275,7 @@ class _Turns:
         """A turn: once for what the one before leaves behind (threads of OpenBLAS that go on spinning made the next run of a small shape
         three times slower, as twins showed), and once that counts."""
         start = time.perf_counter()
-        if (one.result.cpu or one.before or [_SHORT_MS])[-1] < _SHORT_MS:
+        if (one.result.cpu or one.before or [0.0])[-1] < _SHORT_MS:
             self.run(one, counted=False)
         if not one.done:
             self.run(one, counted=True)
