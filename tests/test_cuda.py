@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import mmap
 import os
 import signal
 import subprocess
@@ -22,7 +23,9 @@ import metalmm
 import numpy as np
 import pytest
 from conftest import DEVICE, ROOT, allowed, half, right
-from metalmm import numerics, nvrtc
+from metalmm import manifest, numerics, nvrtc
+from metalmm.backends import cuda
+from metalmm.bench import runner, sizes
 
 FAKE: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)
 pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="of device cuda")
@@ -1377,6 +1380,222 @@ def test_cublas_fails_at(call: str, recorded: bool, device: metalmm.Device) -> N
             else:
                 metalmm.matmul(BLAS, da, db, bias=dbias)
         right(metalmm.matmul(BLAS, da, db, bias=dbias), a, b, bias=bias)
+
+
+@needs_cublas
+def test_c_with_rows_apart_and_shared_by_a_batch(device: metalmm.Device) -> None:
+    for dtype in (np.float16, np.float32):
+        a, b, _, _ = drawn("nn", 5, 12, 9, 2, dtype)
+        wide = np.random.default_rng(3).standard_normal((2, 8, 40)).astype(dtype)
+        held, whole = device.array(wide)[:, 2:7, 3:15], wide[:, 2:7, 3:15]  # rows and matrices further apart than the result's
+        for x, c in ((held, whole), (held[1], whole[1])):
+            host = {"c": np.ascontiguousarray(np.broadcast_to(c, (2, 5, 12))), "beta": 0.5}
+            reference, bound, _ = numerics.judged(a, b, **host)
+            out = metalmm.matmul(BLAS, device.array(a), device.array(b), c=x, beta=0.5)
+            assert not numerics.mismatch(np.asarray(out), reference, allowed(BLAS, bound, reference, host))
+
+
+@needs_cublas
+def test_a_plan_of_cublas_is_of_its_strides_and_alignments() -> None:
+    """The same size, laid out in another way."""
+    rng = np.random.default_rng(1)
+    wide, store = rng.standard_normal((40, 64)).astype(np.float16), rng.standard_normal(200).astype(np.float16)
+    with metalmm.Device("cuda") as other:
+        for ra, rb, ca, cb in ((0, 8, 0, 0), (3, 11, 5, 8)):
+            for ld in (64, 32):
+                h = wide.reshape(-1)[: 40 * ld].reshape(40, ld)
+                d = other.array(h)
+                a, b = (slice(ra, ra + 5), slice(ca, ca + 8)), (slice(rb, rb + 8), slice(cb, cb + 16))
+                right(metalmm.matmul(BLAS, d[a], d[b], device=other), h[a], h[b])
+        a, b, _, _ = drawn("nn", 5, 12, 9, 1, np.float16)
+        held = other.array(store)
+        for begin in (0, 1):  # C off its alignment alone
+            host = {"c": store[begin : begin + 60].reshape(5, 12), "beta": 1.0}
+            reference, bound, _ = numerics.judged(a, b, **host)
+            c = held[begin : begin + 60].reshape((5, 12))
+            out = metalmm.matmul(BLAS, other.array(a), other.array(b), c=c, beta=1.0, out=other.empty((5, 12)))
+            assert not numerics.mismatch(np.asarray(out), reference, allowed(BLAS, bound, reference, host))
+
+
+@needs_fake
+@pytest.mark.parametrize("recorded", [False, True])
+def test_nothing_runs_beside_what_is_before_cublas(recorded: bool, device: metalmm.Device) -> None:
+    text = "kernel void k(device const half* x, device half* y, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }"
+    kernel = device.compile(HEAD + text).kernel("k")
+    x, h, u, v = (device.array(np.ones((8, 8), np.float16)) for _ in range(4))
+    batch = device.batch()
+    kernel(x, h, threads=64, threadgroup=32, batch=batch)
+    batch.matmul(BLAS, h, u, out=v)  # waits for the first
+    kernel(u, x, threads=64, threadgroup=32, batch=batch)  # shares x with the first alone
+    if recorded:
+        recording = batch.record()
+        recording.replay()
+        recording.wait()
+    else:
+        batch.submit()
+        batch.wait()
+
+
+@needs_cublas
+def test_two_threads_multiply_with_biases_of_their_own(device: metalmm.Device) -> None:
+    """One records while another submits: the plan of cuBLAS is one."""
+    a, w = device.array(np.zeros((1, 64), np.float16)), device.array(np.zeros((64, 64), np.float16))
+    wrong: list[int] = []
+
+    def work(value: int) -> None:
+        bias, out = device.array(np.full(64, value, np.float16)), device.empty((1, 64))
+        for _ in range(200):
+            batch = device.batch()
+            for _ in range(8):
+                batch.matmul(BLAS, a, w, bias=bias, out=out)
+            if value == 2:
+                recording = batch.record()
+                recording.replay()
+                recording.wait()
+            else:
+                batch.submit()
+                batch.wait()
+            if not (out.numpy() == value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+@needs_fake
+def test_the_end_while_a_thread_launches_cublas() -> None:
+    script = """
+import metalmm, numpy as np, threading, time
+d = metalmm.Device("cuda")
+x, w, out = (d.array(np.zeros(s, np.float16)) for s in ((1, 8), (8, 8), (1, 8)))
+metalmm.matmul("blas/baseline", x, w, out=out)
+b = d.batch()
+for _ in range(100000): b.matmul("blas/baseline", x, w, out=out)
+def work():
+    try: b.submit()
+    except metalmm.Error as e: print("told", e, flush=True)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.02)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "after its end" not in done.stderr, (done.returncode, done.stderr[-500:])
+
+
+@needs_fake
+def test_cublas_of_a_lost_context(index: int) -> None:
+    with metalmm.Device("cuda", index=index) as lost:
+        a, b = lost.array(half(4, 8)), lost.array(half(8, 8))
+        metalmm.matmul(BLAS, a, b)
+        FAKE.inject("kernel", 1, ILLEGAL)
+        with pytest.raises(metalmm.KernelError):
+            lost.compile(STEP).kernel("step")(lost.array(np.zeros(8, np.float32)), threads=8, threadgroup=8)
+    del a, b, lost
+    gc.collect()
+
+
+# -- what mutants showed to be looked at by no test ---------------------------------------------------------------------
+
+
+def test_which_kernels_are_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this package alone are compiled so that all lanes are waited for."""
+    seen: list[bool] = []
+    before = cuda.options
+
+    def options(capability: int, **given: bool) -> list[str]:
+        made = before(capability, **given)
+        seen.append("-DMETALMM_CONVERGED" in made)
+        return made
+
+    monkeypatch.setattr(cuda, "options", options)
+    with metalmm.Device("cuda") as other:
+        other.compile(STEP).kernel("step")
+        metalmm.matmul(GEMM, half(4, 64), half(64, 48), device=other)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 5])
+def test_a_sample_is_a_share_of_whole_rounds_of_the_copies(copies: int, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.backend, "replays", 4)
+    inputs = runner.Inputs(device, sizes.from_specs(["n=64 k=64 nt"]).shapes[0], 0, copies)
+    turns = runner._Turns(device, inputs, runner.Rule(fixed=1))
+    v = manifest.get("m1_optimized_v6/nt_simd_c4_s1_tg64")
+    one = runner._Contender(str(v), [inputs.prepare(device, v, w) for w in inputs.weights])
+    added: list[Any] = []
+
+    class Spy:
+        def __init__(self) -> None:
+            self.batch = device.batch()
+
+        def add(self, call: Any) -> None:
+            added.append(call)
+            self.batch.add(call)
+
+        def record(self) -> metalmm.Recording:
+            return self.batch.record()
+
+    class Spied:
+        backend = device.backend
+        batch = Spy
+
+    turns.device = Spied()  # type: ignore[assignment]
+    start = time.perf_counter()
+    cpu, gpu = turns.timed(one)
+    elapsed = time.perf_counter() - start
+    each = [sum(x is call for x in added) for call in one.calls]
+    assert len(added) >= 4 and min(each) == max(each) > 0
+    assert copies == 1 or all(x is not y for x, y in itertools.pairwise(added))
+    assert one.recording and gpu == pytest.approx((one.recording.timing.device or 0) / len(added))
+    assert 0 < cpu * len(added) <= elapsed
+
+
+def test_numbers_in_a_recording_of_a_fresh_device() -> None:
+    """Nothing is allocated while it is made, and here the pool has nothing yet."""
+    text = (
+        "struct N { float v[1000]; };\nkernel void k(device float* y, constant N& n, uint i [[thread_position_in_grid]]) { y[i] = n.v[i]; }"
+    )
+    with metalmm.Device("cuda") as other:
+        y = other.empty((8,), np.float32)
+        kernel, batch = other.compile(HEAD + text).kernel("k"), other.batch()
+        kernel(y, np.arange(1000, dtype=np.float32).tobytes(), threads=8, threadgroup=8, batch=batch)
+        recording = batch.record()
+        recording.replay()
+        recording.wait()
+        assert y.numpy().tolist() == list(range(8))
+
+
+@needs_fake
+@pytest.mark.parametrize("per_dispatch", [False, True])
+def test_only_a_launch_has_another_beside_it(per_dispatch: bool, device: metalmm.Device) -> None:
+    """None stands beside a copy to the GPU, nor beside one that is timed."""
+    kernel = device.compile(STEP).kernel("step")
+    x, y = device.array(np.ones(8, np.float32)), device.array(np.ones(8, np.float32))
+    with device.batch(per_dispatch=per_dispatch) as batch:
+        kernel(x, threads=8, threadgroup=8, batch=batch)
+        if not per_dispatch:
+            kernel(np.ones(8, np.float32), threads=8, threadgroup=8, batch=batch)
+        kernel(y, threads=8, threadgroup=8, batch=batch)
+
+
+def test_numpy_memory_written_and_read_by_one_kernel(device: metalmm.Device) -> None:
+    text = "kernel void k(device float* a, const device float* b, uint i [[thread_position_in_grid]]) { a[i] = b[i + 4]; }"
+    x = np.arange(8, dtype=np.float32)
+    device.compile(HEAD + text).kernel("k")(x[:4], x, threads=4, threadgroup=4)
+    np.testing.assert_array_equal(x, [4, 5, 6, 7] * 2)
+
+
+def test_memory_that_cannot_be_written_is_read(device: metalmm.Device, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(np.arange(1024, dtype=np.float32).tobytes())
+    with path.open("rb") as f:
+        x = np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.float32)
+    text = "kernel void k(const device float* x, device float* y, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }"
+    y = np.zeros(8, np.float32)
+    device.compile(HEAD + text).kernel("k")(x, y, threads=8, threadgroup=8)
+    np.testing.assert_array_equal(y, x[:8])
 
 
 def test_torch_on_the_gpu(device: metalmm.Device) -> None:

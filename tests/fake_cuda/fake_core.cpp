@@ -268,6 +268,7 @@ static void follow(Touches& running, const std::shared_ptr<Touch>& touch) {
       if (overlap(touch->writes, other->writes) || overlap(touch->writes, other->reads) || overlap(touch->reads, other->writes))
         violation("order",
                   "launch: " + touch->name + " does not wait for " + other->name + ", which may run yet and touches the same memory");
+  if (touch->beside && running.empty()) violation("order", "launch: " + touch->name + " stands beside no launch");
   if (!touch->beside && touch->late) running.clear();
   running.push_back(touch);
 }

@@ -1,5 +1,10 @@
 // A cublasLt that multiplies on the CPU, as work of the fake's streams: what csrc/cuda/blas.cpp asks of it, and its rules.
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "../../csrc/cuda/blas.h"
@@ -40,6 +45,12 @@ struct LayoutState : Numbers {
     return type == o.type && rows == o.rows && columns == o.columns && ld == o.ld && values == o.values;
   }
 };
+
+// cuBLAS ends with the process; who calls it after that has broken it.
+std::atomic<bool> ended{false};
+void alive() {
+  if (ended) std::fprintf(stderr, "fake cuBLAS: called after its end\n"), std::abort();
+}
 
 int status_of(const Call& call) { return call.result ? kStatusExecution : 0; }
 int invalid(Call& call, const std::string& what) { return call.wrong(kInvalidValue, "cublas", what), kStatusInvalid; }
@@ -130,13 +141,17 @@ std::string wrong_product(const Numbers& of, const LayoutState& a, const LayoutS
 }  // namespace
 
 FAKE_EXPORT int cublasLtCreate(LtContext** out) {
+  static bool once = (std::atexit([] { ended = true, usleep(50000); }), true);
+  (void)once;
   Call call("cublas_create");
   if (call.result) return kStatusExecution;
   *out = reinterpret_cast<LtContext*>(add(std::make_shared<Object>("LtContext"), call.context));
   return 0;
 }
 FAKE_EXPORT int cublasLtDestroy(LtContext* c) {
-  Call call("cublas_destroy");
+  alive();
+  Call call("cublas_destroy", true, false, false);
+  if (call.result) call.wrong(call.result, "cublas", "after its context was lost");
   auto context = call.result ? nullptr : find(call, c, "LtContext");
   if (context) remove(*context);
   return status_of(call);
@@ -153,7 +168,9 @@ FAKE_EXPORT int cublasLtMatmulDescDestroy(LtDescription* d) {
   return destroy_object<Numbers>("cublas_description_destroy", d, "LtDescription");
 }
 FAKE_EXPORT int cublasLtMatmulDescSetAttribute(LtDescription* d, int attribute, const void* value, size_t size) {
-  return set("cublas_description_set", d, "LtDescription", attribute, value, size, {{3, 4}, {4, 4}, {7, 4}, {8, 8}});
+  int status = set("cublas_description_set", d, "LtDescription", attribute, value, size, {{3, 4}, {4, 4}, {7, 4}, {8, 8}});
+  if (attribute == 8) usleep(50);  // so that another thread comes between
+  return status;
 }
 
 FAKE_EXPORT int cublasLtMatrixLayoutCreate(LtLayout** out, int type, uint64_t rows, uint64_t columns, int64_t ld) {
@@ -204,6 +221,7 @@ FAKE_EXPORT int cublasLtMatmulAlgoGetHeuristic(LtContext* context, LtDescription
 FAKE_EXPORT int cublasLtMatmul(LtContext* context, LtDescription* description, const void* alpha, const void* a, LtLayout* la,
                                const void* b, LtLayout* lb, const void* beta, const void* c, LtLayout* lc, void* d, LtLayout* ld,
                                const LtAlgorithm* algorithm, void* workspace, size_t workspace_size, Stream s) {
+  alive();
   Call call("cublas_matmul");
   if (call.result) return kStatusExecution;
   auto of = find<Numbers>(call, description, "LtDescription");
@@ -219,6 +237,7 @@ FAKE_EXPORT int cublasLtMatmul(LtContext* context, LtDescription* description, c
   Uses uses;
   auto touch = std::make_shared<Touch>();
   touch->name = "a product of cuBLAS";
+  touch->programmatic = true;  // as it may be: it lets the next begin before it has waited itself
   auto host = [&](Address address, size_t size, bool written, const char* what) -> uint8_t* {
     auto memory = memory_at(address, size);
     if (!memory || !memory->pages) return invalid(call, std::string(what) + ": " + number(size) + " bytes at " + hex(address)), nullptr;
