@@ -300,7 +300,7 @@ def test_a_library_runs_where_it_is(tmp_path: Path) -> None:
         MANIFEST.replace("threads = 64", 'threads = 64\nbuiltin = "blas"').replace('source = "mine.metal"\n', "")
     )
     loaded = metalmm.load_variants(tmp_path / "my.toml")
-    assert {v.devices for v in loaded} == {("cpu",)}
+    assert {v.devices for v in loaded} == {("cpu", "cuda")}
 
 
 def test_a_family_where_a_variant_is_wanted_lists_its_members() -> None:
