@@ -99,6 +99,17 @@ def half(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
 
 
+def carry_out(batch: metalmm.Batch, recorded: bool) -> None:
+    """All of it, as it is or as a recording."""
+    if recorded:
+        recording = batch.record()
+        recording.replay()
+        recording.wait()
+    else:
+        batch.submit()
+        batch.wait()
+
+
 def allowed(v: str, bound: Any, reference: Any, options: dict[str, Any]) -> Any:
     """The bound, and for cuBLAS another rounding to the operands' type before C and bias: it has kernels, of batches above all, that do
     not add them in float32."""

@@ -14,7 +14,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import DEVICE, half
+from conftest import DEVICE, carry_out, half
 
 V = "gemv/baseline"
 
@@ -238,13 +238,7 @@ def test_dispatch_by_threads(threads: tuple[int, ...], threadgroup: tuple[int, .
     else:
         batch = device.batch()
         kernel(out, count, threads=threads, threadgroup=threadgroup, batch=batch)
-        if how == "recording":
-            recording = batch.record()
-            recording.replay()
-            recording.wait()
-        else:
-            batch.submit()
-            batch.wait()
+        carry_out(batch, recorded=how == "recording")
     assert count.numpy()[0] == total, "no thread beyond the grid"
     groups = [-(-s // f) for s, f in zip(size, full, strict=True)]
     found = out.numpy().reshape(size[2], size[1], size[0], 4)

@@ -22,7 +22,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from conftest import DEVICE, ROOT, allowed, half, right
+from conftest import DEVICE, ROOT, allowed, carry_out, half, right
 from metalmm import manifest, numerics, nvrtc
 from metalmm.backends import cuda
 from metalmm.bench import runner, sizes
@@ -731,13 +731,7 @@ def test_nothing_runs_beside_one_that_waits_for_what_it_shares(third: tuple[str,
     batch = device.batch()
     for source, target in (("x", "h"), ("h", "y"), third):
         copies.kernel("k")(arrays[source], arrays[target], threads=8, threadgroup=8, batch=batch)
-    if recorded:
-        recording = batch.record()
-        recording.replay()
-        recording.wait()
-    else:
-        batch.submit()
-        batch.wait()
+    carry_out(batch, recorded)
     assert FAKE.take_violations() == []
 
 
@@ -1427,13 +1421,7 @@ def test_nothing_runs_beside_what_is_before_cublas(recorded: bool, device: metal
     kernel(x, h, threads=64, threadgroup=32, batch=batch)
     batch.matmul(BLAS, h, u, out=v)  # waits for the first
     kernel(u, x, threads=64, threadgroup=32, batch=batch)  # shares x with the first alone
-    if recorded:
-        recording = batch.record()
-        recording.replay()
-        recording.wait()
-    else:
-        batch.submit()
-        batch.wait()
+    carry_out(batch, recorded)
 
 
 @needs_cublas
@@ -1448,13 +1436,7 @@ def test_two_threads_multiply_with_biases_of_their_own(device: metalmm.Device) -
             batch = device.batch()
             for _ in range(8):
                 batch.matmul(BLAS, a, w, bias=bias, out=out)
-            if value == 2:
-                recording = batch.record()
-                recording.replay()
-                recording.wait()
-            else:
-                batch.submit()
-                batch.wait()
+            carry_out(batch, recorded=value == 2)
             if not (out.numpy() == value).all():
                 wrong.append(value)
 
@@ -1481,7 +1463,7 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.02)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = run(script)
     assert done.returncode == 0 and "after its end" not in done.stderr, (done.returncode, done.stderr[-500:])
 
 
@@ -1561,9 +1543,7 @@ def test_numbers_in_a_recording_of_a_fresh_device() -> None:
         y = other.empty((8,), np.float32)
         kernel, batch = other.compile(HEAD + text).kernel("k"), other.batch()
         kernel(y, np.arange(1000, dtype=np.float32).tobytes(), threads=8, threadgroup=8, batch=batch)
-        recording = batch.record()
-        recording.replay()
-        recording.wait()
+        carry_out(batch, recorded=True)
         assert y.numpy().tolist() == list(range(8))
 
 

@@ -17,8 +17,8 @@ constexpr int kBatchCount = 5, kBatchStride = 6;
 constexpr int kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5;
 constexpr int kEpilogueBias = 4;
 constexpr size_t kMostPlans = 1024;
-constexpr uint32_t kSumsInFloat =
-    2;  // of split sums: CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; in place they would be rounded to the result's
+// Of split sums, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; in place they would be rounded to the result's type.
+constexpr uint32_t kSumsInFloat = 2;
 
 const Cublas& cublas(const std::string& path) {
   static std::mutex mutex;
@@ -54,6 +54,7 @@ struct Door {
   std::shared_mutex mutex;
   bool closed = false;
   uint32_t generation = fork_generation();
+  bool is_here() const { return generation == fork_generation(); }  // else a parent's, with locks of threads that are not in this process
 };
 Door& door() {
   static Door* d = new Door;
@@ -69,7 +70,7 @@ std::shared_lock<std::shared_mutex> enter() {
 }  // namespace
 
 void end_blas() {
-  if (door().generation != fork_generation()) return;
+  if (!door().is_here()) return;
   std::unique_lock lock(door().mutex);
   door().closed = true;
 }
@@ -94,8 +95,7 @@ struct BlasMatmul::Plan {
   }
   LtLayout* layout(int type, uint64_t rows, uint64_t columns, uint32_t ld, uint32_t batch, int64_t stride) {
     LtLayout* made = nullptr;
-    int64_t apart = rows == 1 ? std::max<int64_t>(ld, static_cast<int64_t>(columns)) : ld;  // of one row nobody has said it
-    check(lt.layout_create(&made, type, columns, rows, apart), "describing a matrix");
+    check(lt.layout_create(&made, type, columns, rows, ld), "describing a matrix");
     auto count = static_cast<int32_t>(batch);
     int status = lt.layout_set(made, kBatchCount, &count, sizeof(count));
     if (!status) status = lt.layout_set(made, kBatchStride, &stride, sizeof(stride));
@@ -113,9 +113,8 @@ BlasMatmul::BlasMatmul(const std::string& library, const LibraryMatmul& what) : 
 
 BlasMatmul::~BlasMatmul() {
   std::shared_lock<std::shared_mutex> lock;
-  bool is_here = door().generation == fork_generation();  // else a parent's, with locks of threads that are not here
-  if (is_here) lock = std::shared_lock(door().mutex);
-  if (is_here && !door().closed && context_) {
+  if (door().is_here()) lock = std::shared_lock(door().mutex);
+  if (lock && !door().closed && context_) {
     plans_.clear();
     lt_->destroy(context_);
   }
@@ -127,13 +126,10 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
   Address c = p.has_c ? o.c : o.d;
   // Its A is our B. Of the bias it cannot be told; D's stands for both, for there is a kernel that loads the bias as it stores D.
   const uint32_t aligned[] = {alignment(o.b), alignment(o.a), alignment(c), std::min(alignment(o.d), p.has_bias ? alignment(o.bias) : 256)};
-  auto& plan = plans_[{p.m, p.n, p.k, p.batch, p.lda, p.ldb, p.ldc, p.ldd, p.stride_a, p.stride_b, p.stride_c, p.stride_d, p.has_bias,
-                       p.has_c, p.beta == 0, aligned[0], aligned[1], aligned[2], aligned[3]}];
-  if (plan) return *plan;
-  if (plans_.size() > kMostPlans) {  // a model's sizes change with each position
-    plans_.clear();
-    return plan_for(p, o);
-  }
+  const Key key = {p.m,        p.n,        p.k,        p.batch,    p.lda,   p.ldb,      p.ldc,      p.ldd,      p.stride_a,
+                   p.stride_b, p.stride_c, p.stride_d, p.has_bias, p.has_c, aligned[0], aligned[1], aligned[2], aligned[3]};
+  if (auto it = plans_.find(key); it != plans_.end()) return *it->second;
+  if (plans_.size() >= kMostPlans) plans_.clear();  // a model's sizes change with each position
   auto made = std::make_unique<Plan>(*lt_);
   int type = what_.type == kFloat32 ? kReal32 : kReal16;
   check(lt_->description_create(&made->description, kCompute32, kReal32), "describing a matmul");
@@ -160,8 +156,7 @@ BlasMatmul::Plan& BlasMatmul::plan_for(const MatmulParams& p, const BlasOperands
   if (!status && found) status = made->chosen.status;
   if (status == 15 || (!status && !found)) throw Error(ErrorKind::unsupported, "cuBLAS has no way to multiply " + size + " of this layout");
   check(status, "choosing how to multiply " + size);
-  plan = std::move(made);
-  return *plan;
+  return *(plans_[key] = std::move(made));
 }
 
 void BlasMatmul::launch(const MatmulParams& p, const BlasOperands& o, Stream stream, Address workspace) {
@@ -169,10 +164,9 @@ void BlasMatmul::launch(const MatmulParams& p, const BlasOperands& o, Stream str
   std::lock_guard lock(mutex_);  // the description's bias is this call's
   Plan& plan = plan_for(p, o);
   if (p.has_bias) plan.describe<Address>(kBiasPointer, o.bias);
-  float beta = p.has_c ? p.beta : 0.0f;
   auto at = [](Address address) { return reinterpret_cast<void*>(address); };
-  check(lt_->matmul(context_, plan.description, &p.alpha, at(o.b), plan.a, at(o.a), plan.b, &beta, at(p.has_c ? o.c : o.d), plan.c, at(o.d),
-                    plan.d, &plan.chosen.algorithm, at(workspace), kWorkspace, stream),
+  check(lt_->matmul(context_, plan.description, &p.alpha, at(o.b), plan.a, at(o.a), plan.b, &p.beta, at(p.has_c ? o.c : o.d), plan.c,
+                    at(o.d), plan.d, &plan.chosen.algorithm, at(workspace), kWorkspace, stream),
         "multiplying");
 }
 

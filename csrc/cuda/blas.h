@@ -68,13 +68,14 @@ class BlasMatmul {
 
  private:
   struct Plan;
+  using Key = std::array<uint32_t, 18>;
   Plan& plan_for(const MatmulParams& p, const BlasOperands& o);
 
   const Cublas* lt_ = nullptr;
   LibraryMatmul what_;
   LtContext* context_ = nullptr;
   std::mutex mutex_;
-  std::map<std::array<uint32_t, 19>, std::unique_ptr<Plan>> plans_;
+  std::map<Key, std::unique_ptr<Plan>> plans_;
 };
 
 // The process is about to end, and cuBLAS with it, which other threads may be in: waits for them; nothing calls it any more.

@@ -15,18 +15,17 @@ from .errors import CompileError, CompilerNotFoundError
 _LEAST = (12, 0)  # what the runtime's headers ask of the language
 
 
-def _packaged(pattern: str) -> list[str]:
-    """Libraries in PyPI's packages of NVIDIA's, the newest first."""
+def _packaged(*patterns: str) -> list[str]:
+    """Libraries in PyPI's packages of NVIDIA's, of each pattern the newest first."""
     spec = importlib.util.find_spec("nvidia")
     folders = spec.submodule_search_locations or () if spec else ()
-    return [str(path) for folder in folders for path in sorted(Path(folder).glob(pattern), reverse=True)]
+    return [str(path) for pattern in patterns for folder in folders for path in sorted(Path(folder).glob(pattern), reverse=True)]
 
 
 def _candidates() -> list[str]:
     if chosen := os.environ.get("METALMM_LIBNVRTC"):
         return [chosen]
-    found = [path for pattern in ("cu*/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*") for path in _packaged(pattern)]
-    found = [path for path in found if "builtins" not in path]
+    found = [path for path in _packaged("cu*/lib/libnvrtc.so.*", "cuda_nvrtc/lib/libnvrtc.so.*") if "builtins" not in path]
     return [*found, *(f"libnvrtc.so.{major}" for major in (13, 12)), "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"]
 
 
@@ -35,8 +34,9 @@ def find_cublas() -> str:
     if chosen := os.environ.get("METALMM_LIBCUBLAS"):
         return chosen
     folders = [*os.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
-    found = [path for pattern in ("cu*/lib/libcublasLt.so.*", "cublas/lib/libcublasLt.so.*") for path in _packaged(pattern)]
-    return next(iter([*found, *(str(p) for f in folders if f for p in sorted(Path(f).glob("libcublasLt.so.*"), reverse=True))]), "")
+    found = _packaged("cu*/lib/libcublasLt.so.*", "cublas/lib/libcublasLt.so.*")
+    found += [str(path) for folder in filter(None, folders) for path in sorted(Path(folder).glob("libcublasLt.so.*"), reverse=True)]
+    return found[0] if found else ""
 
 
 class Compiler:

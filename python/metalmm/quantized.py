@@ -99,6 +99,10 @@ class QuantizedArray:
         """Of values, scales and biases."""
         return self.values.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
 
+    def _by_row(self, x: _Numbers) -> _Numbers:
+        """Scales or biases as [n, groups]."""
+        return x if self.layout == "nk" else x.T
+
     def integers(self) -> _Numbers:
         """The stored values one by one, less the format's offset, int16 [n, k]."""
         f, (n, k) = FORMATS[self.format], self.shape
@@ -109,8 +113,7 @@ class QuantizedArray:
         """The weights that the integers stand for, [n, k]: computed in float64, rounded to `dtype` once."""
 
         def each(x: _Numbers) -> _Numbers:
-            rows = (x if self.layout == "nk" else x.T).astype(np.float64)
-            return np.repeat(rows, self.group, axis=1)[:, : self.shape[1]]
+            return np.repeat(self._by_row(x).astype(np.float64), self.group, axis=1)[:, : self.shape[1]]
 
         with np.errstate(all="ignore"):
             wide = each(self.scales) * self.integers()
@@ -121,9 +124,8 @@ class QuantizedArray:
         if layout == self.layout:
             return self
         stored = self.integers() + FORMATS[self.format].offset
-        scales, biases = (x if x is None or self.layout == "nk" else x.T for x in (self.scales, self.biases))
-        assert scales is not None
-        return _stored(self.format, layout, stored, self.group, scales, biases)
+        biases = None if self.biases is None else self._by_row(self.biases)
+        return _stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases)
 
     def to_gguf(self) -> _Numbers:
         """Blocks as GGUF has them, uint8 [n, k / 32 * bytes of a block]. Raises UnsupportedError for what GGUF has not."""
@@ -133,7 +135,7 @@ class QuantizedArray:
         stored = (self.integers() + f.offset).astype(f.value_type).reshape(n, k // BLOCK, BLOCK)
         if f.bits == 4:  # element i and i + 16 share a byte
             stored = stored[..., : BLOCK // 2] | stored[..., BLOCK // 2 :] << 4
-        scales = np.ascontiguousarray(self.scales if self.layout == "nk" else self.scales.T).view(np.uint8).reshape(n, k // BLOCK, 2)
+        scales = np.ascontiguousarray(self._by_row(self.scales)).view(np.uint8).reshape(n, k // BLOCK, 2)
         return np.concatenate([scales, stored.view(np.uint8)], axis=2).reshape(n, -1)
 
     def to_mlx(self) -> tuple[_Numbers, _Numbers, _Numbers]:
