@@ -4,11 +4,12 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
+#include "include/weights.h"
 
 // A ROWS x COLS tile into threadgroup memory, zero beyond the matrix. TRANSPOSED: the matrix lies as columns x rows. WHOLE_*: the
 // tile cannot leave the matrix that way. VEC: rows of the matrix begin on a vector of 4, so that 4 neighbours are one load.
-template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED, bool WHOLE_ROWS, bool WHOLE_COLS, bool VEC, class T>
-METAL_FUNC void load_tile(const device T* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup T* tile, uint tid) {
+template <int ROWS, int COLS, int PITCH, int TG, bool TRANSPOSED, bool WHOLE_ROWS, bool WHOLE_COLS, bool VEC, class Tile, class T>
+METAL_FUNC void load_tile(const device T* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup Tile* tile, uint tid) {
   constexpr uint W = VEC && (TRANSPOSED ? WHOLE_ROWS : WHOLE_COLS) ? 4 : 1;
   constexpr uint LINE = (TRANSPOSED ? ROWS : COLS) / W;  // loads of a line: neighbours in memory, neighbouring threads
   for (uint i = tid; i < ROWS * COLS / W; i += TG) {
@@ -19,27 +20,65 @@ METAL_FUNC void load_tile(const device T* source, uint ld, uint row0, uint col0,
     if (W == 4) {
       vec<T, 4> v = inside ? *reinterpret_cast<const device vec<T, 4>*>(from) : vec<T, 4>(T(0.0f));
 #pragma clang loop unroll(full)
-      for (uint j = 0; j < 4; j++) tile[TRANSPOSED ? (r + j) * PITCH + c : r * PITCH + c + j] = v[j];
+      for (uint j = 0; j < 4; j++) tile[TRANSPOSED ? (r + j) * PITCH + c : r * PITCH + c + j] = Tile(v[j]);
     } else {
-      tile[r * PITCH + c] = inside ? *from : T(0.0f);
+      tile[r * PITCH + c] = Tile(inside ? *from : T(0.0f));
     }
   }
 }
 
+// The tile of B from k0, col0 on.
+template <class T, int BN, int BK, int TG, bool TB, bool WHOLE_N, bool WHOLE_K, bool VEC>
+struct DenseTile {
+  typedef T Element;
+  static METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, uint tid) {
+    const device T* b = reinterpret_cast<const device T*>(w.values);
+    load_tile<BK, BN, BN + 8, TG, TB, WHOLE_K, WHOLE_N, VEC>(b, w.ldb, k0, col0, w.k, w.n, tile, tid);
+  }
+};
+
+// Of quantized weights in float, which holds scale * integer exactly; half would not. VEC: eight neighbours are one load.
+template <class T, int FORMAT, bool CANONICAL, int BN, int BK, int TG, bool WHOLE_N, bool WHOLE_K, bool VEC>
+struct WeightTile {
+  typedef float Element;
+  static METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup float* tile, uint tid) {
+    typedef Weights<T, FORMAT, CANONICAL> From;
+    constexpr uint PITCH = BN + 8;
+    for (uint i = tid; i < BK * BN / 8; i += TG) {
+      uint along = i % (BK / 8) * 8, c = i / (BK / 8), k = k0 + along;
+      bool inside = WHOLE_N || col0 + c < w.n;
+      float v[8] = {};
+      if (VEC && inside && (WHOLE_K || k + 8 <= w.k)) {
+        Eight x = From::scaled(w, col0 + c, k);
+#pragma clang loop unroll(full)
+        for (uint j = 0; j < 4; j++) v[j] = x.low[j], v[j + 4] = x.high[j];
+      } else if (inside) {
+#pragma clang loop unroll(full)
+        for (uint j = 0; j < 8; j++)
+          if (k + j < w.k) v[j] = From::one(w, col0 + c, k + j);
+      }
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < 8; j++) tile[(along + j) * PITCH + c] = v[j];
+    }
+  }
+};
+
+// Threadgroup memory of `multiply`.
+template <class Tile, int BM, int BN, int BK>
+struct Shared {
+  Tile a[BM * (BK + 8)];  // off the power of two: fewer bank conflicts
+  Tile b[BK * (BN + 8)];
+  float d[BM * (BN + 4)];
+};
+
 // Edges are compiled in only where the call has them.
-template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
-[[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_simdgroup(
-    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
-    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+template <class T, class TileB, int BM, int BN, int BK, int WM, int WN, bool TA, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
+METAL_FUNC void multiply(const device T* a, WeightsAt w, device T* D, const device T* C, const device T* bias, constant MatmulParams& p,
+                         uint3 group, uint tid, uint simdgroup, threadgroup Shared<typename TileB::Element, BM, BN, BK>& shared) {
+  typedef typename TileB::Element Tile;
   constexpr uint TG = WM * WN * 32;
-  constexpr uint PITCH_A = BK + 8, PITCH_B = BN + 8, PITCH_D = BN + 4;  // off the power of two: fewer bank conflicts
-  constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;                    // 8 x 8 tiles of a simdgroup
-  threadgroup T tile_a[BM * PITCH_A];
-  threadgroup T tile_b[BK * PITCH_B];
-  threadgroup float tile_d[BM * PITCH_D];
-  const device T* a = A + group.z * p.stride_a;
-  const device T* b = B + group.z * p.stride_b;
+  constexpr uint PITCH_A = BK + 8, PITCH_B = BN + 8, PITCH_D = BN + 4;
+  constexpr uint TM = BM / WM / 8, TN = BN / WN / 8;  // 8 x 8 tiles of a simdgroup
   uint row0 = group.y * BM, col0 = group.x * BN;
   uint sm = simdgroup / WN * TM * 8, sn = simdgroup % WN * TN * 8;
 
@@ -49,16 +88,16 @@ template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, boo
 #pragma clang loop unroll(full)
     for (uint j = 0; j < TN; j++) sum[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k0 = 0; k0 < p.k; k0 += BK) {
-    load_tile<BM, BK, PITCH_A, TG, TA, WHOLE_M, WHOLE_K, VEC>(a, p.lda, row0, k0, p.m, p.k, tile_a, tid);
-    load_tile<BK, BN, PITCH_B, TG, TB, WHOLE_K, WHOLE_N, VEC>(b, p.ldb, k0, col0, p.k, p.n, tile_b, tid);
+    load_tile<BM, BK, PITCH_A, TG, TA, WHOLE_M, WHOLE_K, VEC>(a, p.lda, row0, k0, p.m, p.k, shared.a, tid);
+    TileB::load(w, k0, col0, shared.b, tid);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma clang loop unroll(full)
     for (uint k = 0; k < BK; k += 8) {
-      simdgroup_matrix<T, 8, 8> fa[TM], fb[TN];
+      simdgroup_matrix<Tile, 8, 8> fa[TM], fb[TN];
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], tile_a + (sm + 8 * i) * PITCH_A + k, PITCH_A);
+      for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], shared.a + (sm + 8 * i) * PITCH_A + k, PITCH_A);
 #pragma clang loop unroll(full)
-      for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], tile_b + k * PITCH_B + sn + 8 * j, PITCH_B);
+      for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], shared.b + k * PITCH_B + sn + 8 * j, PITCH_B);
 #pragma clang loop unroll(full)
       for (uint i = 0; i < TM; i++)
 #pragma clang loop unroll(full)
@@ -70,11 +109,37 @@ template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, boo
 #pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++)
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) simdgroup_store(sum[i][j], tile_d + (sm + 8 * i) * PITCH_D + sn + 8 * j, PITCH_D);
+    for (uint j = 0; j < TN; j++) simdgroup_store(sum[i][j], shared.d + (sm + 8 * i) * PITCH_D + sn + 8 * j, PITCH_D);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint i = tid; i < BM * BN; i += TG) {
     uint r = i / BN, c = i % BN;
     if ((WHOLE_M || row0 + r < p.m) && (WHOLE_N || col0 + c < p.n))
-      store_result(D, C, bias, p, group.z, row0 + r, col0 + c, tile_d[r * PITCH_D + c]);
+      store_result(D, C, bias, p, group.z, row0 + r, col0 + c, shared.d[r * PITCH_D + c]);
   }
+}
+
+template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_simdgroup(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef DenseTile<T, BN, BK, WM * WN * 32, TB, WHOLE_N, WHOLE_K, VEC> TileB;
+  threadgroup Shared<T, BM, BN, BK> shared;
+  const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
+  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid, simdgroup,
+                                                                            shared);
+}
+
+template <class T, int FORMAT, bool CANONICAL, int BM, int BN, int BK, int WM, int WN, bool TA, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
+[[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_weights(
+    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
+    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  typedef WeightTile<T, FORMAT, CANONICAL, BN, BK, WM * WN * 32, WHOLE_N, WHOLE_K, VEC> TileB;
+  threadgroup Shared<float, BM, BN, BK> shared;
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid, simdgroup,
+                                                                            shared);
 }

@@ -209,13 +209,13 @@ A = metalmm.quantize(W, "affine4")
         (lambda: Q.to_mlx(), metalmm.UnsupportedError, "MLX has affine8 and affine4"),
         (lambda: metalmm.quantize(W[:, :33], "q8_0").to_gguf(), metalmm.UnsupportedError, "multiple of 32"),
         (lambda: metalmm.quantize(W[:, :33], "affine8").to_mlx(), metalmm.UnsupportedError, "multiple of the group"),
-        (lambda: changed(Q, scales=Q.scales.astype(np.float32)), metalmm.DTypeError, "scales: float32; it takes a NumPy array of float16"),
+        (lambda: changed(Q, scales=Q.scales.astype(np.float32)), metalmm.DTypeError, "scales: float32; it takes an array of float16"),
         (lambda: changed(Q, scales=Q.scales[:, :1]), metalmm.ShapeError, r"scales: shape \(4, 1\); it takes \(4, 2\)"),
         (lambda: changed(Q, values=Q.values[:, :-1]), metalmm.ShapeError, r"values: shape \(4, 63\); it takes \(4, 64\)"),
-        (lambda: changed(Q, values=Q.values.view(np.uint8)), metalmm.DTypeError, "values: uint8; it takes a NumPy array of int8"),
+        (lambda: changed(Q, values=Q.values.view(np.uint8)), metalmm.DTypeError, "values: uint8; it takes an array of int8"),
         (lambda: changed(Q, biases=Q.scales), metalmm.ArgumentError, "biases: format q8_0 has none"),
         (lambda: changed(A, biases=None), metalmm.ArgumentError, "biases: format affine4 has one for each scale"),
-        (lambda: changed(A, biases=A.scales.astype(np.float32)), metalmm.DTypeError, "biases: float32; it takes a NumPy array of float16"),
+        (lambda: changed(A, biases=A.scales.astype(np.float32)), metalmm.DTypeError, "biases: float32; it takes an array of float16"),
     ],
 )  # fmt: skip
 def test_bad_input(call: Any, error: Any, message: str) -> None:

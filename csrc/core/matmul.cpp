@@ -56,6 +56,12 @@ uint32_t vec_offset(const Tensor& t) { return static_cast<uint32_t>(t.address() 
 
 int64_t batch_of(const Tensor& t) { return t.ndim == 3 ? t.shape[0] : 1; }
 
+uint32_t group_shift(const Storage& s) {
+  uint32_t shift = 0;
+  while (s.group >> shift > 1) shift++;
+  return shift;
+}
+
 void check_extent(const char* name, const Tensor& t) {
   int64_t last = 0;
   for (int i = 0; i < t.ndim; i++) last += (t.shape[i] - 1) * t.strides[i];
@@ -67,18 +73,21 @@ void check_extent(const char* name, const Tensor& t) {
 MatmulSpec spec_of(const MatmulArgs& args) {
   const Tensor &a = *args.a, &b = *args.b;
   int64_t a_rows = a.shape[a.ndim - 2], a_cols = a.shape[a.ndim - 1];
-  int64_t b_rows = b.shape[b.ndim - 2], b_cols = b.shape[b.ndim - 1];
+  const QuantizedB& q = args.quantized;
+  bool is_dense = q.storage.is_dense();
+  int64_t b_rows = is_dense ? b.shape[b.ndim - 2] : q.n, b_cols = is_dense ? b.shape[b.ndim - 1] : q.k;
   int64_t m = args.transpose_a ? a_cols : a_rows, k = args.transpose_a ? a_rows : a_cols;
   int64_t kb = args.transpose_b ? b_cols : b_rows, n = args.transpose_b ? b_rows : b_cols;
   auto flag = [](bool f) { return f ? "True" : "False"; };
   if (k != kb) {
-    bad_shape("a " + a.shape_text() + " and b " + b.shape_text() + " differ in k: " + std::to_string(k) + " and " + std::to_string(kb) +
+    std::string of_b = is_dense ? b.shape_text() : q.storage.name() + " (" + std::to_string(q.n) + ", " + std::to_string(q.k) + ")";
+    bad_shape("a " + a.shape_text() + " and b " + of_b + " differ in k: " + std::to_string(k) + " and " + std::to_string(kb) +
               " (transpose_a=" + flag(args.transpose_a) + ", transpose_b=" + flag(args.transpose_b) + ")");
   }
   int64_t batch = batch_of(a);
-  if (b.ndim == 3 && a.ndim == 2)
+  if (is_dense && b.ndim == 3 && a.ndim == 2)
     bad_shape("b " + b.shape_text() + " has a batch and a " + a.shape_text() + " has none; give a 3 dimensions too");
-  if (b.ndim == 3 && b.shape[0] != batch)
+  if (is_dense && b.ndim == 3 && b.shape[0] != batch)
     bad_shape("a " + a.shape_text() + " and b " + b.shape_text() + " differ in batch: " + std::to_string(batch) + " and " +
               std::to_string(b.shape[0]));
   for (int64_t size : {m, n, k, batch})
@@ -86,9 +95,47 @@ MatmulSpec spec_of(const MatmulArgs& args) {
   MatmulSpec s;
   s.m = static_cast<uint32_t>(m), s.n = static_cast<uint32_t>(n), s.k = static_cast<uint32_t>(k), s.batch = static_cast<uint32_t>(batch);
   s.transpose_a = args.transpose_a, s.transpose_b = args.transpose_b;
-  s.a_type = a.dtype, s.b_type = b.dtype;
+  s.a_type = a.dtype, s.b_storage = q.storage;
   s.alpha = args.alpha, s.beta = args.beta, s.bias = args.bias != nullptr, s.c = args.c != nullptr && args.beta != 0.0f;
   return s;
+}
+
+// One of the arrays of a quantized B: C-contiguous, of a shape that its format gives. They are made by QuantizedArray, whose checks a
+// user can go round.
+void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, std::initializer_list<DType> types) {
+  bool fits = static_cast<size_t>(t.ndim) == shape.size() &&
+              std::equal(shape.begin(), shape.end(), t.shape, [](uint64_t x, int64_t y) { return x == static_cast<uint64_t>(y); });
+  std::string expected, kinds;
+  for (uint64_t s : shape) expected += (expected.empty() ? "(" : ", ") + std::to_string(s);
+  for (DType type : types) kinds += (kinds.empty() ? "" : " or ") + type.name();
+  if (!fits) bad(ErrorKind::shape, name, t, "does not fit; it takes " + expected + ")");
+  if (std::find(types.begin(), types.end(), t.dtype) == types.end())
+    bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + kinds);
+  if (!t.contiguous()) bad(ErrorKind::layout, name, t, "is not C-contiguous; pass numpy.ascontiguousarray of it");
+  if (t.address() % t.dtype.size) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(t.dtype.size) + " bytes");
+}
+
+void check_quantized(const MatmulArgs& args) {
+  const QuantizedB& q = args.quantized;
+  if (q.n < 1 || q.k < 1 || q.n > UINT32_MAX || q.k > UINT32_MAX)
+    bad_shape("b is " + q.storage.name() + " (" + std::to_string(q.n) + ", " + std::to_string(q.k) + "); sizes are 1 to 2^32 - 1");
+  auto n = static_cast<uint64_t>(q.n), k = static_cast<uint64_t>(q.k), groups = q.storage.groups(k);
+  const DType kInt8{DType::kInt, 1}, kUInt8{DType::kUInt, 1};
+  DType value = q.storage.format == Storage::q8_0 ? kInt8 : kUInt8, scale = q.storage.has_biases() ? args.a->dtype : kFloat16;
+  if (q.storage.canonical)
+    check_part("b's values", *args.b, {(k - 1) / 32 + 1, n, 32 / q.storage.per_byte()}, {value});
+  else
+    check_part("b's values", *args.b, {n, q.storage.row_bytes(k)}, {value});
+  if (q.storage.value_bytes(n, k) * q.storage.per_byte() > UINT32_MAX)
+    bad_shape("b has more than 2^32 - 1 weights; kernels count in 32 bits");
+  auto check_scales = [&](const char* name, const Tensor& t) {
+    if (q.storage.canonical)
+      check_part(name, t, {groups, n}, {scale});
+    else
+      check_part(name, t, {n, groups}, {scale});
+  };
+  check_scales("b's scales", *q.scales);
+  if (q.biases) check_scales("b's biases", *q.biases);
 }
 
 void check_bias(const MatmulArgs& args, const MatmulSpec& s) {
@@ -133,13 +180,18 @@ void check_sizes(const MatmulSpec& s) {
 
 MatmulPlan plan_matmul(const MatmulArgs& args) {
   check_operand("a", *args.a);
-  check_operand("b", *args.b, &args.a->dtype);
+  const QuantizedB& q = args.quantized;
+  bool is_dense = q.storage.is_dense();
+  if (is_dense)
+    check_operand("b", *args.b, &args.a->dtype);
+  else
+    check_quantized(args);
   MatmulPlan plan;
   plan.spec = spec_of(args);
   const MatmulSpec& s = plan.spec;
   check_sizes(s);
   check_extent("a", *args.a);
-  check_extent("b", *args.b);
+  if (is_dense) check_extent("b", *args.b);
   check_bias(args, s);
   check_c(args, s);
   plan.params = {s.m,
@@ -147,11 +199,11 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
                  s.k,
                  s.batch,
                  leading(*args.a),
-                 leading(*args.b),
+                 is_dense ? leading(*args.b) : static_cast<uint32_t>(q.storage.ld(s.k)),
                  s.c ? leading(*args.c) : 0,
                  s.n,
                  batch_stride(*args.a),
-                 batch_stride(*args.b),
+                 is_dense ? batch_stride(*args.b) : 0,
                  s.c ? batch_stride(*args.c) : 0,
                  s.batch > 1 ? s.m * s.n : 0,
                  s.alpha,
@@ -159,16 +211,69 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
                  s.bias ? 1u : 0u,
                  s.c ? 1u : 0u,
                  vec_offset(*args.a),
-                 vec_offset(*args.b)};
+                 is_dense ? vec_offset(*args.b) : static_cast<uint32_t>(args.b->address() % 16),
+                 group_shift(q.storage),
+                 0xff};
   plan.out_ndim = args.a->ndim;
   int64_t shape[] = {s.batch, s.m, s.n};
   std::copy(plan.out_ndim == 3 ? shape : shape + 1, shape + 3, plan.out_shape);
   return plan;
 }
 
+namespace {
+
+bool overlap(const Tensor& x, const Tensor& y) {
+  auto [begin, end] = extent(x);
+  auto [first, last] = extent(y);
+  return begin < last && first < end;
+}
+
+// Elements between neighbouring rows, of one row in each of a batch between those; 0 where there is but one.
+int64_t between_rows(const Tensor& t) { return t.shape[t.ndim - 2] > 1 ? leading(t) : batch_stride(t); }
+
+// Two results of a fused call: of one array they may be different columns.
+void check_apart(const Tensor& x, const Tensor& y) {
+  if (!overlap(x, y)) return;
+  if (x.address() > y.address()) return check_apart(y, x);
+  int64_t ld = between_rows(x), apart = static_cast<int64_t>(y.address() - x.address()) / x.dtype.size;
+  bool columns = ld && between_rows(y) == ld && batch_stride(x) % ld == 0 && batch_stride(y) % ld == 0 &&
+                 apart % ld >= x.shape[x.ndim - 1] && apart % ld + y.shape[y.ndim - 1] <= ld;
+  if (!columns) bad(ErrorKind::layout, "out", x, "and another result overlap; pass memory of their own, or columns of one array");
+}
+
+}  // namespace
+
+void check_outs_apart(const std::vector<FusedPart>& parts) {
+  for (const FusedPart& part : parts)
+    for (const FusedPart& other : parts) {
+      if (&part == &other) continue;
+      if (part.out != other.out) check_apart(*part.out, *other.out);  // of swiglu there is one
+      const QuantizedB& q = other.args.quantized;
+      for (const Tensor* t : {other.args.b, other.args.bias, q.scales, q.biases})
+        if (t && overlap(*part.out, *t))
+          bad(ErrorKind::layout, "out", *part.out, "overlaps what another B is read from; pass memory of its own");
+    }
+}
+
+MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu) {
+  MatmulSpec s = parts[0].plan.spec;
+  for (size_t i = 0; i < parts.size(); i++) {
+    const MatmulSpec& other = parts[i].plan.spec;
+    if (other.b_storage != s.b_storage)
+      throw Error(ErrorKind::dtype, "matmul_fused: the first B is " + s.b_storage.name() + " and another " + other.b_storage.name() +
+                                        "; one kernel reads all of them");
+    if (other.bias != s.bias) bad_shape("biases are given for some B and not for others; give all or none");
+    if (i) s.also_n[i - 1] = other.n;
+  }
+  if (swiglu && (parts.size() != 2 || s.also_n[0] != s.n)) bad_shape("swiglu takes two B of one n: " + s.text());
+  s.swiglu = swiglu;
+  return s;
+}
+
 MatmulParams contiguous_params(const MatmulSpec& s) {
-  uint32_t lda = s.transpose_a ? s.m : s.k, ldb = s.transpose_b ? s.k : s.n;
-  bool batched = s.batch > 1;
+  bool batched = s.batch > 1, is_dense = s.b_storage.is_dense();
+  uint32_t lda = s.transpose_a ? s.m : s.k;
+  uint32_t ldb = is_dense ? (s.transpose_b ? s.k : s.n) : static_cast<uint32_t>(s.b_storage.ld(s.k));
   return {s.m,
           s.n,
           s.k,
@@ -178,7 +283,7 @@ MatmulParams contiguous_params(const MatmulSpec& s) {
           s.c ? s.n : 0,
           s.n,
           batched ? s.m * s.k : 0,
-          batched ? s.k * s.n : 0,
+          batched && is_dense ? s.k * s.n : 0,
           batched && s.c ? s.m * s.n : 0,
           batched ? s.m * s.n : 0,
           s.alpha,
@@ -186,10 +291,12 @@ MatmulParams contiguous_params(const MatmulSpec& s) {
           s.bias,
           s.c,
           0,
-          0};
+          0,
+          group_shift(s.b_storage),
+          0xff};
 }
 
-void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out) {
+void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool rows_apart) {
   bool same = out.ndim == plan.out_ndim && std::equal(out.shape, out.shape + out.ndim, plan.out_shape);
   if (!same) {
     Tensor expected;
@@ -198,10 +305,16 @@ void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out
     bad(ErrorKind::shape, "out", out, "does not fit; the result is " + expected.shape_text());
   }
   check_element("out", out, &plan.spec.a_type);
-  if (!out.contiguous()) bad(ErrorKind::layout, "out", out, "is not C-contiguous; pass a contiguous array");
+  if (!out.contiguous() && !rows_apart) bad(ErrorKind::layout, "out", out, "is not C-contiguous; pass a contiguous array");
+  if (rows_apart) check_operand("out", out);
   if (out.buffer->read_only()) bad(ErrorKind::layout, "out", out, "is read-only; pass a writable array");
+  if (rows_apart) {
+    check_extent("out", out);
+    plan.params.ldd = leading(out), plan.params.stride_d = batch_stride(out);
+  }
   auto [begin, end] = extent(out);
-  const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a}, {"b", args.b}, {"bias", args.bias}, {"c", args.c}};
+  const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a}, {"b", args.b}, {"bias", args.bias}, {"c", args.c},
+                                                        {"b's scales", args.quantized.scales}, {"b's biases", args.quantized.biases}};
   for (auto& [name, t] : inputs) {
     if (!t) continue;
     auto [first, last] = extent(*t);

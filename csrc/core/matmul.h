@@ -1,5 +1,8 @@
 // A matmul from its arguments to a dispatch: shapes, layouts, grid and bindings.
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "variant.h"
 
 namespace metalmm {
@@ -7,11 +10,19 @@ namespace metalmm {
 // Throws where a size is zero or the elements of an operand cannot be counted in 32 bits.
 void check_sizes(const MatmulSpec& spec);
 
+// What a quantized B has beside its integers, which are then `b`; it is n rows of k weights.
+struct QuantizedB {
+  Storage storage;
+  int64_t n = 0, k = 0;
+  const Tensor *scales = nullptr, *biases = nullptr;
+};
+
 // Operands and scalars of one call; what is null is not there.
 struct MatmulArgs {
   const Tensor *a, *b, *bias = nullptr, *c = nullptr;
   float alpha = 1.0f, beta = 0.0f;
   bool transpose_a = false, transpose_b = false;
+  QuantizedB quantized;
 };
 
 // Checked and laid out: all that is left is a pipeline and an output.
@@ -24,14 +35,28 @@ struct MatmulPlan {
 
 MatmulPlan plan_matmul(const MatmulArgs& args);
 MatmulParams contiguous_params(const MatmulSpec& spec);  // of operands that lie densely at aligned addresses
-void check_out(const MatmulPlan& plan, const MatmulArgs& args, const Tensor& out);
+// rows_apart: its rows need not be neighbours, and the plan is told how far apart they are.
+void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool rows_apart = false);
+
+// One B of a fused call with all that goes with it.
+struct FusedPart {
+  const MatmulArgs& args;
+  const MatmulPlan& plan;
+  const Tensor* out;
+};
+// Of several matmuls of one A the one spec; throws where they do not go together.
+MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu);
+// Throws where a result overlaps another's, which may be other columns of the same array, or what another reads.
+void check_outs_apart(const std::vector<FusedPart>& parts);
 
 // Buffer indices of every matmul kernel.
-enum MatmulIndex : uint32_t { kIndexA, kIndexB, kIndexD, kIndexC, kIndexBias, kIndexParams };
+enum MatmulIndex : uint32_t { kIndexA, kIndexB, kIndexD, kIndexC, kIndexBias, kIndexParams, kIndexScales, kIndexBiases };
 
 inline Size3 matmul_grid(const Tiling& v, const MatmulSpec& s) {
   auto tiles = [](uint32_t size, uint32_t tile) { return tile ? (size - 1) / tile + 1 : 1; };
-  return {tiles(s.n, v.bn), tiles(s.m, v.bm), s.batch};
+  uint32_t across = tiles(s.n, v.bn);
+  for (unsigned i = 1; i < s.parts() && !s.swiglu; i++) across += tiles(s.part_n(i), v.bn);
+  return {across, tiles(s.m, v.bm), s.batch};
 }
 
 // Builds the dispatch and hands it to `use`; what it points to lives until `use` returns.
@@ -41,13 +66,40 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
   // Metal wants every index bound; A stands in for what the kernel will not touch.
   const Tensor& c = args.c ? *args.c : *args.a;
   const Tensor& bias = args.bias ? *args.bias : *args.a;
+  const QuantizedB& q = args.quantized;
+  const Tensor& scales = q.scales ? *q.scales : *args.a;
+  const Tensor& biases = q.biases ? *q.biases : scales;
   const BufferBinding buffers[] = {{kIndexA, &args.a->buffer, args.a->offset},
                                    {kIndexB, &args.b->buffer, args.b->offset},
                                    {kIndexD, &out.buffer, out.offset},
                                    {kIndexC, &c.buffer, c.offset},
-                                   {kIndexBias, &bias.buffer, bias.offset}};
+                                   {kIndexBias, &bias.buffer, bias.offset},
+                                   {kIndexScales, &scales.buffer, scales.offset},
+                                   {kIndexBiases, &biases.buffer, biases.offset}};
   const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
-  Dispatch d{&pipeline, buffers, 5, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
+  Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
+  return use(d);
+}
+
+// Of a fused call: B, result, bias, scales and biases of the first at their own indices, of the others from 8 and from 13 on.
+template <class Use>
+auto with_fused_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulSpec& spec,
+                         const std::vector<FusedPart>& parts, Use&& use) {
+  constexpr uint32_t kFirst[] = {kIndexB, kIndexD, kIndexBias, kIndexScales, kIndexBiases};
+  BufferBinding buffers[16];
+  FusedParams params;
+  buffers[0] = {kIndexA, &parts[0].args.a->buffer, parts[0].args.a->offset};
+  for (uint32_t i = 0; i < 3; i++) {
+    const FusedPart& part = parts[std::min<size_t>(i, parts.size() - 1)];  // the last stands in for those that the kernel will not touch
+    const QuantizedB& q = part.args.quantized;
+    const Tensor* tensors[] = {part.args.b, part.out, part.args.bias ? part.args.bias : part.args.a, q.scales ? q.scales : part.args.b,
+                               q.biases ? q.biases : part.args.b};
+    for (uint32_t j = 0; j < 5; j++)
+      buffers[1 + 5 * i + j] = {i == 0 ? kFirst[j] : 3 + 5 * i + j, &tensors[j]->buffer, tensors[j]->offset};
+    params.of[i] = part.plan.params;
+  }
+  const BytesBinding bytes = {kIndexParams, &params, sizeof(params)};
+  Dispatch d{&pipeline, buffers, 16, &bytes, 1, nullptr, 0, matmul_grid(v, spec), {v.threads, 1, 1}};
   return use(d);
 }
 

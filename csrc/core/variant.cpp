@@ -18,11 +18,14 @@ std::string number_text(float x) {
 }  // namespace
 
 std::string MatmulSpec::text() const {
+  std::string others;
+  for (unsigned i = 1; i < parts(); i++) others += "+" + std::to_string(part_n(i));
   std::string s =
-      "m=" + std::to_string(m) + " n=" + std::to_string(n) + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
-  if (a_type != kFloat16 || b_type != a_type) s += " " + a_type.name();
-  if (b_type != a_type) s += "*" + b_type.name();
+      "m=" + std::to_string(m) + " n=" + std::to_string(n) + others + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
+  if (a_type != kFloat16) s += " " + a_type.name();
+  if (!b_storage.is_dense()) s += " " + b_storage.name();
   if (bias) s += " bias";
+  if (swiglu) s += " swiglu";
   if (alpha != 1.0f) s += " alpha=" + number_text(alpha);
   if (c) s += " beta=" + number_text(beta);
   return s;
@@ -32,8 +35,22 @@ const char* MatmulSpec::layout() const { return kLayoutNames[layout_index()]; }
 
 uint64_t MatmulSpec::least_bytes() const {
   auto product = [](uint64_t x, uint64_t y) { return x * y; };
-  uint64_t of_a_type = product(m, k) * batch + product(m, n) * batch * (c ? 2 : 1) + (bias ? n : 0);
-  return of_a_type * a_type.size + b_bytes(product(k, n) * batch);
+  uint64_t columns = 0;
+  for (unsigned i = 0; i < parts(); i++) columns += part_n(i);
+  uint64_t of_a_type = product(m, k) * batch + product(m, swiglu ? n : columns) * batch * (c ? 2 : 1) + (bias ? columns : 0);
+  return of_a_type * a_type.size + b_bytes();
+}
+
+uint64_t MatmulSpec::b_bytes() const {
+  uint64_t bytes = 0;
+  for (unsigned i = 0; i < parts(); i++) {
+    uint64_t columns = part_n(i);
+    if (b_storage.is_dense())
+      bytes += columns * k * a_type.size * (parts() == 1 ? batch : 1);
+    else  // all of a batch multiply the same weights
+      bytes += b_storage.value_bytes(columns, k) + b_storage.groups(k) * columns * (b_storage.has_biases() ? 2 * a_type.size : 2);
+  }
+  return bytes;
 }
 
 std::string Variant::missing(const Device& device) const {
@@ -45,7 +62,10 @@ std::string Variant::missing(const Device& device) const {
 bool Variant::supports(const MatmulSpec& s) const {
   auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
   unsigned type = operand_type(s.a_type);
-  if (type == kOperandTypeCount || !without[type].empty() || s.b_type != s.a_type) return false;
+  if (type == kOperandTypeCount || !without[type].empty()) return false;
+  if (s.b_storage.format != format || s.b_storage.canonical != canonical || s.parts() != parts || s.swiglu != swiglu) return false;
+  for (unsigned i = 1; i < parts; i++)
+    if (!within(s.part_n(i), n)) return false;
   return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
          (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
          (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
@@ -57,14 +77,19 @@ unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) con
   if (s.m % tiling.bm == 0) found |= kAlignM;
   if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
   if (s.k % bk == 0) found |= kAlignK;
-  uint32_t starts = p.lda | p.ldb | p.stride_a | p.stride_b | p.vec_offset_a | p.vec_offset_b;
+  uint32_t starts = p.lda | p.stride_a | p.vec_offset_a, of_b = p.ldb | p.stride_b | p.vec_offset_b;
+  if (!s.b_storage.is_dense()) of_b = of_b % 16 ? 1 : 0;  // bytes
+  starts |= of_b;
   if (starts % 4 == 0) found |= kVec4;
   if (starts % 8 == 0) found |= kVec8;
   return (found & (specializes | kTransposeA | kTransposeB)) | type;
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {
-  if (s.b_type != s.a_type) return "a is " + s.a_type.name() + " and b " + s.b_type.name() + "; it takes both of one type";
+  if (s.b_storage.format != format || s.b_storage.canonical != canonical)
+    return "b is " + s.b_storage.name() + "; it takes " + kFormatNames[format] + (canonical ? ":canonical" : "");
+  if (s.parts() != parts) return "there are " + std::to_string(s.parts()) + " matrices B; it takes " + std::to_string(parts);
+  if (s.swiglu != swiglu) return swiglu ? "it ends in swiglu" : "it has no swiglu";
   unsigned type = operand_type(s.a_type);
   if (type == kOperandTypeCount) return "no kernel takes " + s.a_type.name();
   if (!without[type].empty()) return "it does not take " + s.a_type.name() + ": " + without[type];
@@ -75,7 +100,8 @@ std::string Variant::lacks(const MatmulSpec& s) const {
                             : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
     return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
   };
-  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
+  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("n", parts > 1 ? s.part_n(1) : s.n, n),
+                     range("n", parts > 2 ? s.part_n(2) : s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
     if (!text.empty()) return text;
   if (!n_values.empty() && std::find(n_values.begin(), n_values.end(), s.n) == n_values.end()) {
     std::string list;

@@ -4,26 +4,28 @@
 #include <unordered_map>
 
 #include "../../kernels/include/params.h"
+#include "storage.h"
 #include "tensor.h"
 
 namespace metalmm {
-
-// How B lies in memory. Formats of quantized weights come here, and with them what a kernel is compiled for.
-enum class Storage : uint8_t { dense };
-inline const char* storage_name(Storage) { return "dense"; }
 
 // What an operation asks for, without its data. C, bias and the result are of A's type; `c`: beta * C is added.
 struct MatmulSpec {
   uint32_t m = 1, n = 1, k = 1, batch = 1;
   bool transpose_a = false, transpose_b = false, bias = false, c = false;
   float alpha = 1.0f, beta = 0.0f;
-  DType a_type = kFloat16, b_type = kFloat16;
-  Storage b_storage = Storage::dense;
+  DType a_type = kFloat16;  // of B, or of what its weights are multiplied with, too
+  Storage b_storage;
+  // Of a fused operation: columns of the second and third B, which share A with the first; 0: there is none.
+  uint32_t also_n[2] = {0, 0};
+  bool swiglu = false;  // of two: silu(A B0) * (A B1)
 
+  unsigned parts() const { return 1 + (also_n[0] != 0) + (also_n[1] != 0); }
+  uint32_t part_n(unsigned i) const { return i == 0 ? n : also_n[i - 1]; }
   std::string text() const;
   const char* layout() const;  // nn, nt, tn or tt
   unsigned layout_index() const { return (transpose_a ? 1u : 0u) | (transpose_b ? 2u : 0u); }
-  uint64_t b_bytes(uint64_t elements) const { return elements * b_type.size; }
+  uint64_t b_bytes() const;
   uint64_t least_bytes() const;  // that must move: each operand and the result once
 };
 constexpr unsigned kLayouts = 4;
@@ -38,7 +40,7 @@ enum Specialization : unsigned {
   kAlignN = 8,
   kAlignK = 16,
   kVec4 = 32,  // A and B can be read as vectors of 4 wherever a row begins
-  kVec8 = 64   // of 8: 16 bytes of a 16-bit type
+  kVec8 = 64   // of 8: 16 bytes of a 16-bit type, and of quantized weights
 };
 constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"};
 constexpr unsigned kTypeShift = 7;
@@ -64,6 +66,10 @@ struct Variant {
   uint32_t bk = 1;                                   // of a tile, for kAlignK
   unsigned specializes = kTransposeA | kTransposeB;  // those that its kernel is compiled for
   bool bias = true, c = true, alpha = true;
+  Storage::Format format = Storage::dense;  // of B that it takes; of quantized ones any group
+  bool canonical = false;
+  uint32_t parts = 1;  // that it takes, neither fewer nor more
+  bool swiglu = false;
   std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
   std::vector<std::string> devices;        // names of those that it is restricted to; empty: any
   uint32_t device_bits = ~0u;              // the same

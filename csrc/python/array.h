@@ -8,7 +8,7 @@
 namespace metalmm {
 
 // What a choice of a variant goes by: sizes, and layout, epilogue and type as bits.
-using ChoiceKey = std::array<uint32_t, 5>;
+using ChoiceKey = std::array<uint32_t, 8>;
 
 // A device with its pipelines; what the Python class Device is made of.
 struct DeviceState {

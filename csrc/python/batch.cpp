@@ -79,7 +79,7 @@ nb::object Batch::matmul(const MatmulCall& args) {
     return 0;
   });
   if (tracing()) note(call.traced());
-  for (const Operand* o : {&call.a, &call.b, &call.bias, &call.c, &call.out}) held_.add(*o);
+  call.each_operand([&](const Operand& o) { held_.add(o); });
   return std::move(call.result);
 }
 
@@ -158,6 +158,10 @@ PyObject* matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
   return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take(args, count, kwnames, false)); });
 }
 
+PyObject* matmul_fused(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take_fused(args, count, kwnames, false)); });
+}
+
 PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded([&] {
     static const auto* parameters = new Parameters("batch.add", {"call"}, 1, 1);
@@ -171,6 +175,9 @@ PyMethodDef methods[] = {
     fast_method("matmul", &matmul,
                 "matmul($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
                 "--\n\nAdds a matmul; arguments and errors as metalmm.matmul. Returns the result, not yet filled."),
+    fast_method("matmul_fused", &matmul_fused,
+                "matmul_fused($self, variant, a, weights, *, bias=None, activation=None, out=None)\n--\n\n"
+                "Adds a fused matmul; arguments and errors as metalmm.matmul_fused. Returns its results, not yet filled."),
     fast_method("add", &add, "add($self, call)\n--\n\nAdds a prepared call. Returns its out, not yet filled."),
     plain_method<Batch, &Batch::submit>("submit", "submit($self)\n--\n\nHands the batch to the device."),
     plain_method<Batch, &Batch::record>(

@@ -23,6 +23,7 @@ struct Hooks {
   nb::object default_device;   // () -> Device
   nb::object pack_number;      // (number, its MSL type, what for) -> bytes
   nb::object choose_variant;   // (device, MatmulSpec) -> the variant id that "auto" stands for
+  nb::object quantized_array;  // the class QuantizedArray
   std::vector<nb::object> exceptions;
 };
 Hooks& hooks();

@@ -118,6 +118,10 @@ PyObject* prepare(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObj
   return guarded([&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take(args, count, kwnames, false))); });
 }
 
+PyObject* prepare_fused(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take_fused(args, count, kwnames, false))); });
+}
+
 PyMethodDef methods[] = {
     fast_method(
         "array", &array,
@@ -135,6 +139,9 @@ PyMethodDef methods[] = {
     fast_method("prepare", &prepare,
                 "prepare($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
                 "--\n\nA PreparedCall: a matmul with everything resolved. Arguments and errors as metalmm.matmul."),
+    fast_method("prepare_fused", &prepare_fused,
+                "prepare_fused($self, variant, a, weights, *, bias=None, activation=None, out=None)\n"
+                "--\n\nA PreparedCall of matmul_fused. Arguments and errors as metalmm.matmul_fused."),
     plain_method<PyDevice, &PyDevice::close>(
         "close",
         "close($self)\n--\n\n"

@@ -19,6 +19,21 @@ double factor(PyObject* value, const char* what, double otherwise) {
   return x;
 }
 
+// The parts of a QuantizedArray, whose class's own checks a user can go round: plan_matmul() looks at them again.
+MatmulCall::Quantized parts_of(nb::handle array) {
+  MatmulCall::Quantized q;
+  std::string name = text_of(array.attr("storage"));
+  auto storage = Storage::parse(name);
+  auto shape = nb::cast<nb::tuple>(array.attr("shape"));
+  if (!storage || storage->is_dense() || shape.size() != 2) bad_argument("matmul: b is a QuantizedArray of storage '" + name + "', of which there is none");
+  q.storage = *storage;
+  q.n = number<int64_t>(shape[0], "matmul: n of b", ErrorKind::shape), q.k = number<int64_t>(shape[1], "matmul: k of b", ErrorKind::shape);
+  q.values = array.attr("values"), q.scales = array.attr("scales"), q.biases = array.attr("biases");
+  if (q.scales.is_none() || q.biases.is_none() == storage->has_biases())
+    bad_argument("matmul: b is " + name + (q.scales.is_none() ? " without scales" : storage->has_biases() ? " without biases" : " with biases"));
+  return q;
+}
+
 }  // namespace
 
 MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
@@ -30,9 +45,16 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   PyObject* v[kCount] = {};
   (takes_device ? with : without)->take(args, count, kwnames, v);
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
+  Quantized quantized;
+  bool is_quantized = v[kB] && Py_TYPE(v[kB]) == reinterpret_cast<PyTypeObject*>(hooks().quantized_array.ptr());
+  if (is_quantized) {
+    quantized = parts_of(v[kB]);
+    if (!flag(v[kTb], "matmul: transpose_b", true))
+      bad_argument("matmul: transpose_b is False and b is quantized, n rows of k weights; leave it out, or pass True");
+  }
   return {given(kVariant),
           given(kA),
-          given(kB),
+          is_quantized ? nb::handle(quantized.values) : given(kB),
           given(kBias),
           given(kC),
           given(kOut),
@@ -40,7 +62,74 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
           factor(v[kAlpha], "matmul: alpha", 1.0),
           factor(v[kBeta], "matmul: beta", 0.0),
           flag(v[kTa], "matmul: transpose_a", false),
-          flag(v[kTb], "matmul: transpose_b", false)};
+          flag(v[kTb], "matmul: transpose_b", is_quantized),
+          std::move(quantized),
+          {},
+          false,
+          false,
+          {}};
+}
+
+namespace {
+
+// The items of a list or tuple of two or three, or `count` times None where there is none.
+std::vector<nb::object> items_of(nb::handle list, const char* what, size_t count) {
+  if (list.is_none() && count) return std::vector<nb::object>(count, nb::none());
+  if (!PyList_Check(list.ptr()) && !PyTuple_Check(list.ptr()))
+    bad_argument(std::string("matmul_fused: ") + what + " is " + repr_of(list) + "; it takes a list, one for each B");
+  std::vector<nb::object> items;
+  for (nb::handle item : nb::borrow<nb::sequence>(list)) items.push_back(nb::borrow(item));
+  if (count ? items.size() != count : items.size() < 2 || items.size() > 3)
+    bad_argument(std::string("matmul_fused: ") + what + " has " + std::to_string(items.size()) + "; it takes " +
+                 (count ? std::to_string(count) + ", one for each B" : "two or three"));
+  return items;
+}
+
+}  // namespace
+
+MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
+  enum { kVariant, kA, kWeights, kBias, kActivation, kOut, kDevice, kCount };
+  static const std::vector<const char*> names = {"variant", "a", "weights", "bias", "activation", "out", "device"};
+  static const auto* with = new Parameters("matmul_fused", names, 3, 3);
+  static const auto* without = new Parameters("matmul_fused", {names.begin(), names.end() - 1}, 3, 3);
+  PyObject* v[kCount] = {};
+  (takes_device ? with : without)->take(args, count, kwnames, v);
+  auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
+  MatmulCall call{};
+  call.variant = given(kVariant), call.a = given(kA), call.c = Py_None, call.device = given(kDevice);
+  call.alpha = 1, call.transpose_b = call.is_fused = true;
+  if (nb::handle activation = given(kActivation); !activation.is_none()) {
+    if (!PyUnicode_Check(activation.ptr()) || text_of(activation) != "swiglu")
+      bad_argument("matmul_fused: activation is " + repr_of(activation) + "; it takes None or 'swiglu'");
+    call.swiglu = true;
+  }
+  std::vector<nb::object> weights = items_of(given(kWeights), "weights", 0), biases = items_of(given(kBias), "bias", weights.size());
+  std::vector<nb::object> outs(weights.size(), nb::none());
+  if (nb::handle out = given(kOut); call.swiglu)
+    outs[0] = nb::borrow(out);
+  else if (!out.is_none())
+    outs = items_of(out, "out", weights.size());
+  for (size_t i = 0; i < weights.size(); i++) {
+    Other part{weights[i], biases[i], outs[i], {}};
+    if (Py_TYPE(weights[i].ptr()) == reinterpret_cast<PyTypeObject*>(hooks().quantized_array.ptr())) {
+      part.quantized = parts_of(weights[i]);
+      part.b = part.quantized.values;
+    }
+    if (i == 0)
+      call.b = part.b, call.bias = part.bias, call.out = part.out, call.quantized = part.quantized;
+    else
+      call.others.push_back(part);
+  }
+  for (auto* list : {&weights, &biases, &outs}) call.held.insert(call.held.end(), list->begin(), list->end());
+  return call;
+}
+
+nb::object MatmulCall::owner() const {
+  if (!device.is_none()) return nb::borrow(device);
+  for (const Other& o : others)
+    for (nb::handle h : {o.b, o.out, o.bias})
+      if (array_of(h)) return device_of(device, {h});
+  return device_of(device, {a, b, out, c, bias});
 }
 
 // -- variants and their pipelines -------------------------------------------------------------------------------------
@@ -116,8 +205,9 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
     state.choices.clear();
     state.choices_generation = choices_generation;
   }
-  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5;
-  ChoiceKey key = {s.m, s.n, s.k, s.batch, flags};
+  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 | s.b_storage.format << 8 |
+                   s.b_storage.canonical << 12 | s.b_storage.group << 16;
+  ChoiceKey key = {s.m, s.n, s.k, s.batch, flags, s.also_n[0], s.also_n[1], s.swiglu};
   auto known = state.choices.find(key);
   if (known != state.choices.end()) return *known->second;
   for (;;) {
@@ -150,40 +240,77 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
 
 // -- matmul -----------------------------------------------------------------------------------------------------------
 
+namespace {
+
+Operand part_of(const nb::object& part, const char* name, DeviceState* state) {
+  return part.is_valid() ? Operand(part, name, state) : Operand();
+}
+
+}  // namespace
+
 Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     : variant(&find_variant(call.variant)),
       a(call.a, "a", &state),
       b(call.b, "b", &state),
+      scales(part_of(call.quantized.scales, "b's scales", &state)),
+      biases(part_of(call.quantized.biases, "b's biases", &state)),
       bias(call.bias, "bias", &state),
       c(call.c, "c", &state) {
   if (!a.get() || !b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
   args = {a.get(),          b.get(),         bias.get(), c.get(), static_cast<float>(call.alpha), static_cast<float>(call.beta),
-          call.transpose_a, call.transpose_b};
+          call.transpose_a, call.transpose_b,
+          {call.quantized.storage, call.quantized.n, call.quantized.k, scales.get(), biases.get()}};
   plan = plan_matmul(args);
+  for (const MatmulCall::Other& given : call.others) {
+    auto& o = *others.emplace_back(std::make_unique<Other>());
+    const MatmulCall::Quantized& q = given.quantized;
+    o.b = Operand(given.b, "b", &state), o.bias = Operand(given.bias, "bias", &state);
+    o.scales = part_of(q.scales, "b's scales", &state), o.biases = part_of(q.biases, "b's biases", &state);
+    if (!o.b.get()) throw Error(ErrorKind::dtype, "matmul_fused: each of weights must be an array, not None");
+    o.args = {a.get(), o.b.get(), o.bias.get(), nullptr, 1.0f, 0.0f, false, true, {q.storage, q.n, q.k, o.scales.get(), o.biases.get()}};
+    o.plan = plan_matmul(o.args);
+  }
+  if (call.is_fused) plan.spec = fuse(parts(), call.swiglu);
   const std::shared_ptr<Device>& running = state.open();
   bool is_automatic = variant == &automatic();
   uint64_t chosen_at = choices_generation;
   if (is_automatic) variant = &chosen_variant(state, device, plan.spec);
   check_supports(*variant, plan.spec, *running);
-  DType type = plan.spec.a_type;
-  bool is_given = !call.out.is_none();
-  if (is_given)
-    result = nb::borrow(call.out);
-  else if (a.is_array() || b.is_array())
-    result = nb::cast(empty_array(nb::borrow(device), &state, plan.out_ndim, plan.out_shape, type));
-  else
-    result = empty_numpy(plan.out_ndim, plan.out_shape, type);
-  out = Operand(result, "out", &state);
-  Buffer& buffer = *out.get()->buffer;
-  if (!is_given && !out.is_array() && running->poisons()) std::memset(buffer.host(), 0xff, buffer.size());
-  if (is_given) check_out(plan, args, *out.get());
-  buffer.mutable_since = true;
+  bool on_device = a.is_array() || b.is_array();
+  for (auto& o : others) on_device |= o->b.is_array();
+  auto place_result = [&](nb::handle given, MatmulPlan& its_plan, const MatmulArgs& its_args, Operand& to) {
+    nb::object made;
+    DType type = plan.spec.a_type;
+    if (!given.is_none())
+      made = nb::borrow(given);
+    else if (on_device)
+      made = nb::cast(empty_array(nb::borrow(device), &state, its_plan.out_ndim, its_plan.out_shape, type));
+    else
+      made = empty_numpy(its_plan.out_ndim, its_plan.out_shape, type);
+    to = Operand(made, "out", &state);
+    Buffer& buffer = *to.get()->buffer;
+    if (given.is_none() && !to.is_array() && running->poisons()) std::memset(buffer.host(), 0xff, buffer.size());
+    if (!given.is_none()) check_out(its_plan, its_args, *to.get(), call.is_fused);
+    buffer.mutable_since = true;
+    return made;
+  };
+  result = place_result(call.out, plan, args, out);
+  if (call.is_fused && !call.swiglu) {
+    nb::list results;
+    results.append(result);
+    for (size_t i = 0; i < others.size(); i++)
+      results.append(place_result(call.others[i].out, others[i]->plan, others[i]->args, others[i]->out));
+    result = std::move(results);
+  }
+  if (call.is_fused) check_outs_apart(parts());
   uint64_t before;
   do {  // again where a manifest was loaded meanwhile: a kernel of the one and a tiling of the other do not fit
     before = state.pipelines.changes();
     tiling = variant->tiling;
+    unsigned specialization = variant->specialization(plan.spec, plan.params);
+    for (auto& o : others) specialization &= variant->specialization(plan.spec, o->plan.params);  // what all of them allow
     try {
-      pipeline = pipeline_for(state, device, *variant, variant->specialization(plan.spec, plan.params));
+      pipeline = pipeline_for(state, device, *variant, specialization);
     } catch (const nb::python_error&) {
       if (!is_automatic || choices_generation == chosen_at) throw;
       chosen_at = choices_generation;  // what was chosen is gone: a manifest was loaded meanwhile
@@ -193,39 +320,53 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   } while (state.pipelines.changes() != before);
 }
 
+std::vector<FusedPart> Matmul::parts() const {
+  std::vector<FusedPart> all = {{args, plan, out.get()}};
+  for (auto& o : others) all.push_back({o->args, o->plan, o->out.get() ? o->out.get() : out.get()});
+  return all;
+}
+
 TracedDispatch Matmul::traced() const { return {variant->id, matmul_grid(tiling, plan.spec), plan.spec}; }
 
 namespace {
 
-PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  return guarded([&] {
-    MatmulCall call = MatmulCall::take(args, count, kwnames, true);
-    nb::object owner = device_of(call.device, {call.a, call.b, call.out, call.c, call.bias});
-    DeviceState& state = state_of(owner);
-    Matmul resolved(call, state, owner);
-    std::shared_ptr<Device> running = state.open();
-    bool traced = tracing();
-    Clock::time_point start = traced ? Clock::now() : Clock::time_point();
-    std::shared_ptr<Submission> untold;
-    double device_seconds = resolved.dispatch([&](const Dispatch& d) {
-      Unlocked unlocked;
-      return running->run(d, traced ? nullptr : &untold);
-    });
-    give_warnings(*running);
-    if (traced) trace_call(resolved.traced(), device_seconds, start);
-    return resolved.result;
+nb::object run_matmul(const MatmulCall& call) {
+  nb::object owner = call.owner();
+  DeviceState& state = state_of(owner);
+  Matmul resolved(call, state, owner);
+  std::shared_ptr<Device> running = state.open();
+  bool traced = tracing();
+  Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+  std::shared_ptr<Submission> untold;
+  double device_seconds = resolved.dispatch([&](const Dispatch& d) {
+    Unlocked unlocked;
+    return running->run(d, traced ? nullptr : &untold);
   });
+  give_warnings(*running);
+  if (traced) trace_call(resolved.traced(), device_seconds, start);
+  return resolved.result;
+}
+
+PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] { return run_matmul(MatmulCall::take(args, count, kwnames, true)); });
+}
+
+PyObject* matmul_fused(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  return guarded([&] { return run_matmul(MatmulCall::take_fused(args, count, kwnames, true)); });
 }
 
 }  // namespace
 
 // -- prepared calls ---------------------------------------------------------------------------------------------------
 
-Prepared::Prepared(nb::object device, const MatmulCall& call)
+Prepared::Prepared(nb::object device, MatmulCall call)
     : device_(std::move(device)),
       state_(&state_of(device_)),
-      keep_{nb::borrow(call.a), nb::borrow(call.b), nb::borrow(call.bias), nb::borrow(call.c)},
-      call_(call, *state_, device_) {}
+      keep_{nb::borrow(call.a), nb::borrow(call.b), nb::borrow(call.bias), nb::borrow(call.c), call.quantized.scales, call.quantized.biases},
+      call_(call, *state_, device_) {
+  for (const MatmulCall::Other& o : call.others)
+    keep_.insert(keep_.end(), {nb::borrow(o.b), nb::borrow(o.bias), o.quantized.scales, o.quantized.biases});
+}
 
 nb::object Prepared::run() {
   std::shared_ptr<Device> device = state_->open();
@@ -245,8 +386,9 @@ nb::object Prepared::run() {
 
 void Prepared::clear() {
   state_ = closed_state();
-  call_.a = call_.b = call_.bias = call_.c = call_.out = Operand();
-  for (nb::object& o : keep_) o.reset();
+  call_.a = call_.b = call_.scales = call_.biases = call_.bias = call_.c = call_.out = Operand();
+  call_.others.clear();
+  keep_.clear();
   call_.result.reset();
   device_.reset();
 }
@@ -283,9 +425,10 @@ DType operand_dtype(nb::handle value) {
 }
 
 MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
-  enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kCount };
+  enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kStorage, kAlsoN, kSwiglu, kCount };
   static const auto* parameters =
-      new Parameters("MatmulSpec", {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype"}, 3, kCount);
+      new Parameters("MatmulSpec", {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage",
+                                    "also_n", "swiglu"}, 3, kCount);
   PyObject* v[kCount];
   parameters->take(args, kwargs, v);
   MatmulSpec s;
@@ -295,14 +438,40 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
   s.alpha = static_cast<float>(factor(v[kAlpha], "MatmulSpec: alpha", 1.0));
   s.beta = static_cast<float>(factor(v[kBeta], "MatmulSpec: beta", 0.0));
   s.c = s.beta != 0.0f;
-  if (v[kDtype]) s.a_type = s.b_type = operand_dtype(v[kDtype]);
+  if (v[kDtype]) s.a_type = operand_dtype(v[kDtype]);
+  unsigned others = 0;
+  if (v[kAlsoN])
+    for_each_size(v[kAlsoN], [&](nb::handle n) {
+      if (others == 2) bad_argument("MatmulSpec: also_n is " + repr_of(v[kAlsoN]) + "; a fused operation has two or three matrices B");
+      s.also_n[others++] = size_of(n.ptr(), "also_n", 1);
+    });
+  s.swiglu = flag(v[kSwiglu], "MatmulSpec: swiglu", false);
+  if (others && (s.c || s.alpha != 1.0f)) bad_argument("MatmulSpec: a fused operation has no alpha and beta");
+  if (others) s.transpose_b = true;
+  if (s.swiglu && (others != 1 || s.also_n[0] != s.n)) bad_argument("MatmulSpec: swiglu takes two matrices B of one n");
+  if (v[kStorage]) {
+    std::string name = PyUnicode_Check(v[kStorage]) ? text_of(v[kStorage]) : repr_of(v[kStorage]);
+    auto storage = Storage::parse(name);
+    if (!storage) bad_argument("MatmulSpec: b_storage is " + name + "; it takes 'dense', or for example 'q8_0', 'affine4:32', 'q4_0:canonical'");
+    s.b_storage = *storage;
+    if (!s.b_storage.is_dense()) {
+      if (!flag(v[kTb], "MatmulSpec: transpose_b", true)) bad_argument("MatmulSpec: transpose_b is False; a quantized B is n rows of k weights");
+      s.transpose_b = true;
+    }
+  }
   check_sizes(s);
   return s;
 }
 
+nb::tuple also_n_of(const MatmulSpec& s) {
+  nb::list sizes;
+  for (unsigned i = 1; i < s.parts(); i++) sizes.append(s.part_n(i));
+  return nb::tuple(sizes);
+}
+
 // What MatmulSpec(*…) makes the same one of.
 nb::tuple arguments_of(const MatmulSpec& s) {
-  return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name());
+  return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name(), s.b_storage.name(), also_n_of(s), s.swiglu);
 }
 
 // The same for equal ones; NaN is equal to itself, and the zeros to one another.
@@ -312,16 +481,19 @@ auto key_of(const MatmulSpec& s) {
     std::memcpy(&b, &x, sizeof(b));
     return x == 0 ? 0 : b;
   };
-  return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type));
+  return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type), s.b_storage.name(),
+                    s.also_n[0], s.also_n[1], s.swiglu);
 }
 
 void bind_spec(nb::module_& m) {
   nb::class_<MatmulSpec>(m, "MatmulSpec",
                          "MatmulSpec(m, n, k, batch=1, transpose_a=False, transpose_b=False, bias=False, alpha=1.0, beta=0.0, "
-                         "dtype='float16')\n--\n\n"
+                         "dtype='float16', b_storage='dense', also_n=(), swiglu=False)\n--\n\n"
                          "What a matmul asks for, without its data: sizes, layout, epilogue and the type of its operands.\n\n"
                          "beta other than 0 means that beta * c is added. dtype: of A, B, C, bias and the result: float16, bfloat16 or\n"
-                         "float32, as numpy.dtype() takes it. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
+                         "float32, as numpy.dtype() takes it. b_storage: how B lies: 'dense', or as\n"
+                         "QuantizedArray.storage says. also_n: of matmul_fused, n of the second and third B; swiglu: its activation. Both and a\n"
+                         "quantized B mean transpose_b. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
                          "elements, DTypeError, ArgumentError.")
       .def("__init__",
            [](MatmulSpec* self, const nb::args& args, const nb::kwargs& kwargs) { new (self) MatmulSpec(make_spec(args, kwargs)); })
@@ -339,7 +511,11 @@ void bind_spec(nb::module_& m) {
       .def_prop_ro(
           "layout", [](const MatmulSpec& s) { return std::string(s.layout()); }, "nn, nt, tn or tt: n as given, t transposed.")
       .def_prop_ro(
-          "b_storage", [](const MatmulSpec& s) { return std::string(storage_name(s.b_storage)); }, "How B lies in memory: dense.")
+          "b_storage", [](const MatmulSpec& s) { return s.b_storage.name(); },
+          "How B lies in memory: dense, or quantized as QuantizedArray.storage says.")
+      .def_prop_ro("also_n", &also_n_of, "Of a fused operation, n of the second and third B.")
+      .def_ro("swiglu", &MatmulSpec::swiglu, "Whether the result is silu(A B0) * (A B1).")
+      .def_prop_ro("b_bytes", &MatmulSpec::b_bytes, "Of B, of a fused operation of all of them.")
       .def_prop_ro("least_bytes", &MatmulSpec::least_bytes,
                    "The least that must move: A, B and the result, C where beta is not 0, and the bias, each once.")
       .def("__eq__", [](const MatmulSpec& a,
@@ -359,7 +535,8 @@ Range range_of(nb::handle pair) {
 void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
                       nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, std::vector<std::string> layouts, bool bias, bool c,
                       bool alpha, std::vector<std::string> devices, const std::string& library, uint32_t bk,
-                      std::vector<std::string> specializes, const nb::dict& without, std::vector<std::string> needs) {
+                      std::vector<std::string> specializes, const nb::dict& without, std::vector<std::string> needs,
+                      const std::string& format, bool canonical, uint32_t parts, bool swiglu) {
   Variant v;
   v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
   v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
@@ -378,6 +555,9 @@ void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t
     v.device_bits = 0;
     for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
   }
+  for (unsigned i = 0; i < kFormats; i++)
+    if (format == kFormatNames[i]) v.format = static_cast<Storage::Format>(i);
+  v.canonical = canonical, v.parts = parts, v.swiglu = swiglu;
   registry().add(std::move(v));
   choices_generation++;
 }
@@ -409,7 +589,7 @@ constexpr const char* kMatmulDoc =
     "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id, summed in float32.\n\n"
     "variant: 'family/name', see metalmm.variants(), or 'auto': what `metalmm tune` chose for these sizes on this device, else a stated\n"
     "rule's choice (docs/decide.md). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
-    "(n, k) with transpose_b; (batch, ...) or 2-D and shared. bias: (n,). c: (m, n) or (batch, m, n); read only where beta is not 0.\n"
+    "(n, k) with transpose_b; (batch, ...) or 2-D and shared; or a QuantizedArray, (n, k). bias: (n,). c: (m, n) or (batch, m, n); read only where beta is not 0.\n"
     "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
     "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
     "metalmm.default_device().\n\n"
@@ -418,6 +598,15 @@ constexpr const char* kMatmulDoc =
     "Raises ArgumentError, UnknownVariantError, UnsupportedError, ShapeError, DTypeError, LayoutError, DeviceError, ClosedError before\n"
     "anything runs; CompileError on a variant's first use; KernelError if the kernel breaks a rule of Metal.";
 
+constexpr const char* kFusedDoc =
+    "matmul_fused(variant, a, weights, *, bias=None, activation=None, out=None, device=None)\n--\n\n"
+    "a @ w.T + b for two or three weights that share a, in one dispatch: gate and up; q, k and v.\n\n"
+    "variant: one that takes so many, see metalmm.variants(MatmulSpec(..., also_n=...)), or 'auto'. a: (m, k), or (batch, m, k). weights: a\n"
+    "list of (n, k) each, all dense or all QuantizedArrays of one storage; n may differ. bias: a list, (n,) each. activation: 'swiglu'\n"
+    "takes two weights of one n and gives silu(a @ w0.T + b0) * (a @ w1.T + b1), silu(x) = x / (1 + exp(-x)). out: a list of arrays, of\n"
+    "which the rows may be columns of one array; of swiglu one array.\n\n"
+    "Returns a list of results, of swiglu one, as matmul() does. Raises as matmul().";
+
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
@@ -425,12 +614,13 @@ void bind_matmul(nb::module_& m) {
   m.attr("_SPECIALIZATIONS") = names_of(kSpecializationNames);
   m.attr("_TYPE_SHIFT") = kTypeShift;
   m.attr("_LAYOUTS") = names_of(kLayoutNames);
+  m.attr("_FORMATS") = names_of(kFormatNames);
   nb::list types;
   for (DType type : kOperandTypes) types.append(type.name());
   m.attr("_OPERAND_TYPES") = nb::tuple(types);
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
         "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a,
-        "needs"_a);
+        "needs"_a, "format"_a, "canonical"_a, "parts"_a, "swiglu"_a);
   m.def("_unregister_variant", &unregister_variant);
   m.def("_forget_choices", [] { choices_generation++; });
   m.def(
@@ -466,6 +656,8 @@ void bind_matmul(nb::module_& m) {
   static PyMethodDef method = fast_method("matmul", &matmul, kMatmulDoc);
   nb::object name = nb::cast("metalmm");
   m.attr("matmul") = nb::steal(PyCFunction_NewEx(&method, nullptr, name.ptr()));
+  static PyMethodDef fused = fast_method("matmul_fused", &matmul_fused, kFusedDoc);
+  m.attr("matmul_fused") = nb::steal(PyCFunction_NewEx(&fused, nullptr, name.ptr()));
 }
 
 }  // namespace metalmm

@@ -30,11 +30,11 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate, nullptr);
   host_poll = &check_signals;
   m.def("_set_hooks", [](nb::object build_pipeline, nb::object unknown_variant, nb::object default_device, nb::object pack_number,
-                         nb::object choose_variant, nb::list exceptions) {
+                         nb::object choose_variant, nb::object quantized_array, nb::list exceptions) {
     refuse_subinterpreter();  // a second interpreter may share the module of the first
     if (exceptions.size() != static_cast<size_t>(ErrorKind::count)) throw std::runtime_error("metalmm: errors.py and error.h differ");
-    hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device),
-               std::move(pack_number),    std::move(choose_variant),  {}};
+    hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device), std::move(pack_number),
+               std::move(choose_variant), std::move(quantized_array), {}};
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
   });
   add_blas();

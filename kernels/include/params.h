@@ -15,9 +15,16 @@ struct MatmulParams {
   float alpha, beta;
   uint has_bias, has_c;
   uint vec_offset_a, vec_offset_b;  // of the first element within its vector of 8, in elements: where loads of 4 and 8 are aligned
+  // Of quantized weights, whose ldb and vec_offset_b are bytes: 2^group_shift along K share a scale; 0xff.
+  uint group_shift, low_byte;
+};
+
+// Of a fused kernel: one for each B.
+struct FusedParams {
+  MatmulParams of[3];
 };
 
 #ifndef __METAL_VERSION__
-static_assert(sizeof(MatmulParams) == 18 * 4, "the kernels and the host must see one layout");
+static_assert(sizeof(MatmulParams) == 20 * 4, "the kernels and the host must see one layout");
 }  // namespace metalmm
 #endif

@@ -4,7 +4,7 @@ import inspect as _inspect
 from typing import Any as _Any
 
 from . import _core, errors
-from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul
+from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul, matmul_fused
 from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (
     ArgumentError,
@@ -67,6 +67,7 @@ __all__ = [
     "load_tuning",
     "load_variants",
     "matmul",
+    "matmul_fused",
     "metal_devices",
     "quantize",
     "reference",
@@ -74,7 +75,7 @@ __all__ = [
     "variants",
 ]
 
-_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, choose_variant, list(errors._BY_KIND))
+_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, choose_variant, QuantizedArray, list(errors._BY_KIND))
 
 
 def _signatures() -> None:
@@ -91,6 +92,9 @@ def _signatures() -> None:
         alpha: float = 1.0,
         beta: float = 0.0,
         dtype: _Any = "float16",
+        b_storage: str = "dense",
+        also_n: _Any = (),
+        swiglu: bool = False,
     ) -> None: ...
 
     def call(

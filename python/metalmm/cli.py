@@ -82,6 +82,8 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
         n, batch = min(n, 4 * v.tile[1] + n % v.tile[1]) if v.tile[1] else n, 1
     if spec.m * n * spec.k * batch > _MAX_COUNTED:
         return "not counted: the shape is too large to run for it"
+    if spec.b_storage != "dense" or spec.also_n:
+        return "not counted: of dense weights and one matrix alone"
     device = Device(backends.counting_barriers())
     lead = (batch,) if batch > 1 else ()
     a = device.empty((*lead, *((spec.k, spec.m) if spec.transpose_a else (spec.m, spec.k))), spec.dtype)

@@ -24,8 +24,10 @@ from .fork import Lock
 SPECIALIZATIONS: tuple[str, ...] = _core._SPECIALIZATIONS
 LAYOUTS: tuple[str, ...] = _core._LAYOUTS  # the index is transpose_a + 2 * transpose_b
 OPERAND_TYPES: tuple[str, ...] = _core._OPERAND_TYPES
+STORAGES = ("dense", *(f"{form}{layout}" for form in _core._FORMATS[1:] for layout in ("", ":canonical")))  # of B
 _TYPE = "type"  # the template argument that says the operands' type
 _MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
+_STORED = ("format", "canonical", "weights", "swiglu")  # template arguments that a variant's storage, weights and swiglu say
 _SIZES = ("m", "n", "k", "batch")
 _FIELDS = {
     "name",
@@ -44,12 +46,22 @@ _FIELDS = {
     "search",
     "flight",
     "busy",
+    "storage",
+    "weights",
+    "swiglu",
 }
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
 FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
 _OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
+
+
+
+def kind_of(storage: str) -> str:
+    """One of STORAGES: what QuantizedArray.storage says, without the group."""
+    return ":".join(word for word in storage.split(":") if not word.isdecimal())
+
 
 BUILTIN = (kernel_source.KERNELS / "variants.toml").resolve()
 
@@ -65,6 +77,8 @@ class Variant(str):
     a threadgroup; supports (sizes, layouts, epilogue); types of operands that it takes, and without: why it does not take the others;
     flight (elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said), busy
     (how many threads of a threadgroup load, likewise; empty or 0: all);
+    weights: how many matrices B it takes, more than one in a fused call, and swiglu, whether that is its end;
+    storage: how B lies that it takes, "dense" or a format of quantized weights, whatever their group;
     baseline (layouts whose shapes are compared with it); devices it is restricted to, empty for any; needs: features that a device
     must have beside, some of FEATURES; library, if it is a library's
     matmul and no kernel of ours; manifest, the file that it is from.
@@ -88,6 +102,9 @@ class Variant(str):
     without: dict[str, str]
     flight: str
     busy: str
+    storage: str
+    weights: int
+    swiglu: bool
     manifest: Path
 
     @property
@@ -117,6 +134,8 @@ class Variant(str):
         bits of SPECIALIZATIONS and the operands' type above them."""
         chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(SPECIALIZATIONS)}
         chosen[_TYPE] = _MSL_TYPES[OPERAND_TYPES[specialization >> _core._TYPE_SHIFT]]
+        form, _, layout = self.storage.partition(":")
+        chosen.update(format=form.upper(), canonical=cpp(layout == "canonical"), weights=str(self.weights), swiglu=cpp(self.swiglu))
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
         return f"{self.kernel}<{', '.join(values[name] for name in self.template)}>"
 
@@ -140,9 +159,9 @@ class Variant(str):
         columns = min(self.tile[1] or spec.n, spec.n)
         groups = -(-spec.n // columns) * -(-spec.m // self.tile[0]) * spec.batch
         threads = min(self.threads, max(evaluate(self.busy, self._numbers()) if self.busy else 0, 0) or self.threads)
-        item = 4 if spec.dtype == "float32" else 2
+        bits = 4 if "4" in self.storage else 8 if "8" in self.storage else 32 if spec.dtype == "float32" else 16
         rounds = -(-spec.k * columns // (threads * each))
-        return max(1, rounds), each * item, min(each * threads * groups, spec.k * spec.n * spec.batch) * item
+        return max(1, rounds), each * bits // 8, min(each * threads * groups, spec.k * spec.n * spec.batch) * bits // 8
 
     def _numbers(self) -> dict[str, int]:
         return {"threads": self.threads, **{key: int(value) for key, value in self.params.items()}}
@@ -437,6 +456,12 @@ class _Entry:
             self.table = {**self.table, "source": self.path.name, "kernel": "", "template": []}
         self._source()
         self._parameters()
+        v.storage = self.take("storage", str, "dense")
+        if v.storage not in STORAGES:
+            raise self.fail(f"storage is {v.storage!r}; it takes one of {', '.join(STORAGES)}")
+        v.weights, v.swiglu = self.take("weights", int, 1), self.take("swiglu", bool, False)
+        if not 1 <= v.weights <= 3 or (v.swiglu and v.weights != 2):
+            raise self.fail(f"weights is {v.weights}, swiglu {v.swiglu}; there are one to three matrices B, and two in swiglu")
         v.flight, v.busy = str(self.take("flight", str, "")), str(self.take("busy", str, ""))
         for key, rule in (("flight", v.flight), ("busy", v.busy)):
             try:
@@ -468,7 +493,7 @@ class _Entry:
         v.threads = self.take("threads", int)
         if not 1 <= v.threads <= 1024:
             raise self.fail(f"threads is {v.threads}; Metal allows 1 to 1024")
-        if missing := [t for t in v.template if t not in (*v.params, "threads", _TYPE, *SPECIALIZATIONS)]:
+        if missing := [t for t in v.template if t not in (*v.params, "threads", _TYPE, *_STORED, *SPECIALIZATIONS)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():
             if not isinstance(value, int):
@@ -613,7 +638,7 @@ def _check_search(where: str, table: Mapping[str, Any]) -> None:
                 ) from None
 
 
-_KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table"}
+_KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
 
 
 def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
@@ -649,6 +674,10 @@ def _registration(v: Variant) -> dict[str, Any]:
         "library": v.library,
         "without": v.without,
         "bk": v.params.get("bk", 1),
+        "format": v.storage.partition(":")[0],
+        "canonical": v.storage.endswith(":canonical"),
+        "parts": v.weights,
+        "swiglu": v.swiglu,
         "specializes": [name for name in SPECIALIZATIONS if name in v.template and name not in v.params],
         **{size: _range(v.source, v, size) for size in _SIZES},
     }

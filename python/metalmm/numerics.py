@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .quantized import QuantizedArray
+
 Float64 = npt.NDArray[np.float64]
 
 
@@ -32,12 +34,14 @@ def _type_of(x: Any) -> str:
 
 
 def _wide(x: Any) -> Float64:
+    if isinstance(x, QuantizedArray):
+        return x.dequantize(np.float64)
     return _array(x).astype(np.float64)
 
 
 def _oriented(x: Any, transpose: bool) -> Float64:
     wide = _wide(x)
-    return wide.swapaxes(-1, -2) if transpose else wide
+    return wide.swapaxes(-1, -2) if transpose or isinstance(x, QuantizedArray) else wide
 
 
 def reference(
@@ -51,7 +55,8 @@ def reference(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Float64:
-    """alpha * op(a) @ op(b) + beta * c + bias in float64; shapes as metalmm.matmul. c is not read where beta is 0."""
+    """alpha * op(a) @ op(b) + beta * c + bias in float64; shapes as metalmm.matmul. c is not read where beta is 0; a QuantizedArray is
+    dequantized in float64."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     with np.errstate(all="ignore"):
         out = alpha * (_oriented(a, transpose_a) @ _oriented(b, transpose_b))
@@ -89,6 +94,9 @@ def error_bound(
     Probabilistic Rounding Error Analysis", 2019): seven standard deviations of a plain sum whose terms have one sign and whose
     roundings fall like coins. Those of few different values do not (rows of one constant were seen at ten times this bound), so a
     result beyond it is no proof of a mistake, and a reason to look for one. Never more than the other bound.
+
+    Of a QuantizedArray it is the bound of the dense product of its dequantized weights; with biases K + 1 in place of K, for the rounding
+    of scale * q + bias.
     """
     options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
     return judged(a, b, **options)[2 if statistical else 1]
@@ -107,7 +115,7 @@ def judged(
 ) -> tuple[Float64, Float64, Float64]:
     """The reference, error_bound and its statistical form, for the cost of two products in float64."""
     ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
-    k = _array(a).shape[-2 if transpose_a else -1]
+    k = _array(a).shape[-2 if transpose_a else -1] + (isinstance(b, QuantizedArray) and b.biases is not None)
     magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
     summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
     summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
@@ -148,3 +156,20 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
         relative = difference / np.maximum(1.0, np.maximum(np.abs(out), np.abs(ref)))
     relative = np.where(same, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return float(difference.max(initial=0.0)), float(relative.max(initial=0.0))
+
+
+def judged_swiglu(a: Any, weights: Any, *, bias: Any = None) -> tuple[Float64, Float64]:
+    """The reference of ``matmul_fused(..., activation="swiglu")``, silu(a w0 + b0) * (a w1 + b1), and what float32 may be off by: the
+    errors of both sums through it (silu is nowhere steeper than 1.1), sixteen float32 roundings for the exponential, the quotient and the
+    product, half an ulp of the result."""
+    dtype = _type_of(a)
+    sums = []
+    for i, w in enumerate(weights):
+        ref, bound, _ = judged(a, w, bias=None if bias is None else bias[i], transpose_b=True)
+        sums.append((ref, bound - half_ulp(ref, dtype)))  # it is not rounded to a's type
+    (gate, of_gate), (up, of_up) = sums
+    with np.errstate(all="ignore"):
+        silu = gate / (1.0 + np.exp(-gate))
+        out = silu * up
+        bound = 1.1 * of_gate * (np.abs(up) + of_up) + np.abs(silu) * of_up + 2.0**-20 * np.abs(out) + half_ulp(out, dtype)
+    return out, bound

@@ -12,13 +12,17 @@ Scales are float16, of the affine formats (and biases) of the weights' type. The
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._core import Array
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from .device import Device
 
 _Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,7 +63,8 @@ class QuantizedArray:
 
     values: int8 (q8_0) or uint8, two to a byte in the formats of 4 bits, the even element in the low half. Layout ``nk``: [n, k], or
     [n, (k + 1) // 2] where two share a byte; ``canonical``: [ceil(k / 32), n, 32] or [..., 16], zeros behind the last of k. scales, biases
-    (None but in the affine formats): [n, ceil(k / group)] or [ceil(k / group), n]. All C-contiguous; not to be written to.
+    (None but in the affine formats): [n, ceil(k / group)] or [ceil(k / group), n]. All C-contiguous; not to be written to. NumPy arrays, or
+    Arrays of a device: :meth:`to`. storage: format, group and layout in one word, as MatmulSpec has it.
     """
 
     format: str
@@ -69,6 +74,8 @@ class QuantizedArray:
     values: _Numbers
     scales: _Numbers
     biases: _Numbers | None = None
+
+    storage: str = field(init=False)
 
     def __post_init__(self) -> None:
         f = _format(self.format)
@@ -90,6 +97,24 @@ class QuantizedArray:
             raise ArgumentError(f"biases: format {f.name} has {'one for each scale' if f.has_bias else 'none'}")
         if self.biases is not None:
             _check(self.biases, "biases", scales, (self.scales.dtype,))
+        group = "" if self.group == f.groups[0] else f":{self.group}"
+        object.__setattr__(self, "storage", f"{f.name}{group}{'' if self.layout == 'nk' else ':canonical'}")
+
+    def __getitem__(self, rows: slice) -> QuantizedArray:
+        """Some of its n rows, neighbours: ``q[128:256]``. Views where they lie so."""
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise ArgumentError(f"a QuantizedArray is indexed by a slice of neighbouring rows, not by {rows!r}")
+        q = self.numpy()
+        start, stop, _ = rows.indices(self.shape[0])
+        if stop <= start:
+            raise ShapeError(f"{self!r}: rows {start} to {stop} are none")
+        parts = [q.values, q.scales, q.biases]
+        if self.layout == "nk":
+            parts = [None if x is None else x[start:stop] for x in parts]
+        else:
+            parts = [None if x is None else np.ascontiguousarray(x[:, start:stop]) for x in parts]
+        assert parts[0] is not None and parts[1] is not None
+        return replace(q, shape=(stop - start, self.shape[1]), values=parts[0], scales=parts[1], biases=parts[2])
 
     def __repr__(self) -> str:
         return f"metalmm.QuantizedArray({self.format}, shape={self.shape}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
@@ -99,13 +124,31 @@ class QuantizedArray:
         """Of values, scales and biases."""
         return self.values.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
 
+    def to(self, device: Device) -> QuantizedArray:
+        """The same in memory of the device, which then need not be copied there for each call."""
+        return replace(
+            self,
+            values=device.array(self.values),
+            scales=device.array(self.scales),
+            biases=None if self.biases is None else device.array(self.biases),
+        )
+
+    def numpy(self) -> QuantizedArray:
+        """The same in NumPy arrays: itself, or views or copies of what lies on a device."""
+        if isinstance(self.values, np.ndarray):
+            return self
+        biases = None if self.biases is None else np.asarray(self.biases)
+        return replace(self, values=np.asarray(self.values), scales=np.asarray(self.scales), biases=biases)
+
     def _by_row(self, x: _Numbers) -> _Numbers:
         """Scales or biases as [n, groups]."""
-        return x if self.layout == "nk" else x.T
+        return np.asarray(x) if self.layout == "nk" else np.asarray(x).T
 
     def integers(self) -> _Numbers:
         """The stored values one by one, less the format's offset, int16 [n, k]."""
         f, (n, k) = FORMATS[self.format], self.shape
+        if not isinstance(self.values, np.ndarray):
+            return self.numpy().integers()
         rows = self.values if self.layout == "nk" else self.values.transpose(1, 0, 2).reshape(n, -1)
         return (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
 
@@ -258,6 +301,13 @@ def _types(*names: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def parts_of_storage(storage: str) -> tuple[str, int, str]:
+    """Format, group and layout of what QuantizedArray.storage says."""
+    form, *words = storage.split(":")
+    group = next((int(w) for w in words if w.isdecimal()), _format(form).groups[0])
+    return form, group, "canonical" if "canonical" in words else "nk"
+
+
 def _format(name: str) -> Format:
     if name not in FORMATS:
         raise UnsupportedError(f"format is {name!r}; it takes one of {', '.join(FORMATS)}")
@@ -270,9 +320,9 @@ def _check_group(f: Format, group: int) -> None:
 
 
 def _check(x: Any, name: str, shape: tuple[int, ...], kinds: tuple[Any, ...]) -> None:
-    if not isinstance(x, np.ndarray) or x.dtype not in kinds:
-        what = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise DTypeError(f"{name}: {what}; it takes a NumPy array of {' or '.join(np.dtype(k).name for k in kinds)}")
+    if not isinstance(x, (np.ndarray, Array)) or x.dtype not in kinds:
+        what = x.dtype if isinstance(x, (np.ndarray, Array)) else type(x).__name__
+        raise DTypeError(f"{name}: {what}; it takes an array of {' or '.join(np.dtype(k).name for k in kinds)}")
     if x.shape != shape:
         raise ShapeError(f"{name}: shape {x.shape}; it takes {shape}")
 

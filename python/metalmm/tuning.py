@@ -40,14 +40,21 @@ class Key:
     alpha: bool
     beta: bool
     dtype: str
+    storage: str = "dense"
+    also_n: tuple[int, ...] = ()
+    swiglu: bool = False
 
     @staticmethod
     def of(spec: _core.MatmulSpec) -> Key:
-        return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, spec.bias, spec.alpha != 1.0, spec.beta != 0.0, spec.dtype)
+        epilogue = (spec.bias, spec.alpha != 1.0, spec.beta != 0.0)
+        return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, *epilogue, spec.dtype, spec.b_storage, spec.also_n, spec.swiglu)
 
     def distance(self, other: Key) -> float:
         """How far apart in n, k and batch at most, as powers of two; infinite for what is another kind of operation."""
-        same = (self.m, self.layout, self.dtype, self.batch > 1) == (other.m, other.layout, other.dtype, other.batch > 1)
+        def kind(key: Key) -> tuple[Any, ...]:
+            return key.m, key.layout, key.dtype, key.batch > 1, key.storage, key.also_n, key.swiglu
+
+        same = kind(self) == kind(other)
         sizes = ((self.n, other.n), (self.k, other.k), (self.batch, other.batch))
         return max(abs(math.log2(a / b)) for a, b in sizes) if same else math.inf
 
@@ -70,7 +77,7 @@ class Choice:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Choice:
-        key = Key(**data["key"])
+        key = Key(**{**data["key"], "also_n": tuple(data["key"].get("also_n", ()))})
         spec_of(key)  # raises for sizes that are none
         if key.layout not in manifest.LAYOUTS:
             raise ValueError(f"layout is {key.layout!r}")
@@ -221,6 +228,9 @@ def spec_of(key: Key) -> _core.MatmulSpec:
         alpha=0.5 if key.alpha else 1.0,
         beta=0.5 if key.beta else 0.0,
         dtype=key.dtype,
+        b_storage=key.storage,
+        also_n=key.also_n,
+        swiglu=key.swiglu,
     )
 
 

@@ -97,7 +97,7 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   if (module->info->arg_count > kMaxArguments) return call.result = kInvalidImage, nullptr;
   module->info->bind(metalmm::cpu::context_tls_offset(), &metalmm::cpu::current_context);
   void* stop = symbol("metalmm_stop");
-  module->table = table_of(*module->info, *numbers, given.find(" -DMETALMM_NUMBERS_INLINE ") != std::string::npos, stop);
+  module->table = table_of(*module->info, *numbers, given.find(" -DMETALMM_MATMUL ") != std::string::npos, stop);
   module->table_memory = add_memory(call.context, reinterpret_cast<uint8_t*>(&module->table), sizeof(module->table));
   if (stop) module->stop_memory = add_memory(call.context, static_cast<uint8_t*>(stop), 4);
   return module;

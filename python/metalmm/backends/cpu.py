@@ -54,6 +54,20 @@ class _Cpu:
         "small_m/nt_c4_s1_tg128",
         "small_m/nn_w4_s4_tg128",
         "gemm_tiled/baseline",
+        "q8/nk_wide_c4_tg32",
+        "q8/canonical_wide_c4_tg32",
+        "q8/nk_fused2_wide_c4_tg32",
+        "q8/nk_fused3_wide_c4_tg32",
+        "q8/nk_swiglu_wide_c4_tg32",
+        "q4/nk_wide_c4_tg32",
+        "q4/canonical_wide_c4_tg32",
+        "affine/a8_nk_wide_c4_tg32",
+        "affine/a8_canonical_wide_c4_tg32",
+        "affine/a4_nk_wide_c4_tg32",
+        "affine/a4_canonical_wide_c4_tg32",
+        "fused/nt_fused2_wide_c4_tg32",
+        "fused/nt_fused3_wide_c4_tg32",
+        "fused/nt_swiglu_wide_c4_tg32",
     )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:

@@ -109,9 +109,9 @@ class _Cuda:
 
 
 def options(capability: int, *, is_matmul: bool, is_ours: bool, stops: bool) -> list[str]:
-    """NVRTC's. is_matmul: the parameters are never a buffer; is_ours: simdgroups are whole and together at each of their operations."""
+    """NVRTC's. is_matmul: the parameters are never a buffer, threadgroups whole; is_ours: simdgroups are whole and together at each of their operations."""
     given = [f"-arch=sm_{capability}", "-std=c++17", "-default-device", "--device-int128", f"-I{compiler.MSL / 'runtime'}"]
-    given += ["-DMETALMM_NUMBERS_INLINE"] if is_matmul else []
+    given += ["-DMETALMM_MATMUL"] if is_matmul else []
     given += ["-DMETALMM_CONVERGED"] if is_ours else []
     return [*given, "-DMETALMM_STOPS"] if stops else given
 

@@ -141,6 +141,8 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
     for shape in shapes:
         chosen = []
         for v in candidates:
+            if (v.storage, v.weights, v.swiglu) != (manifest.kind_of(shape.storage), 1 + len(shape.also_n), shape.swiglu):
+                continue  # of another operation
             why = v.unavailable(device) or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:
                 skipped[str(v), why] = skipped.get((str(v), why), 0) + 1

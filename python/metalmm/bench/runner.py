@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from .. import (
-    Array,
     Device,
     DTypeError,
     Error,
@@ -31,6 +31,7 @@ from .. import (
     backends,
     manifest,
     numerics,
+    quantized,
     variants,
 )
 from ..terminal import Progress
@@ -64,9 +65,18 @@ class Inputs:
             return rng.standard_normal(size, dtype=np.float32).astype(np_dtype(shape.dtype))
 
         lead = (shape.batch,) if shape.batch > 1 else ()
+        def stored(n: int) -> Any:
+            if shape.storage == "dense":
+                shared = lead if not shape.also_n else ()
+                return draw(*shared, *((n, shape.k) if shape.transpose_b else (shape.k, n)))
+            form, group, layout = quantized.parts_of_storage(shape.storage)
+            return quantized.quantize(draw(n, shape.k), form, group=group, layout=layout)
+
+        self.shape = shape
         a = draw(*lead, *((shape.k, shape.m) if shape.transpose_a else (shape.m, shape.k)))
-        b = draw(*lead, *((shape.n, shape.k) if shape.transpose_b else (shape.k, shape.n)))
-        bias = draw(shape.n) if shape.bias else None
+        widths = (shape.n, *shape.also_n)
+        b = [stored(n) for n in widths]
+        bias = [draw(n) if shape.bias else None for n in widths]
         c = draw(*lead, shape.m, shape.n) if shape.beta else None
         self.options: dict[str, Any] = {
             "alpha": shape.alpha,
@@ -74,15 +84,29 @@ class Inputs:
             "transpose_a": shape.transpose_a,
             "transpose_b": shape.transpose_b,
         }
-        self.reference, self.bound, self.likely = _reference(a, b, bias, c, self.options)
-        self.a, self.weights = device.array(a), _copies(device, b, copies)
-        self.bias = None if bias is None else device.array(bias)
+        if shape.swiglu:
+            self.reference, self.bound = numerics.judged_swiglu(a, b, bias=bias if shape.bias else None)
+            self.likely = self.bound
+        else:
+            judged = [_reference(a, w, x, c, self.options) for w, x in zip(b, bias, strict=True)]
+            self.reference, self.bound, self.likely = (np.concatenate(parts, axis=-1) for parts in zip(*judged, strict=True))
+        placed = [_copies(device, w, copies) for w in b]
+        self.a, self.weights = device.array(a), placed[0] if not shape.also_n else list(zip(*placed, strict=True))
+        self.bias = [None if x is None else device.array(x) for x in bias]
         self.c = None if c is None else device.array(c)
-        self.out = device.empty((*lead, shape.m, shape.n), shape.dtype)
+        self.out = device.empty((*lead, shape.m, shape.columns), shape.dtype)
         self._poison: Any = None
 
-    def prepare(self, device: Device, v: Variant, weights: Array) -> PreparedCall[Any]:
-        return device.prepare(v, self.a, weights, bias=self.bias, c=self.c, out=self.out, **self.options)
+    def prepare(self, device: Device, v: Variant, weights: Any) -> PreparedCall[Any]:
+        """weights: one of self.weights, of a fused call as many as it has."""
+        if not self.shape.also_n:
+            return device.prepare(v, self.a, weights, bias=self.bias[0], c=self.c, out=self.out, **self.options)
+        bias = self.bias if self.shape.bias else None
+        if self.shape.swiglu:
+            return device.prepare_fused(v, self.a, weights, bias=bias, activation="swiglu", out=self.out)
+        ends = np.cumsum([0, self.shape.n, *self.shape.also_n])
+        outs = [self.out[..., start:end] for start, end in itertools.pairwise(ends)]
+        return device.prepare_fused(v, self.a, weights, bias=bias, out=outs)
 
     def judge(self, device: Device, v: Variant) -> str:
         """Runs it once on the first weights; empty, or how the result misses the bound. Raises what the device raises."""
@@ -98,8 +122,11 @@ class Inputs:
         self.out.write(self._poison)
 
 
-def _copies(device: Device, b: np.ndarray[Any, Any], count: int) -> list[Array]:
+def _copies(device: Device, b: Any, count: int) -> list[Any]:
     """Small ones are slices of one array: a device may have few thousands of those."""
+    if isinstance(b, quantized.QuantizedArray):
+        parts = [[None] * count if x is None else _copies(device, x, count) for x in (b.values, b.scales, b.biases)]
+        return [replace(b, values=v, scales=s, biases=z) for v, s, z in zip(*parts, strict=True)]
     if count == 1 or b.nbytes >= 1 << 20:
         return [device.array(b) for _ in range(count)]
     room = device.empty((count, *b.shape), b.dtype)
@@ -115,7 +142,8 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
     for start in range(0, n, 8192):
         piece = slice(start, min(start + 8192, n))
         kw = {"bias": None if bias is None else bias[piece], "c": None if c is None else c[..., piece], **options}
-        columns = b[..., piece, :] if options["transpose_b"] else b[..., piece]
+        is_quantized = isinstance(b, quantized.QuantizedArray)
+        columns = b[piece] if is_quantized else b[..., piece, :] if options["transpose_b"] else b[..., piece]
         parts.append(numerics.judged(a, columns, **kw))
     return tuple(np.concatenate(pieces, axis=-1) for pieces in zip(*parts, strict=True))
 
@@ -135,7 +163,7 @@ def last_level_cache(device: Device) -> int:
 def cold_copies(shape: Shape, device: Device) -> int:
     """Copies of B that together are twice the last-level cache, within COLD_LIMIT_BYTES and _MOST_COPIES: what is smaller than that
     leaves room for may still come from a cache."""
-    weight = np_dtype(shape.dtype).itemsize * shape.batch * shape.k * shape.n
+    weight = shape.spec.b_bytes
     return max(1, min(math.ceil(2 * last_level_cache(device) / weight), COLD_LIMIT_BYTES // weight, _MOST_COPIES))
 
 
@@ -454,8 +482,9 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
             v = manifest.get(shape.orig_backend)
             if v.runs_on(device) and not v.lacks(shape.spec):
                 return str(v)
-    for family in (shape.orig_backend.split("/")[0], "blas"):
-        found = [v for v in variants(device=device) if v.family == family and shape.layout in v.baseline]
+    ours = "q8" if shape.storage.startswith("q8_0") else shape.orig_backend.split("/")[0]  # an engine's own kernels have other names
+    for family in (ours, "blas"):
+        found = [v for v in variants(shape.spec, device=device) if v.family == family and shape.layout in v.baseline]
         if found:
             return str(found[0])
     return None

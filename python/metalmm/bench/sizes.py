@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import MatmulSpec, manifest
-from ..errors import Error, ShapeError
+from .. import MatmulSpec, _core, manifest
+from ..errors import ArgumentError, Error, ShapeError
 from ..profile import analysis, log
 from ..profile.trace import op_of
 
@@ -30,7 +30,8 @@ class Shape:
     """One operation of the profile.
 
     op: its name without ``_cache``; orig_ms: the production average in milliseconds; orig_backend: the family it ran on; calls: how often
-    it was called; total_ms: what they took together; dtype: of the operands.
+    it was called; total_ms: what they took together; dtype: of the operands; storage: of B, as QuantizedArray.storage says; also_n: of a fused
+    call, n of the second and third B; swiglu: that it ends in it.
     """
 
     op: str
@@ -48,6 +49,9 @@ class Shape:
     calls: int | None = None
     total_ms: float | None = None
     dtype: str = "float16"
+    storage: str = "dense"
+    also_n: tuple[int, ...] = ()
+    swiglu: bool = False
 
     @property
     def layout(self) -> str:
@@ -66,7 +70,15 @@ class Shape:
             alpha=self.alpha,
             beta=self.beta,
             dtype=self.dtype,
+            b_storage=self.storage,
+            also_n=self.also_n,
+            swiglu=self.swiglu,
         )
+
+    @property
+    def columns(self) -> int:
+        """Of all results."""
+        return self.n if self.swiglu else self.n + sum(self.also_n)
 
     @property
     def bytes(self) -> int:
@@ -82,15 +94,16 @@ class Shape:
         """As --spec takes it, without the calls."""
         if self.op == "step":
             return "the step"
-        words = [f"m={self.m} n={self.n} k={self.k} {self.layout}"]
+        words = [f"m={self.m} n={'+'.join(map(str, (self.n, *self.also_n)))} k={self.k} {self.layout}"]
         words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
         words += [f"alpha={self.alpha:g}"] * (self.alpha != 1) + [f"beta={self.beta:g}"] * (self.beta != 0)
-        return " ".join(words + [self.dtype] * (self.dtype != "float16"))
+        words += [self.dtype] * (self.dtype != "float16") + [self.storage] * (self.storage != "dense") + ["swiglu"] * self.swiglu
+        return " ".join(words)
 
     def __str__(self) -> str:
         return (
-            f"op={self.op} | batch={self.batch} | m={self.m} | n={self.n} | k={self.k} | "
-            f"tA={int(self.transpose_a)} | tB={int(self.transpose_b)}"
+            f"op={self.op} | batch={self.batch} | m={self.m} | n={'+'.join(map(str, (self.n, *self.also_n)))} | k={self.k} | "
+            f"tA={int(self.transpose_a)} | tB={int(self.transpose_b)}" + f" | {self.storage}" * (self.storage != "dense")
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -98,7 +111,7 @@ class Shape:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Shape:
-        return Shape(**data)
+        return Shape(**{**data, "also_n": tuple(data.get("also_n", ()))})
 
 
 @dataclass(frozen=True)
@@ -222,14 +235,18 @@ def _timed(shape: Shape | LeftOut, backend: str, figures: dict[str, str]) -> Sha
 def _shape(row: str, number: int) -> Shape | LeftOut:
     fields = dict(part.strip().split("=", 1) for part in row.split("|") if "=" in part)
     try:
+        parts = [int(fields[p]) for p in ("n0", "n1", "nq", "nk", "nv") if p in fields]
+        storage = _stored(fields, bool(parts))
+        if storage is None:
+            why = f"its weights are of a format that no variant takes (loader={fields['loader']})"
+            return LeftOut(row, why, columns=_columns(fields))
+        if parts or storage != "dense":  # rows of weights, whatever the profile says of their transpose
+            fields = {**fields, "tA": fields["tA"].replace("?", "0"), "tB": "1"}
+        if parts:
+            fields["n"], fields["batch"] = str(parts[0]), fields["batch"].replace("?", "1")
         for name in _NEEDED:
             if fields[name] == "?":
-                parts = [f"{p}={fields[p]}" for p in ("n0", "n1", "nq", "nk", "nv") if p in fields]
-                why = f"a fused call ({', '.join(parts)}), which no variant runs" if parts else f"the profile does not say its {name}"
-                return LeftOut(row, why, columns=_columns(fields))
-        if fields.get("loader", "dense") != "dense":
-            why = f"its weights are not dense (loader={fields['loader']}), and no variant takes others"
-            return LeftOut(row, why, columns=_columns(fields))
+                return LeftOut(row, f"the profile does not say its {name}", columns=_columns(fields))
         shape = Shape(
             op=fields["op"].removesuffix("_cache"),
             batch=int(fields["batch"]),
@@ -238,6 +255,8 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             k=int(fields["k"]),
             transpose_a=_flag(fields["tA"]),
             transpose_b=_flag(fields["tB"]),
+            storage=storage,
+            also_n=tuple(parts[1:]),
             bias=_flag(fields.get("bias", "0")),
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
@@ -249,6 +268,15 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
     except ShapeError as error:
         return LeftOut(row, str(error))
     return shape
+
+
+# What an engine's loaders read, by their names in a log. Its fused kernels, which say none, are those of q8_0: their names say it.
+_LOADERS = {"dense": "dense", "q8nk_split": "q8_0", "q8_canonical": "q8_0:canonical"}
+
+
+def _stored(fields: dict[str, str], is_fused: bool) -> str | None:
+    loader = fields.get("loader")
+    return _LOADERS.get(loader) if loader else "q8_0" if is_fused else "dense"
 
 
 def _columns(fields: dict[str, str]) -> int | None:
@@ -314,7 +342,8 @@ def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
 
 
 def parse_spec(words: Sequence[str]) -> MatmulSpec:
-    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``; only n and k must be there. Raises ShapeError."""
+    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``, of quantized weights ``q8_0`` and the like, of a fused call ``n=896+128+128``
+    or ``n=4864+4864 swiglu``; only n and k must be there. Raises ShapeError."""
     options: dict[str, Any] = {"m": 1}
     for word in words:
         key, _, value = word.partition("=")
@@ -323,8 +352,12 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
                 options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
             elif word in manifest.OPERAND_TYPES:
                 options["dtype"] = word
-            elif word == "bias":
-                options["bias"] = True
+            elif word.split(":")[0] in _core._FORMATS:
+                options["b_storage"] = word
+            elif word in ("bias", "swiglu"):
+                options[word] = True
+            elif key == "n" and "+" in value:
+                options["n"], *options["also_n"] = map(int, value.split("+"))
             elif key in ("m", "n", "k", "batch"):
                 options[key] = int(value)
                 if not 1 <= options[key] < 2**32:
@@ -341,7 +374,10 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
             raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16") from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
-    return MatmulSpec(**options)
+    try:
+        return MatmulSpec(**options)
+    except ArgumentError as error:
+        raise ShapeError(str(error)) from None
 
 
 def from_specs(texts: Iterable[str]) -> Sizes:
@@ -371,4 +407,7 @@ def of_spec(spec: MatmulSpec, calls: int | None = None) -> Shape:
         spec.beta,
         calls=calls,
         dtype=spec.dtype,
+        storage=spec.b_storage,
+        also_n=spec.also_n,
+        swiglu=spec.swiglu,
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import Array, Device, Error, Recording, Variant, manifest, terminal, tuning, variants
+from .. import Device, Error, QuantizedArray, Recording, Variant, manifest, terminal, tuning, variants
 from . import command, page, results, runner
 from .copy import measured_copy
 from .report import ms
@@ -141,16 +141,23 @@ class _Weights:
 
     def __init__(self, device: Device, plan: Plan, seed: int) -> None:
         self.inputs = [Inputs(device, shape, seed, 1) for shape, _ in plan.calls]
-        self.calls: list[list[Array]] = []
+        self.calls: list[list[Any]] = []
         for inputs, (_, count) in zip(self.inputs, plan.calls, strict=True):
             first = inputs.weights[0]
-            self.calls.append([first, *(device.array(first) for _ in range(count - 1))])
+            self.calls.append([first, *(_again(device, first) for _ in range(count - 1))])
         # One row for all of m=1: calls that write the same memory run one after another, as a step's do, also where a device could overlap them.
-        widest = max((s.n for s, _ in plan.calls if s.m == 1 and s.batch == 1), default=1)
+        widest = max((s.columns for s, _ in plan.calls if s.m == 1 and s.batch == 1), default=1)
         rows = {dtype: device.empty((1, widest), dtype) for dtype in {s.dtype for s, _ in plan.calls}}
         for inputs, (s, _) in zip(self.inputs, plan.calls, strict=True):
             if s.m == 1 and s.batch == 1:
-                inputs.out = rows[s.dtype][:, : s.n]
+                inputs.out = rows[s.dtype][:, : s.columns]
+
+
+def _again(device: Device, weights: Any) -> Any:
+    """A copy of an array, a QuantizedArray or several."""
+    if isinstance(weights, tuple):
+        return tuple(_again(device, w) for w in weights)
+    return weights.to(device) if isinstance(weights, QuantizedArray) else device.array(weights)
 
 
 def _record(device: Device, plan: Plan, weights: _Weights, policy: Policy, per_dispatch: bool = False) -> tuple[Any, list[int]]:

@@ -18,18 +18,28 @@ extern __shared__ __align__(16) abi::u8 metalmm_threadgroup[];
 
 METALMM_INLINE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 
+// Whether the grid counts threads. A matmul's counts threadgroups, all of them whole: a test that its compiler cannot see through would
+// leave all of the kernel in a branch, where each load costs two instructions more.
+METALMM_INLINE bool counts_threads([[maybe_unused]] const LaunchHead& head) {
+#ifdef METALMM_MATMUL
+  return false;
+#else
+  return head.threads.x != 0;
+#endif
+}
+
 // A launch is of threads in a row; those beyond an odd threadgroup have left.
 METALMM_INLINE Uint3 group_position(const LaunchHead& head) {
   return {blockIdx.x + head.origin.x, blockIdx.y + head.origin.y, blockIdx.z + head.origin.z};
 }
 METALMM_INLINE Uint3 group_size(const LaunchHead& head, Uint3 g) {
-  if (head.threads.x == 0) return head.group;
+  if (!counts_threads(head)) return head.group;
   return {smaller(head.group.x, head.threads.x - g.x * head.group.x), smaller(head.group.y, head.threads.y - g.y * head.group.y),
           smaller(head.group.z, head.threads.z - g.z * head.group.z)};
 }
 METALMM_INLINE Place place_of(const LaunchHead& head) {
   Uint3 group = group_position(head), size = group_size(head, group), full = head.group, groups = head.groups;
-  Uint3 threads = head.threads.x ? head.threads : Uint3{groups.x * full.x, groups.y * full.y, groups.z * full.z};
+  Uint3 threads = counts_threads(head) ? head.threads : Uint3{groups.x * full.x, groups.y * full.y, groups.z * full.z};
   return {threadIdx.x, size.x * size.y * size.z, size, group, full, threads, groups};
 }
 
@@ -153,7 +163,7 @@ struct Signature<void (*)(P...)> {
         row.inlined = at;
         at += bytes[i];
         inlined += (bytes[i] + 15) / 16 * 16;
-#ifdef METALMM_NUMBERS_INLINE  // of a matmul's kernel: its parameters are never a buffer
+#ifdef METALMM_MATMUL  // whose parameters are never a buffer
         row.only_inlined = 1;
 #endif
       }
@@ -206,7 +216,7 @@ struct Entry<Fn, S, T, void (*)(P...)> {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
     begin_launch(head);
     Place place = place_of(head);
-    if (!head.threads.x || place.lane < place.threads) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
+    if (!counts_threads(head) || place.lane < place.threads) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
     end_launch(head);
   }
 };

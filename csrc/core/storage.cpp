@@ -1,0 +1,30 @@
+#include "storage.h"
+
+namespace metalmm {
+
+const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", "affine4"};
+
+namespace {
+
+uint32_t usual_group(const Storage& s) { return s.is_dense() ? 0 : s.has_biases() ? 64 : 32; }
+
+}  // namespace
+
+std::string Storage::name() const {
+  std::string text = kFormatNames[format];
+  if (group != usual_group(*this)) text += ":" + std::to_string(group);
+  return canonical ? text + ":canonical" : text;
+}
+
+std::optional<Storage> Storage::parse(const std::string& text) {
+  for (unsigned i = 0; i < kFormats; i++)
+    for (uint32_t group : {32u, 64u, 128u, 0u})
+      for (bool canonical : {false, true}) {
+        Storage s{static_cast<Format>(i), canonical, group};
+        bool exists = s.is_dense() ? !group && !canonical : s.has_biases() ? group != 0 : group == 32;
+        if (exists && s.name() == text) return s;
+      }
+  return std::nullopt;
+}
+
+}  // namespace metalmm

@@ -1,0 +1,35 @@
+// How B lies in memory: dense, or quantized, integers with a scale for each group along K (python/metalmm/quantized.py).
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace metalmm {
+
+struct Storage {
+  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4 };  // kernels/include/weights.h numbers them likewise
+  Format format = dense;
+  bool canonical = false;  // blocks of 32 along K, [k / 32, n, 32]; else rows, [n, k]
+  uint32_t group = 0;      // neighbours along K that share a scale
+
+  bool is_dense() const { return format == dense; }
+  unsigned per_byte() const { return format == q4_0 || format == affine4 ? 2 : 1; }
+  bool has_biases() const { return format == affine8 || format == affine4; }
+  bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }
+  bool operator!=(const Storage& o) const { return !(*this == o); }
+
+  uint64_t groups(uint64_t k) const { return (k - 1) / group + 1; }
+  uint64_t row_bytes(uint64_t k) const { return (k - 1) / per_byte() + 1; }                       // of rows
+  uint64_t ld(uint64_t k) const { return canonical ? 16 : row_bytes(k); }  // what the loads of 16 bytes of a column are apart by, or a multiple
+  uint64_t value_bytes(uint64_t n, uint64_t k) const {
+    return n * (canonical ? ((k - 1) / 32 + 1) * (32 / per_byte()) : row_bytes(k));
+  }
+
+  // dense, or format[:group][:canonical], the group where it is not the format's default: q8_0, affine4:32, q4_0:canonical.
+  std::string name() const;
+  static std::optional<Storage> parse(const std::string& text);
+};
+constexpr unsigned kFormats = 5;
+extern const char* const kFormatNames[kFormats];
+
+}  // namespace metalmm

@@ -1,0 +1,325 @@
+// B given as rows of weights, dense or quantized, few rows of A: LANES lanes share a column's K, sixteen bytes of weights a load, and own
+// COLS columns, 32 / LANES apart; a simdgroup so many times LANES / 32 fewer columns. SPLIT simdgroups share K where n alone gives too few.
+//
+// Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A from the
+// cache; COLS * DEPTH loads of 16 bytes in flight a lane. At k = 896 a row of 8 bits is 56 loads, 7 each of 8 lanes, and one of 4 bits 28, 7
+// each of 4: no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column: LANES = 2 (8 bits) or 1 read
+// 512 contiguous bytes a simdgroup. For Apple's GPUs, where rates are one a cycle and lane: an integer costs a mask, an exclusive or, a
+// subtraction and a multiply-add (4, against 1 and 4 for extracting and converting it, and the multiply-add), 1 / 8 more a piece for shifts and
+// scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at the 142 GB/s that the seeds' machine sustained, and 8.7 million of them
+// are 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
+#include <metal_stdlib>
+using namespace metal;  // what follows names its types
+
+#include "include/epilogue.h"
+#include "include/prefetch.h"
+#include "include/weights.h"
+
+// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise want
+// the same bank.
+constexpr constant uint PITCH = 9;
+METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
+
+// Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for nothing.
+// STAGED: A comes from threadgroup memory, where `workers` threads put it while the weights are on their way.
+template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, bool STAGED, bool GUARDED>
+METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole, uint lane,
+                          threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
+  constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
+  constexpr bool SCALED = Packing<FORMAT>::SCALED;
+  uint own = k + COUNT * lane;
+  typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    Cursor first = From::at(w, column[c], GUARDED ? min(own, w.k - 1) : own);
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) {
+      if (!GUARDED || own + STEP * d < whole)
+        pieces[d][c] = From::load(From::template moved<LANES>(w, first, column[c], own, d));
+      else
+        pieces[d][c] = From::nothing();
+    }
+  }
+  if (STAGED) {
+    for (uint i = 8 * worker; i < STEP * DEPTH; i += 8 * workers) {
+      Octet<T> x = {vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))};
+      if (!GUARDED || k + i < whole) x = load_octet(a + k + i);
+      staged[staged_at(i)] = float4(x.low);
+      staged[staged_at(i) + 1] = float4(x.high);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  } else if (LANES > 1) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
+  }
+#pragma clang loop unroll(full)
+  for (uint d = 0; d < DEPTH; d++) {
+    bool there = !GUARDED || own + STEP * d < whole;
+    float4 part[COLS];  // of one row: the scale is for all of a piece. Of more, it costs less on the weights.
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) part[c] = float4(0.0f);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < COUNT / 8; i++) {
+      Eight y[COLS];
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        y[c] = From::eight(pieces[d][c], i, w.low_byte);
+        if (SCALED && ROWS > 1) {
+          y[c].low *= float(pieces[d][c].scale);
+          y[c].high *= float(pieces[d][c].scale);
+        }
+      }
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) {
+        if (ROWS == 1 || r < rows) {
+          Eight x = {float4(0.0f), float4(0.0f)};
+          if (STAGED) {
+            uint from = staged_at(COUNT * lane + STEP * d + 8 * i);
+            x = {staged[from], staged[from + 1]};
+          } else if (there) {
+            Octet<T> loaded = load_octet(a + r * lda + own + STEP * d + 8 * i);
+            x = {float4(loaded.low), float4(loaded.high)};
+          }
+#pragma clang loop unroll(full)
+          for (uint c = 0; c < COLS; c++) {
+            if (ROWS == 1) {
+              part[c] = fma(x.low, y[c].low, part[c]);
+              part[c] = fma(x.high, y[c].high, part[c]);
+            } else {
+              sums[r][c] = fma(x.low, y[c].low, sums[r][c]);
+              sums[r][c] = fma(x.high, y[c].high, sums[r][c]);
+            }
+          }
+        }
+      }
+    }
+    if (ROWS == 1) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++)
+        sums[0][c] = SCALED ? fma(float4(float(pieces[d][c].scale)), part[c], sums[0][c]) : sums[0][c] + part[c];
+    }
+  }
+}
+
+// Threadgroup memory of `multiply`.
+template <int FORMAT, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED>
+struct Shared {
+  float4 staged[STAGED ? SPLIT : 1][STAGED ? (Packing<FORMAT>::COUNT * LANES * DEPTH + 31) / 32 * PITCH : 1];
+  float partial[SPLIT > 1 ? TG / 32 : 1][ROWS][32 / LANES * COLS];
+};
+
+// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors of;
+// that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
+template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS>
+METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&column)[COLS], uint begin, uint whole,
+                           thread float4 (&sums)[ROWS][COLS]) {
+  constexpr bool PAIRS = Packing<FORMAT>::BITS == 4;
+  constexpr uint PIECES = 32 / Packing<FORMAT>::COUNT;
+  float total[COLS][16];
+  Cursor first[COLS];
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    first[c] = From::at(w, column[c], begin);
+    for (uint i = 0; i < 16; i++) total[c][i] = 0.0f;
+  }
+  uint next = CANONICAL ? 0 : uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the next thread's rows
+  for (uint k = begin; k < whole; k += 32) {
+    float x[2][16];
+    for (uint i = 0; i < 16; i++) x[0][i] = float(a[k + (PAIRS ? 2 * i : i)]), x[1][i] = float(a[k + (PAIRS ? 2 * i + 1 : i + 16)]);
+    for (uint c = 0; c < COLS; c++) {
+      uint step = (k - begin) / 32 * PIECES;
+      Cursor at = From::template moved<1>(w, first[c], column[c], begin, step);
+      prefetch(CANONICAL ? From::template moved<1>(w, first[c], column[c], begin, step + 4).values : at.values + next, 1);
+      float y[2][16], part[16];
+      From::half_block(at, 0, y[0]);
+      From::half_block(at, 1, y[1]);
+      float scale = From::scale(at);
+      if (Packing<FORMAT>::HAS_BIAS) {
+        float bias = From::bias(at);
+        for (uint i = 0; i < 16; i++) y[0][i] = fma(scale, y[0][i], bias), y[1][i] = fma(scale, y[1][i], bias);
+      }
+      for (uint i = 0; i < 16; i++) part[i] = fma(x[1][i], y[1][i], x[0][i] * y[0][i]);
+      for (uint i = 0; i < 16; i++) total[c][i] = Packing<FORMAT>::SCALED ? fma(scale, part[i], total[c][i]) : total[c][i] + part[i];
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++)
+    for (uint i = 0; i < 4; i++)
+      sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
+}
+
+// The sums of a threadgroup's columns, TG / 32 / SPLIT sets of 32 / LANES * COLS, the first of them columns `base` on; false for simdgroups whose
+// sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p, uint rows, uint first, uint simdgroup, uint lane,
+                       threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared, thread float (&sum)[ROWS][COLS]) {
+  typedef Weights<T, FORMAT, CANONICAL> From;
+  constexpr uint SETS = TG / 32 / SPLIT, ACROSS = 32 / LANES, COUNT = Packing<FORMAT>::COUNT, WINDOW = COUNT * LANES * DEPTH;
+  uint share = simdgroup % SPLIT, at = lane % LANES;
+  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
+  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  // Columns past the last read the last one, and are not stored: no test in the loop.
+  uint column[COLS];
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) column[c] = min(first + c * ACROSS, w.n - 1);
+  float4 sums[ROWS][COLS];
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
+  uint k = begin;
+  if (WIDE && WHOLE) {
+    uint whole = begin + (end - begin) / 32 * 32;
+    add_blocks<T, From, FORMAT, CANONICAL, ROWS, COLS>(a, w, column, begin, whole, sums);
+    k = whole;
+  } else if (WHOLE) {
+    uint whole = begin + (end - begin) / COUNT * COUNT;
+    uint last = min((SPLIT - 1) * slice, p.k), shortest = min(slice, (p.k - last) / COUNT * COUNT);
+    threadgroup float4* staged = shared.staged[STAGED ? share : 0];
+    uint worker = simdgroup / SPLIT * 32 + lane;
+    // As many turns for all of a threadgroup, which meets in each where A is staged.
+    uint done = 0;
+    for (; done + WINDOW <= shortest; done += WINDOW) {
+      if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker, SETS * 32, sums);
+    }
+    for (; done < slice; done += WINDOW) {
+      if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker, SETS * 32, sums);
+    }
+    k = whole;
+  }
+  for (k += at; k < end; k += LANES) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float y = From::one(w, column[c], k);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        if (ROWS == 1 || r < rows) sums[r][c].x += float(a[r * p.lda + k]) * y;
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float4 s = sums[r][c];
+      float total = (s.x + s.y) + (s.z + s.w);
+#pragma clang loop unroll(full)
+      for (uint step = LANES / 2; step > 0; step /= 2) total += simd_shuffle_xor(total, step);
+      sum[r][c] = total;
+    }
+  if (SPLIT > 1) {
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++)
+        if (at == c % LANES) shared.partial[simdgroup][r][c * ACROSS + lane / LANES] = sum[r][c];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (share != 0) return false;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        sum[r][c] = shared.partial[simdgroup][r][c * ACROSS + lane / LANES];
+#pragma clang loop unroll(full)
+        for (uint s = 1; s < SPLIT; s++) sum[r][c] += shared.partial[simdgroup + s][r][c * ACROSS + lane / LANES];
+      }
+  }
+  return true;
+}
+
+// Columns of a threadgroup, and this lane's first of those that its threadgroup, the `index`th along n, has.
+template <int LANES, int COLS, int SPLIT, int TG>
+METAL_FUNC uint first_column(uint index, uint simdgroup, uint lane) {
+  return (index * (TG / 32 / SPLIT) + simdgroup / SPLIT) * (32 / LANES * COLS) + lane / LANES;
+}
+
+// What a threadgroup does.
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const device T* C, const device T* bias, constant MatmulParams& p,
+                         uint3 group, uint simdgroup, uint lane,
+                         threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared) {
+  uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
+  float sum[ROWS][COLS];
+  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(
+          A + group.z * p.stride_a + row0 * p.lda, w, p, rows, first, simdgroup, lane, shared, sum))
+    return;
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {  // constant indices: the sums stay in registers
+      uint column = first + c * (32 / LANES);
+      if (lane % LANES == c % LANES && column < p.n && r < rows) store_result(D, C, bias, p, group.z, row0 + r, column, sum[r][c]);
+    }
+  }
+}
+
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void weight_columns(
+    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
+    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane, shared);
+}
+
+template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void dense_columns(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup Shared<DENSE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
+  const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte};
+  multiply<T, DENSE, false, false, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane, shared);
+}
+
+// WEIGHTS matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the same columns of
+// two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG,
+          bool STAGED, bool WHOLE>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void fused_columns(
+    const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
+    const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
+    const device uchar* biases0 [[buffer(7)]], const device uchar* values1 [[buffer(8)]], device T* D1 [[buffer(9)]],
+    const device T* bias1 [[buffer(10)]], const device uchar* scales1 [[buffer(11)]], const device uchar* biases1 [[buffer(12)]],
+    const device uchar* values2 [[buffer(13)]], device T* D2 [[buffer(14)]], const device T* bias2 [[buffer(15)]],
+    const device uchar* scales2 [[buffer(16)]], const device uchar* biases2 [[buffer(17)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint COLUMNS = TG / 32 / SPLIT * (32 / LANES * COLS);
+  threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
+  constant MatmulParams& p0 = params.of[0];
+  if (SWIGLU) {
+    constant MatmulParams& p1 = params.of[1];
+    WeightsAt w0 = {values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte};
+    WeightsAt w1 = {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte};
+    uint row0 = group.y * ROWS, rows = min(uint(ROWS), p0.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
+    const device T* a = A + group.z * p0.stride_a + row0 * p0.lda;
+    float gate[ROWS][COLS], up[ROWS][COLS];
+    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w0, p0, rows, first, simdgroup, lane, shared, gate);
+    if (SPLIT > 1 || STAGED) threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w1, p1, rows, first, simdgroup, lane, shared, up))
+      return;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        uint column = first + c * (32 / LANES);
+        if (lane % LANES == c % LANES && column < p0.n && r < rows) {
+          float x = gate[r][c] + (p0.has_bias ? float(bias0[column]) : 0.0f), y = up[r][c] + (p0.has_bias ? float(bias1[column]) : 0.0f);
+          D0[group.z * p0.stride_d + (row0 + r) * p0.ldd + column] = T(x / (1.0f + precise::exp(-x)) * y);
+        }
+      }
+    }
+    return;
+  }
+  uint groups0 = (p0.n - 1) / COLUMNS + 1, groups1 = (params.of[1].n - 1) / COLUMNS + 1;
+  uint i = group.x < groups0 ? 0 : WEIGHTS == 2 || group.x < groups0 + groups1 ? 1 : 2;
+  group.x -= i == 0 ? 0 : i == 1 ? groups0 : groups0 + groups1;
+  constant MatmulParams& p = params.of[i];
+  WeightsAt w = {i == 0 ? values0 : i == 1 ? values1 : values2, i == 0 ? scales0 : i == 1 ? scales1 : scales2,
+                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(
+      A, w, i == 0 ? D0 : i == 1 ? D1 : D2, A, i == 0 ? bias0 : i == 1 ? bias1 : bias2, p, group, simdgroup, lane, shared);
+}
