@@ -127,11 +127,12 @@ template <class T, int BM, int BN, int BK, int WM, int WN, bool TA, bool TB, boo
   threadgroup Shared<T, BM, BN, BK> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
   WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
-  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid, simdgroup,
-                                                                            shared);
+  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid,
+                                                                             simdgroup, shared);
 }
 
-template <class T, int FORMAT, bool CANONICAL, int BM, int BN, int BK, int WM, int WN, bool TA, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K, bool VEC>
+template <class T, int FORMAT, bool CANONICAL, int BM, int BN, int BK, int WM, int WN, bool TA, bool WHOLE_M, bool WHOLE_N, bool WHOLE_K,
+          bool VEC>
 [[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void gemm_weights(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -140,6 +141,6 @@ template <class T, int FORMAT, bool CANONICAL, int BM, int BN, int BK, int WM, i
   typedef WeightTile<T, FORMAT, CANONICAL, BN, BK, WM * WN * 32, WHOLE_N, WHOLE_K, VEC> TileB;
   threadgroup Shared<float, BM, BN, BK> shared;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid, simdgroup,
-                                                                            shared);
+  multiply<T, TileB, BM, BN, BK, WM, WN, TA, WHOLE_M, WHOLE_N, WHOLE_K, VEC>(A + group.z * p.stride_a, w, D, C, bias, p, group, tid,
+                                                                             simdgroup, shared);
 }

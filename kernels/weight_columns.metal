@@ -1,13 +1,13 @@
 // B given as rows of weights, dense or quantized, few rows of A: LANES lanes share a column's K, sixteen bytes of weights a load, and own
 // COLS columns, 32 / LANES apart; a simdgroup so many times LANES / 32 fewer columns. SPLIT simdgroups share K where n alone gives too few.
 //
-// Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A from the
-// cache; COLS * DEPTH loads of 16 bytes in flight a lane. At k = 896 a row of 8 bits is 56 loads, 7 each of 8 lanes, and one of 4 bits 28, 7
-// each of 4: no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column: LANES = 2 (8 bits) or 1 read
-// 512 contiguous bytes a simdgroup. For Apple's GPUs, where rates are one a cycle and lane: an integer costs a mask, an exclusive or, a
-// subtraction and a multiply-add (4, against 1 and 4 for extracting and converting it, and the multiply-add), 1 / 8 more a piece for shifts and
-// scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at the 142 GB/s that the seeds' machine sustained, and 8.7 million of them
-// are 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
+// Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A
+// from the cache; COLS * DEPTH loads of 16 bytes in flight a lane. At k = 896 a row of 8 bits is 56 loads, 7 each of 8 lanes, and one of 4
+// bits 28, 7 each of 4: no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column: LANES = 2 (8 bits)
+// or 1 read 512 contiguous bytes a simdgroup. For Apple's GPUs, where rates are one a cycle and lane: an integer costs a mask, an exclusive
+// or, a subtraction and a multiply-add (4, against 1 and 4 for extracting and converting it, and the multiply-add), 1 / 8 more a piece for
+// shifts and scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at the 142 GB/s that the seeds' machine sustained, and 8.7 million of them are
+// 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
@@ -15,16 +15,16 @@ using namespace metal;  // what follows names its types
 #include "include/prefetch.h"
 #include "include/weights.h"
 
-// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise want
-// the same bank.
+// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise
+// want the same bank.
 constexpr constant uint PITCH = 9;
 METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
 
-// Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for nothing.
-// STAGED: A comes from threadgroup memory, where `workers` threads put it while the weights are on their way.
+// Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for
+// nothing. STAGED: A comes from threadgroup memory, where `workers` threads put it while the weights are on their way.
 template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, bool STAGED, bool GUARDED>
-METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole, uint lane,
-                          threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
+METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
+                          uint lane, threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED;
   uint own = k + COUNT * lane;
@@ -107,8 +107,8 @@ struct Shared {
   float partial[SPLIT > 1 ? TG / 32 : 1][ROWS][32 / LANES * COLS];
 };
 
-// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors of;
-// that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
+// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors
+// of; that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
 template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS>
 METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&column)[COLS], uint begin, uint whole,
                            thread float4 (&sums)[ROWS][COLS]) {
@@ -143,13 +143,13 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
   }
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++)
-    for (uint i = 0; i < 4; i++)
-      sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
+    for (uint i = 0; i < 4; i++) sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
 }
 
-// The sums of a threadgroup's columns, TG / 32 / SPLIT sets of 32 / LANES * COLS, the first of them columns `base` on; false for simdgroups whose
-// sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+// The sums of a threadgroup's columns, TG / 32 / SPLIT sets of 32 / LANES * COLS, the first of them columns `base` on; false for simdgroups
+// whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
+          bool WHOLE>
 METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p, uint rows, uint first, uint simdgroup, uint lane,
                        threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared, thread float (&sum)[ROWS][COLS]) {
   typedef Weights<T, FORMAT, CANONICAL> From;
@@ -180,11 +180,13 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
     uint done = 0;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker, SETS * 32, sums);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker,
+                                                                          SETS * 32, sums);
     }
     for (; done < slice; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker, SETS * 32, sums);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker,
+                                                                         SETS * 32, sums);
     }
     k = whole;
   }
@@ -234,14 +236,15 @@ METAL_FUNC uint first_column(uint index, uint simdgroup, uint lane) {
 }
 
 // What a threadgroup does.
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
+          bool WHOLE>
 METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const device T* C, const device T* bias, constant MatmulParams& p,
                          uint3 group, uint simdgroup, uint lane,
                          threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared) {
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
   float sum[ROWS][COLS];
-  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(
-          A + group.z * p.stride_a + row0 * p.lda, w, p, rows, first, simdgroup, lane, shared, sum))
+  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A + group.z * p.stride_a + row0 * p.lda, w, p,
+                                                                                              rows, first, simdgroup, lane, shared, sum))
     return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
@@ -253,7 +256,8 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
   }
 }
 
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
+          bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_columns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -261,7 +265,8 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, i
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane, shared);
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane,
+                                                                                           shared);
 }
 
 template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
@@ -275,10 +280,10 @@ template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, 
   multiply<T, DENSE, false, false, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane, shared);
 }
 
-// WEIGHTS matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the same columns of
-// two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG,
-          bool STAGED, bool WHOLE>
+// WEIGHTS matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the same
+// columns of two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH,
+          int TG, bool STAGED, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
     const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
@@ -297,9 +302,11 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
     uint row0 = group.y * ROWS, rows = min(uint(ROWS), p0.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
     const device T* a = A + group.z * p0.stride_a + row0 * p0.lda;
     float gate[ROWS][COLS], up[ROWS][COLS];
-    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w0, p0, rows, first, simdgroup, lane, shared, gate);
+    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w0, p0, rows, first, simdgroup, lane, shared,
+                                                                                           gate);
     if (SPLIT > 1 || STAGED) threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w1, p1, rows, first, simdgroup, lane, shared, up))
+    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w1, p1, rows, first, simdgroup, lane,
+                                                                                                shared, up))
       return;
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) {
@@ -318,8 +325,27 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
   uint i = group.x < groups0 ? 0 : WEIGHTS == 2 || group.x < groups0 + groups1 ? 1 : 2;
   group.x -= i == 0 ? 0 : i == 1 ? groups0 : groups0 + groups1;
   constant MatmulParams& p = params.of[i];
-  WeightsAt w = {i == 0 ? values0 : i == 1 ? values1 : values2, i == 0 ? scales0 : i == 1 ? scales1 : scales2,
-                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(
-      A, w, i == 0 ? D0 : i == 1 ? D1 : D2, A, i == 0 ? bias0 : i == 1 ? bias1 : bias2, p, group, simdgroup, lane, shared);
+  WeightsAt w = {i == 0   ? values0
+                 : i == 1 ? values1
+                          : values2,
+                 i == 0   ? scales0
+                 : i == 1 ? scales1
+                          : scales2,
+                 i == 0   ? biases0
+                 : i == 1 ? biases1
+                          : biases2,
+                 p.n,
+                 p.k,
+                 p.ldb,
+                 p.group_shift,
+                 p.low_byte};
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w,
+                                                                                           i == 0   ? D0
+                                                                                           : i == 1 ? D1
+                                                                                                    : D2,
+                                                                                           A,
+                                                                                           i == 0   ? bias0
+                                                                                           : i == 1 ? bias1
+                                                                                                    : bias2,
+                                                                                           p, group, simdgroup, lane, shared);
 }

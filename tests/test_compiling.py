@@ -265,10 +265,16 @@ def test_types_of_arguments() -> None:
     variants = [v for v in metalmm.variants() if v.kernel]
     for v in {v.kernel: v for v in variants}.values():
         found_all = Program(compiler.preprocess(v.assemble(0), "v"), "v").arguments(kernel_source.host_name(v))
-        assert [a.index for a in found_all] == ([0, 1, 2, 3, 4, 5] if not v.library else [0, 2, 3, 4, 5])
-        assert [a.is_const for a in found_all] == [a.index != 2 for a in found_all]
-        assert found_all[-1].bytes == 18 * 4, "MatmulParams"
-        assert {a.bytes for a in found_all[:-1]} == ({2} if not v.library else {2, 4})
+        if v.weights > 1:
+            expected, written = [0, 1, 2, *range(4, 18)], (2, 9, 14)
+        else:
+            expected, written = [0, 2, 3, 4, 5] if v.library else [0, 1, 2, 3, 4, 5, *([6, 7] if v.storage != "dense" else [])], (2,)
+        assert [a.index for a in found_all] == expected
+        assert [a.is_const for a in found_all] == [a.index not in written for a in found_all]
+        assert found_all[expected.index(5)].bytes == 20 * 4 * (3 if v.weights > 1 else 1), "MatmulParams"
+        assert {a.bytes for a in found_all if a.index != 5} == (
+            {2, 4} if v.library else {2} if v.storage == "dense" and v.weights == 1 else {1, 2}
+        )
 
 
 def test_constants_of_odd_values() -> None:

@@ -237,14 +237,14 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
 
 def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sizes.md").write_text(
-        "  op=matmul | batch=1 | m=1 | n=? | k=896 | tA=? | tB=? | n0=4864 | n1=4864:\n    backend=x: count=3 | total=1ms\n"
+        "  op=matmul | batch=1 | m=1 | n=? | k=896 | tA=? | tB=? | loader=q9nk_split | n0=4864 | n1=4864:\n    backend=x: count=3 | total=1ms\n"
     )
     (tmp_path / "precious.txt").write_text("precious")
     for arguments, message in [
         (["--spec", "n=4"], "k is missing"),
         (["--spec", "n=4 k=4 calls=x"], "calls=x"),
         (["--spec", "n=4 k=4", "--sizes", "sizes.md"], "give one of them"),
-        (["--sizes", "sizes.md"], "a fused call"),
+        (["--sizes", "sizes.md"], "loader=q9nk_split"),
         (["--spec", "n=4 k=4", "--json", "precious.txt"], "no metalmm-bench JSON of ours"),
         (["--spec", "n=4 k=4", "--json", "."], "a folder"),
         (["--spec", "n=4 k=4", "--json", "none/x.json"], "No such file"),
@@ -585,7 +585,7 @@ def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_pa
         "  op=matmul | batch=1 | m=1 | n=64 | k=64 | tA=0 | tB=1:\n    backend=mlx: count=30 | total=3.00ms | avg=0.1ms\n"
         "  op=matmul_bias_add | batch=1 | m=1 | n=96 | k=33 | tA=0 | tB=0 | bias=1:\n    backend=gemv: count=20 | total=2.00ms | avg=0.1ms\n"
         "  op=matmul | batch=1 | m=1 | n=500 | k=64 | tA=0 | tB=1:\n    backend=mlx: count=10 | total=4.00ms | avg=0.4ms\n"
-        "  op=matmul | batch=1 | m=1 | n=? | k=64 | tA=? | tB=? | n0=4 | n1=4:\n    backend=x: count=10 | total=1.00ms | avg=0.1ms\n"
+        "  op=matmul | batch=1 | m=1 | n=? | k=64 | tA=? | tB=? | loader=q9 | n0=4 | n1=4:\n    backend=x: count=10 | total=1.00ms | avg=0.1ms\n"
     )
     choices = [word for name in ("recorded", "best", "tuned", "m1_optimized_v6", "gemv/baseline") for word in ("--choice", name)]
     assert (
@@ -804,7 +804,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
         run = started(*words, *quick)
         out, err = run.communicate(timeout=200)
         assert run.returncode == 0, (line, out, err)
-    assert "The step: 2 matmuls" in Path("page.html").read_text()
+    assert "The step: 3 matmuls" in Path("page.html").read_text()
 
 
 # -- what an attack found --------------------------------------------------------------------------------------------------
@@ -886,15 +886,42 @@ def test_a_shape_that_stands_there_twice_is_one() -> None:
 
 
 def test_steps_are_counted_by_a_head_that_cannot_be_run() -> None:
-    """The shapes of the seeds' q8 profile: the head is quantized, gate and up are fused."""
+    """As the seeds' q8 profile, of a format that no variant takes."""
     rows = [
         ("n=896 | k=4864 | tA=0 | tB=1", 3480),
-        ("n=? | k=896 | tA=? | tB=? | n0=4864 | n1=4864", 3480),
-        ("n=151936 | k=896 | tA=0 | tB=0 | loader=q8nk_split", 144),
+        ("n=? | k=896 | tA=? | tB=? | loader=q9nk_split | n0=4864 | n1=4864", 3480),
+        ("n=151936 | k=896 | tA=0 | tB=0 | loader=q9nk_split", 144),
     ]
     found = sizes.parse("".join(f"op=matmul | batch=1 | m=1 | {row}:\n backend=x: count={count} | total=9.0ms\n" for row, count in rows))
     plan = step.plan_of(found, None)
     assert plan.steps == 144 and [(s.k, count) for s, count in plan.calls] == [(4864, 24)] and len(plan.left_out) == 2
+
+
+def test_the_quantized_profile_of_the_seeds_can_be_run(device: metalmm.Device) -> None:
+    """The head is quantized, gate and up and q, k and v are fused."""
+    rows = [
+        ("gemv_q8_fused2", "n=? | k=96 | tA=? | tB=? | n0=64 | n1=64", 240),
+        ("gemv_qkv_fused", "n=? | k=96 | tA=? | tB=? | nq=64 | nk=16 | nv=16", 240),
+        ("mlx", "n=333 | k=96 | tA=0 | tB=0 | loader=q8nk_split", 10),
+    ]
+    found = sizes.parse(
+        "".join(f"op=matmul | batch=1 | m=1 | {row}:\n backend={b}: count={count} | total=9.0ms\n" for b, row, count in rows)
+    )
+    assert [(s.n, s.also_n, s.storage, s.transpose_b) for s in found.shapes] == [
+        (64, (64,), "q8_0", True),
+        (64, (16, 16), "q8_0", True),
+        (333, (), "q8_0", True),
+    ]
+    plan = step.plan_of(found, None)
+    assert plan.steps == 10 and [count for _, count in plan.calls] == [24, 24, 1] and not plan.left_out
+    policies = [step.policy_of(name, plan, device, {}) for name in ("recorded", "tuned", "q8")]
+    assert all(v and v.family == "q8" for p in policies for v in p.variants), "what stands for the engine's own kernels, too"
+    weights = step._Weights(device, plan, 0)
+    for policy in policies:
+        assert step._wrong(device, plan, weights, policy) == []
+        batch, order = step._record(device, plan, weights, policy)
+        assert len(order) == 49
+        batch.record().replay()
 
 
 @pytest.mark.parametrize(

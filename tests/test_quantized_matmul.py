@@ -221,7 +221,13 @@ def test_fused_is_within_the_bound(v: metalmm.Variant, device: metalmm.Device) -
             for ns in ((37, 5, 70), (128, 64, 64), (1, 1, 200)):
                 parts = parts_of(v, k, group=group, ns=ns)
                 a, _ = draw(1, 1, k)
-                for bias in (None, [np.random.default_rng(9).standard_normal(len(w) if isinstance(w, np.ndarray) else w.shape[0]).astype(np.float16) for w in parts]):
+                for bias in (
+                    None,
+                    [
+                        np.random.default_rng(9).standard_normal(len(w) if isinstance(w, np.ndarray) else w.shape[0]).astype(np.float16)
+                        for w in parts
+                    ],
+                ):
                     check_fused(v, a, parts, bias, device)
     a, _ = draw(1, 1, 160, batch=3)
     check_fused(v, a, parts_of(v, 160), None, device)
@@ -344,7 +350,9 @@ def test_wrong_fused_calls_are_refused(device: metalmm.Device) -> None:
 def test_specs_of_stored_and_fused() -> None:
     spec = metalmm.MatmulSpec(1, 896, 896, bias=True, b_storage="affine8:32:canonical", also_n=(128, 128))
     assert spec.transpose_b and spec.b_storage == "affine8:32:canonical" and spec.also_n == (128, 128) and not spec.swiglu
-    assert "n=896+128+128" in repr(spec) and pickle.loads(pickle.dumps(spec)) == spec and hash(pickle.loads(pickle.dumps(spec))) == hash(spec)
+    assert (
+        "n=896+128+128" in repr(spec) and pickle.loads(pickle.dumps(spec)) == spec and hash(pickle.loads(pickle.dumps(spec))) == hash(spec)
+    )
     assert spec != metalmm.MatmulSpec(1, 896, 896, bias=True, b_storage="affine8:canonical", also_n=(128, 128))
     for storage in STORAGES:
         assert metalmm.MatmulSpec(1, 2, 32, b_storage=storage).b_storage == storage

@@ -28,14 +28,15 @@ def members(body: list[ast.stmt]) -> dict[str, list[ast.FunctionDef]]:
     return found
 
 
-OPTIONS = next(node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == "_Options")
+OPTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name.endswith("Options")}
 
 
 def names_of(function: ast.FunctionDef) -> set[str]:
     arguments = function.args
     names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    if arguments.kwarg and "_Options" in ast.unparse(arguments.kwarg):
-        names |= {ast.unparse(node.target) for node in OPTIONS.body if isinstance(node, ast.AnnAssign)}
+    for name, options in OPTIONS.items():
+        if arguments.kwarg and f"[{name}]" in ast.unparse(arguments.kwarg):
+            names |= {ast.unparse(node.target) for node in options.body if isinstance(node, ast.AnnAssign)}
     return names
 
 

@@ -313,8 +313,12 @@ void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool
     plan.params.ldd = leading(out), plan.params.stride_d = batch_stride(out);
   }
   auto [begin, end] = extent(out);
-  const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a}, {"b", args.b}, {"bias", args.bias}, {"c", args.c},
-                                                        {"b's scales", args.quantized.scales}, {"b's biases", args.quantized.biases}};
+  const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a},
+                                                          {"b", args.b},
+                                                          {"bias", args.bias},
+                                                          {"c", args.c},
+                                                          {"b's scales", args.quantized.scales},
+                                                          {"b's biases", args.quantized.biases}};
   for (auto& [name, t] : inputs) {
     if (!t) continue;
     auto [first, last] = extent(*t);

@@ -69,12 +69,9 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
   const QuantizedB& q = args.quantized;
   const Tensor& scales = q.scales ? *q.scales : *args.a;
   const Tensor& biases = q.biases ? *q.biases : scales;
-  const BufferBinding buffers[] = {{kIndexA, &args.a->buffer, args.a->offset},
-                                   {kIndexB, &args.b->buffer, args.b->offset},
-                                   {kIndexD, &out.buffer, out.offset},
-                                   {kIndexC, &c.buffer, c.offset},
-                                   {kIndexBias, &bias.buffer, bias.offset},
-                                   {kIndexScales, &scales.buffer, scales.offset},
+  const BufferBinding buffers[] = {{kIndexA, &args.a->buffer, args.a->offset},   {kIndexB, &args.b->buffer, args.b->offset},
+                                   {kIndexD, &out.buffer, out.offset},           {kIndexC, &c.buffer, c.offset},
+                                   {kIndexBias, &bias.buffer, bias.offset},      {kIndexScales, &scales.buffer, scales.offset},
                                    {kIndexBiases, &biases.buffer, biases.offset}};
   const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
   Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
@@ -94,8 +91,7 @@ auto with_fused_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipel
     const QuantizedB& q = part.args.quantized;
     const Tensor* tensors[] = {part.args.b, part.out, part.args.bias ? part.args.bias : part.args.a, q.scales ? q.scales : part.args.b,
                                q.biases ? q.biases : part.args.b};
-    for (uint32_t j = 0; j < 5; j++)
-      buffers[1 + 5 * i + j] = {i == 0 ? kFirst[j] : 3 + 5 * i + j, &tensors[j]->buffer, tensors[j]->offset};
+    for (uint32_t j = 0; j < 5; j++) buffers[1 + 5 * i + j] = {i == 0 ? kFirst[j] : 3 + 5 * i + j, &tensors[j]->buffer, tensors[j]->offset};
     params.of[i] = part.plan.params;
   }
   const BytesBinding bytes = {kIndexParams, &params, sizeof(params)};

@@ -20,8 +20,8 @@ std::string number_text(float x) {
 std::string MatmulSpec::text() const {
   std::string others;
   for (unsigned i = 1; i < parts(); i++) others += "+" + std::to_string(part_n(i));
-  std::string s =
-      "m=" + std::to_string(m) + " n=" + std::to_string(n) + others + " k=" + std::to_string(k) + " batch=" + std::to_string(batch) + " " + layout();
+  std::string s = "m=" + std::to_string(m) + " n=" + std::to_string(n) + others + " k=" + std::to_string(k) +
+                  " batch=" + std::to_string(batch) + " " + layout();
   if (a_type != kFloat16) s += " " + a_type.name();
   if (!b_storage.is_dense()) s += " " + b_storage.name();
   if (bias) s += " bias";

@@ -119,7 +119,8 @@ PyObject* prepare(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObj
 }
 
 PyObject* prepare_fused(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  return guarded([&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take_fused(args, count, kwnames, false))); });
+  return guarded(
+      [&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take_fused(args, count, kwnames, false))); });
 }
 
 PyMethodDef methods[] = {

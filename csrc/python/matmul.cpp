@@ -25,12 +25,16 @@ MatmulCall::Quantized parts_of(nb::handle array) {
   std::string name = text_of(array.attr("storage"));
   auto storage = Storage::parse(name);
   auto shape = nb::cast<nb::tuple>(array.attr("shape"));
-  if (!storage || storage->is_dense() || shape.size() != 2) bad_argument("matmul: b is a QuantizedArray of storage '" + name + "', of which there is none");
+  if (!storage || storage->is_dense() || shape.size() != 2)
+    bad_argument("matmul: b is a QuantizedArray of storage '" + name + "', of which there is none");
   q.storage = *storage;
   q.n = number<int64_t>(shape[0], "matmul: n of b", ErrorKind::shape), q.k = number<int64_t>(shape[1], "matmul: k of b", ErrorKind::shape);
   q.values = array.attr("values"), q.scales = array.attr("scales"), q.biases = array.attr("biases");
   if (q.scales.is_none() || q.biases.is_none() == storage->has_biases())
-    bad_argument("matmul: b is " + name + (q.scales.is_none() ? " without scales" : storage->has_biases() ? " without biases" : " with biases"));
+    bad_argument("matmul: b is " + name +
+                 (q.scales.is_none()      ? " without scales"
+                  : storage->has_biases() ? " without biases"
+                                          : " with biases"));
   return q;
 }
 
@@ -205,8 +209,8 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
     state.choices.clear();
     state.choices_generation = choices_generation;
   }
-  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 | s.b_storage.format << 8 |
-                   s.b_storage.canonical << 12 | s.b_storage.group << 16;
+  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 |
+                   s.b_storage.format << 8 | s.b_storage.canonical << 12 | s.b_storage.group << 16;
   ChoiceKey key = {s.m, s.n, s.k, s.batch, flags, s.also_n[0], s.also_n[1], s.swiglu};
   auto known = state.choices.find(key);
   if (known != state.choices.end()) return *known->second;
@@ -257,8 +261,14 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
       bias(call.bias, "bias", &state),
       c(call.c, "c", &state) {
   if (!a.get() || !b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
-  args = {a.get(),          b.get(),         bias.get(), c.get(), static_cast<float>(call.alpha), static_cast<float>(call.beta),
-          call.transpose_a, call.transpose_b,
+  args = {a.get(),
+          b.get(),
+          bias.get(),
+          c.get(),
+          static_cast<float>(call.alpha),
+          static_cast<float>(call.beta),
+          call.transpose_a,
+          call.transpose_b,
           {call.quantized.storage, call.quantized.n, call.quantized.k, scales.get(), biases.get()}};
   plan = plan_matmul(args);
   for (const MatmulCall::Other& given : call.others) {
@@ -362,7 +372,8 @@ PyObject* matmul_fused(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
 Prepared::Prepared(nb::object device, MatmulCall call)
     : device_(std::move(device)),
       state_(&state_of(device_)),
-      keep_{nb::borrow(call.a), nb::borrow(call.b), nb::borrow(call.bias), nb::borrow(call.c), call.quantized.scales, call.quantized.biases},
+      keep_{nb::borrow(call.a), nb::borrow(call.b),    nb::borrow(call.bias),
+            nb::borrow(call.c), call.quantized.scales, call.quantized.biases},
       call_(call, *state_, device_) {
   for (const MatmulCall::Other& o : call.others)
     keep_.insert(keep_.end(), {nb::borrow(o.b), nb::borrow(o.bias), o.quantized.scales, o.quantized.biases});
@@ -426,9 +437,9 @@ DType operand_dtype(nb::handle value) {
 
 MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
   enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kStorage, kAlsoN, kSwiglu, kCount };
-  static const auto* parameters =
-      new Parameters("MatmulSpec", {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage",
-                                    "also_n", "swiglu"}, 3, kCount);
+  static const auto* parameters = new Parameters(
+      "MatmulSpec",
+      {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage", "also_n", "swiglu"}, 3, kCount);
   PyObject* v[kCount];
   parameters->take(args, kwargs, v);
   MatmulSpec s;
@@ -452,10 +463,12 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
   if (v[kStorage]) {
     std::string name = PyUnicode_Check(v[kStorage]) ? text_of(v[kStorage]) : repr_of(v[kStorage]);
     auto storage = Storage::parse(name);
-    if (!storage) bad_argument("MatmulSpec: b_storage is " + name + "; it takes 'dense', or for example 'q8_0', 'affine4:32', 'q4_0:canonical'");
+    if (!storage)
+      bad_argument("MatmulSpec: b_storage is " + name + "; it takes 'dense', or for example 'q8_0', 'affine4:32', 'q4_0:canonical'");
     s.b_storage = *storage;
     if (!s.b_storage.is_dense()) {
-      if (!flag(v[kTb], "MatmulSpec: transpose_b", true)) bad_argument("MatmulSpec: transpose_b is False; a quantized B is n rows of k weights");
+      if (!flag(v[kTb], "MatmulSpec: transpose_b", true))
+        bad_argument("MatmulSpec: transpose_b is False; a quantized B is n rows of k weights");
       s.transpose_b = true;
     }
   }
@@ -471,7 +484,8 @@ nb::tuple also_n_of(const MatmulSpec& s) {
 
 // What MatmulSpec(*…) makes the same one of.
 nb::tuple arguments_of(const MatmulSpec& s) {
-  return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name(), s.b_storage.name(), also_n_of(s), s.swiglu);
+  return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name(), s.b_storage.name(),
+                        also_n_of(s), s.swiglu);
 }
 
 // The same for equal ones; NaN is equal to itself, and the zeros to one another.
@@ -481,20 +495,21 @@ auto key_of(const MatmulSpec& s) {
     std::memcpy(&b, &x, sizeof(b));
     return x == 0 ? 0 : b;
   };
-  return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type), s.b_storage.name(),
-                    s.also_n[0], s.also_n[1], s.swiglu);
+  return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type),
+                    s.b_storage.name(), s.also_n[0], s.also_n[1], s.swiglu);
 }
 
 void bind_spec(nb::module_& m) {
-  nb::class_<MatmulSpec>(m, "MatmulSpec",
-                         "MatmulSpec(m, n, k, batch=1, transpose_a=False, transpose_b=False, bias=False, alpha=1.0, beta=0.0, "
-                         "dtype='float16', b_storage='dense', also_n=(), swiglu=False)\n--\n\n"
-                         "What a matmul asks for, without its data: sizes, layout, epilogue and the type of its operands.\n\n"
-                         "beta other than 0 means that beta * c is added. dtype: of A, B, C, bias and the result: float16, bfloat16 or\n"
-                         "float32, as numpy.dtype() takes it. b_storage: how B lies: 'dense', or as\n"
-                         "QuantizedArray.storage says. also_n: of matmul_fused, n of the second and third B; swiglu: its activation. Both and a\n"
-                         "quantized B mean transpose_b. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
-                         "elements, DTypeError, ArgumentError.")
+  nb::class_<MatmulSpec>(
+      m, "MatmulSpec",
+      "MatmulSpec(m, n, k, batch=1, transpose_a=False, transpose_b=False, bias=False, alpha=1.0, beta=0.0, "
+      "dtype='float16', b_storage='dense', also_n=(), swiglu=False)\n--\n\n"
+      "What a matmul asks for, without its data: sizes, layout, epilogue and the type of its operands.\n\n"
+      "beta other than 0 means that beta * c is added. dtype: of A, B, C, bias and the result: float16, bfloat16 or\n"
+      "float32, as numpy.dtype() takes it. b_storage: how B lies: 'dense', or as\n"
+      "QuantizedArray.storage says. also_n: of matmul_fused, n of the second and third B; swiglu: its activation. Both and a\n"
+      "quantized B mean transpose_b. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
+      "elements, DTypeError, ArgumentError.")
       .def("__init__",
            [](MatmulSpec* self, const nb::args& args, const nb::kwargs& kwargs) { new (self) MatmulSpec(make_spec(args, kwargs)); })
       .def_ro("m", &MatmulSpec::m, "Rows of A and of the result.")
@@ -589,7 +604,8 @@ constexpr const char* kMatmulDoc =
     "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id, summed in float32.\n\n"
     "variant: 'family/name', see metalmm.variants(), or 'auto': what `metalmm tune` chose for these sizes on this device, else a stated\n"
     "rule's choice (docs/decide.md). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
-    "(n, k) with transpose_b; (batch, ...) or 2-D and shared; or a QuantizedArray, (n, k). bias: (n,). c: (m, n) or (batch, m, n); read only where beta is not 0.\n"
+    "(n, k) with transpose_b; (batch, ...) or 2-D and shared; or a QuantizedArray, (n, k). bias: (n,). c: (m, n) or (batch, m, n); read "
+    "only where beta is not 0.\n"
     "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
     "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
     "metalmm.default_device().\n\n"
@@ -601,7 +617,8 @@ constexpr const char* kMatmulDoc =
 constexpr const char* kFusedDoc =
     "matmul_fused(variant, a, weights, *, bias=None, activation=None, out=None, device=None)\n--\n\n"
     "a @ w.T + b for two or three weights that share a, in one dispatch: gate and up; q, k and v.\n\n"
-    "variant: one that takes so many, see metalmm.variants(MatmulSpec(..., also_n=...)), or 'auto'. a: (m, k), or (batch, m, k). weights: a\n"
+    "variant: one that takes so many, see metalmm.variants(MatmulSpec(..., also_n=...)), or 'auto'. a: (m, k), or (batch, m, k). weights: "
+    "a\n"
     "list of (n, k) each, all dense or all QuantizedArrays of one storage; n may differ. bias: a list, (n,) each. activation: 'swiglu'\n"
     "takes two weights of one n and gives silu(a @ w0.T + b0) * (a @ w1.T + b1), silu(x) = x / (1 + exp(-x)). out: a list of arrays, of\n"
     "which the rows may be columns of one array; of swiglu one array.\n\n"

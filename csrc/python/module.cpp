@@ -33,8 +33,13 @@ NB_MODULE(_core, m) {
                          nb::object choose_variant, nb::object quantized_array, nb::list exceptions) {
     refuse_subinterpreter();  // a second interpreter may share the module of the first
     if (exceptions.size() != static_cast<size_t>(ErrorKind::count)) throw std::runtime_error("metalmm: errors.py and error.h differ");
-    hooks() = {std::move(build_pipeline), std::move(unknown_variant), std::move(default_device), std::move(pack_number),
-               std::move(choose_variant), std::move(quantized_array), {}};
+    hooks() = {std::move(build_pipeline),
+               std::move(unknown_variant),
+               std::move(default_device),
+               std::move(pack_number),
+               std::move(choose_variant),
+               std::move(quantized_array),
+               {}};
     for (nb::handle e : exceptions) hooks().exceptions.push_back(nb::borrow(e));
   });
   add_blas();

@@ -2,8 +2,8 @@
 // (python/metalmm/quantized.py says the formats).
 //
 // From an integer to a float without a conversion, which takes Apple's GPUs 4 cycles and NVIDIA's four times an addition: its bits are set
-// into the mantissa of a power of two, which is taken away again. A mask, an exclusive or that also makes a signed byte an offset one, and a
-// subtraction; each is exact. `low_byte` is 0xff, from the host: a compiler that sees masks loads each anew for each use, for NVIDIA's
+// into the mantissa of a power of two, which is taken away again. A mask, an exclusive or that also makes a signed byte an offset one, and
+// a subtraction; each is exact. `low_byte` is 0xff, from the host: a compiler that sees masks loads each anew for each use, for NVIDIA's
 // three-input logic takes but one constant. A CPU converts 8 or 16 at once in an instruction: `half_block`.
 #pragma once
 #include <metal_stdlib>
@@ -15,10 +15,14 @@ enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4 };  // Storage::Format in csrc
 template <int FORMAT>
 struct Packing {
   enum : uint {
-    BITS = FORMAT == DENSE ? 16 : FORMAT == Q8_0 || FORMAT == AFFINE8 ? 8 : 4,
+    BITS = FORMAT == DENSE                ? 16
+    : FORMAT == Q8_0 || FORMAT == AFFINE8 ? 8
+                                          : 4,
     COUNT = FORMAT == DENSE ? 8 : 32,  // weights of a piece; of quantized ones all of a block
     PER_BYTE = BITS == 4 ? 2 : 1,
-    OFFSET = FORMAT == Q8_0 ? 128 : FORMAT == Q4_0 ? 8 : 0,
+    OFFSET = FORMAT == Q8_0 ? 128
+    : FORMAT == Q4_0        ? 8
+                            : 0,
     SCALED = FORMAT == Q8_0 || FORMAT == Q4_0,  // by a factor alone
     HAS_BIAS = FORMAT == AFFINE8 || FORMAT == AFFINE4
   };
@@ -144,8 +148,8 @@ struct Weights {
     return x;
   }
 
-  // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd. For a CPU, in
-  // loops that become vectors, by way of int: g++ makes none of a signed byte.
+  // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd. For a CPU,
+  // in loops that become vectors, by way of int: g++ makes none of a signed byte.
   static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
     if (Packing<FORMAT>::BITS == 4) {
       for (uint i = 0; i < 16; i++) x[i] = float(int(which ? c.values[i] >> 4 : c.values[i] & 15) - int(Packing<FORMAT>::OFFSET));

@@ -57,7 +57,6 @@ _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 
 
-
 def kind_of(storage: str) -> str:
     """One of STORAGES: what QuantizedArray.storage says, without the group."""
     return ":".join(word for word in storage.split(":") if not word.isdecimal())

@@ -71,9 +71,9 @@ class QuantizedArray:
     layout: str
     shape: tuple[int, int]
     group: int
-    values: _Numbers
-    scales: _Numbers
-    biases: _Numbers | None = None
+    values: Any  # NumPy's arrays, or a device's
+    scales: Any
+    biases: Any = None
 
     storage: str = field(init=False)
 
@@ -122,7 +122,7 @@ class QuantizedArray:
     @property
     def nbytes(self) -> int:
         """Of values, scales and biases."""
-        return self.values.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes)
+        return int(self.values.nbytes + self.scales.nbytes + (0 if self.biases is None else self.biases.nbytes))
 
     def to(self, device: Device) -> QuantizedArray:
         """The same in memory of the device, which then need not be copied there for each call."""

@@ -51,6 +51,7 @@ class Key:
 
     def distance(self, other: Key) -> float:
         """How far apart in n, k and batch at most, as powers of two; infinite for what is another kind of operation."""
+
         def kind(key: Key) -> tuple[Any, ...]:
             return key.m, key.layout, key.dtype, key.batch > 1, key.storage, key.also_n, key.swiglu
 

@@ -65,6 +65,7 @@ class Inputs:
             return rng.standard_normal(size, dtype=np.float32).astype(np_dtype(shape.dtype))
 
         lead = (shape.batch,) if shape.batch > 1 else ()
+
         def stored(n: int) -> Any:
             if shape.storage == "dense":
                 shared = lead if not shape.also_n else ()
@@ -101,7 +102,7 @@ class Inputs:
         """weights: one of self.weights, of a fused call as many as it has."""
         if not self.shape.also_n:
             return device.prepare(v, self.a, weights, bias=self.bias[0], c=self.c, out=self.out, **self.options)
-        bias = self.bias if self.shape.bias else None
+        bias = [x for x in self.bias if x is not None] or None
         if self.shape.swiglu:
             return device.prepare_fused(v, self.a, weights, bias=bias, activation="swiglu", out=self.out)
         ends = np.cumsum([0, self.shape.n, *self.shape.also_n])

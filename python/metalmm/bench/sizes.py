@@ -107,7 +107,7 @@ class Shape:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "also_n": list(self.also_n)}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Shape:
