@@ -243,10 +243,10 @@ def test_fused_of_other_types(v: metalmm.Variant, dtype: str, device: metalmm.De
 def test_results_may_be_columns_of_one_array(device: metalmm.Device) -> None:
     a, _ = draw(1, 1, 96, batch=2)
     parts = [weights(n, 96, "q8_0", seed=n) for n in (20, 9, 7)]
-    apart = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s1_d7_tg64", a, parts, device=device)
+    apart = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s8_d1_x_tg256", a, parts, device=device)
     room = np.full((2, 1, 40), np.nan, np.float16)
     outs = [room[..., 2:22], room[..., 22:31], room[..., 33:40]]
-    found = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s1_d7_tg64", a, parts, out=outs, device=device)
+    found = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s8_d1_x_tg256", a, parts, out=outs, device=device)
     for one, other, view in zip(found, apart, outs, strict=True):
         assert one is view
         np.testing.assert_array_equal(one, other)
