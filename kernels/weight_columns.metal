@@ -26,7 +26,7 @@ template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DE
 METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
                           uint lane, threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
-  constexpr bool SCALED = Packing<FORMAT>::SCALED;
+  constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   uint own = k + COUNT * lane;
   typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
 #pragma clang loop unroll(full)
@@ -54,7 +54,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
 #pragma clang loop unroll(full)
   for (uint d = 0; d < DEPTH; d++) {
     bool there = !GUARDED || own + STEP * d < whole;
-    float4 part[COLS];  // of one row: the scale is for all of a piece. Of more, it costs less on the weights.
+    float4 part[COLS];  // of one row: LATE, the scale is for all of a piece. Of more rows it costs less on the weights.
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) part[c] = float4(0.0f);
 #pragma clang loop unroll(full)
@@ -63,7 +63,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
         y[c] = From::eight(pieces[d][c], i, w.low_byte);
-        if (SCALED && ROWS > 1) {
+        if (SCALED && !LATE) {
           y[c].low *= float(pieces[d][c].scale);
           y[c].high *= float(pieces[d][c].scale);
         }
@@ -95,7 +95,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
     if (ROWS == 1) {
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++)
-        sums[0][c] = SCALED ? fma(float4(float(pieces[d][c].scale)), part[c], sums[0][c]) : sums[0][c] + part[c];
+        sums[0][c] = LATE ? fma(float4(float(pieces[d][c].scale)), part[c], sums[0][c]) : sums[0][c] + part[c];
     }
   }
 }
@@ -112,7 +112,7 @@ struct Shared {
 template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS>
 METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&column)[COLS], uint begin, uint whole,
                            thread float4 (&sums)[ROWS][COLS]) {
-  constexpr bool PAIRS = Packing<FORMAT>::BITS == 4;
+  constexpr bool PAIRS = Packing<FORMAT>::BITS == 4, LATE = Packing<FORMAT>::SCALED && IsSmall<T>::VALUE;
   constexpr uint PIECES = 32 / Packing<FORMAT>::COUNT;
   float total[COLS][16];
   Cursor first[COLS];
@@ -136,9 +136,11 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
       if (Packing<FORMAT>::HAS_BIAS) {
         float bias = From::bias(at);
         for (uint i = 0; i < 16; i++) y[0][i] = fma(scale, y[0][i], bias), y[1][i] = fma(scale, y[1][i], bias);
+      } else if (Packing<FORMAT>::SCALED && !LATE) {
+        for (uint i = 0; i < 16; i++) y[0][i] *= scale, y[1][i] *= scale;
       }
       for (uint i = 0; i < 16; i++) part[i] = fma(x[1][i], y[1][i], x[0][i] * y[0][i]);
-      for (uint i = 0; i < 16; i++) total[c][i] = Packing<FORMAT>::SCALED ? fma(scale, part[i], total[c][i]) : total[c][i] + part[i];
+      for (uint i = 0; i < 16; i++) total[c][i] = LATE ? fma(scale, part[i], total[c][i]) : total[c][i] + part[i];
     }
   }
 #pragma clang loop unroll(full)

@@ -897,6 +897,29 @@ def test_steps_are_counted_by_a_head_that_cannot_be_run() -> None:
     assert plan.steps == 144 and [(s.k, count) for s, count in plan.calls] == [(4864, 24)] and len(plan.left_out) == 2
 
 
+def test_odd_fused_shapes_are_left_out() -> None:
+    head = "op=matmul | batch=1 | m=1 | n=? | k=96 | tA=0 | tB=1 | "
+    for rest, why in (
+        ("n0=8 | n1=8 | alpha=0.5", "alpha"),
+        ("n0=? | n1=8", "does not say its n0"),
+        ("n0=1 | n1=2 | nq=3 | nk=4", "two or three"),
+    ):
+        found = sizes.parse(f"{head}{rest}:\n backend=x: count=3 | total=9.0ms\n")
+        assert not found.shapes and why in found.left_out[0].why, rest
+    assert sizes.parse(f"{head.replace('k=96', 'k=?')}n0=8 | n1=8:\n").left_out[0].columns == 16
+
+
+def test_a_trace_names_stored_and_fused(tmp_path: Path, device: metalmm.Device) -> None:
+    w, a = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float16), np.ones((1, 64), np.float16)
+    q = [metalmm.quantize(w, "affine4", group=32)] * 2
+    with metalmm.trace(tmp_path / "t.jsonl"):
+        metalmm.matmul("auto", a, metalmm.quantize(w, "q8_0", layout="canonical"), device=device)
+        metalmm.matmul_fused("auto", a, q, activation="swiglu", device=device)
+        metalmm.matmul_fused("auto", a, [w, w[:4], w[:4]], device=device)
+    found = [(s.n, s.also_n, s.storage, s.swiglu) for s in sizes.load(tmp_path / "t.jsonl").shapes]
+    assert sorted(found) == [(16, (), "q8_0:canonical", False), (16, (4, 4), "dense", False), (16, (16,), "affine4:32", True)]
+
+
 def test_the_quantized_profile_of_the_seeds_can_be_run(device: metalmm.Device) -> None:
     """The head is quantized, gate and up and q, k and v are fused."""
     rows = [

@@ -273,6 +273,36 @@ def test_prepared_fused(device: metalmm.Device) -> None:
     assert not numerics.mismatch(np.asarray(call()), reference, bound)
 
 
+def test_results_are_nobody_elses_to_take(device: metalmm.Device) -> None:
+    """An attack emptied the list of results that a prepared call wrote to."""
+    a, w = device.array(draw(1, 8, 32)[0]), [device.array(weights(8, 32, "dense", seed=i)) for i in range(2)]
+    call = device.prepare_fused("auto", a, w)
+    assert isinstance(call.out, tuple) and isinstance(metalmm.matmul_fused("auto", a, w), tuple)
+
+
+@pytest.mark.parametrize("storage", ["q8_0", "q4_0", "q8_0:canonical"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_sums_before_the_scale_do_not_overflow(storage: str, dtype: str, device: metalmm.Device) -> None:
+    """x * 127 may be past the largest float where x * 127 * scale is not."""
+    q = weights(8, 64, storage)
+    q = replace(q, scales=np.full_like(q.scales, 0.001))
+    a = np.zeros((1, 64), DTYPES[dtype])
+    a[0, 0] = a[0, 33] = 1e37
+    for v in QUANTIZED:
+        if v.storage == storage and 1 in rows_of(v):
+            check(v, a, q, {}, device)
+
+
+def test_a_manifest_gives_a_library_no_quantized_weights(tmp_path: Any) -> None:
+    for what in ('storage = "q8_0"', "weights = 2"):
+        (tmp_path / "m.toml").write_text(
+            f'format = 2\n[families.lib]\nlibrary = "blas"\nthreads = 1\ntile = [1, 1]\nsupports = {{ layouts = ["nt"] }}\n{what}\n'
+            "[families.lib.variants]\none = {}\n"
+        )
+        with pytest.raises(metalmm.ManifestError, match="a library multiplies one dense B"):
+            metalmm.load_variants(tmp_path / "m.toml")
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +366,11 @@ def test_wrong_fused_calls_are_refused(device: metalmm.Device) -> None:
         (metalmm.UnsupportedError, "it ends in swiglu", lambda: fused("fused/nt_swiglu_wide_c4_tg32", a, w[:2])),
         (metalmm.UnsupportedError, "there are 1 matrices B; it takes 2", lambda: metalmm.matmul("fused/nt_fused2_wide_c4_tg32", a, w[0], transpose_b=True)),
         (metalmm.LayoutError, "another result overlap", lambda: fused("auto", a, w[:2], out=[same, same])),
+        (metalmm.LayoutError, "another result overlap", lambda: fused("auto", device.array(a), [device.array(x) for x in w[:2]], out=[(on := device.empty((1, 8))), on])),
+        (metalmm.LayoutError, "matrices that overlap", lambda: fused("auto", np.ones((2, 1, 32), np.float16), w[:2], out=[np.lib.stride_tricks.as_strided(np.zeros(64, np.float16), (2, 1, 8), (8, 16, 2)), np.zeros((2, 1, 8), np.float16)])),
+        (metalmm.ShapeError, "has a batch; those of a fused call", lambda: fused("auto", np.ones((2, 1, 32), np.float16), [np.stack([w[0], w[1]])] * 2)),
+        (metalmm.ArgumentError, "transpose_b is False", lambda: metalmm.MatmulSpec(1, 2, 3, transpose_b=False, also_n=(2,))),
+        (metalmm.ShapeError, "more than 2\\^32 - 1 elements", lambda: metalmm.MatmulSpec(1, 1, 65536, also_n=(2**32 - 1,))),
         (metalmm.LayoutError, "overlaps what another B", lambda: fused("auto", a, [w[0], (own := w[1].copy())], out=[own[:1, :8], same])),
         (metalmm.ShapeError, "does not fit; the result is", lambda: fused("auto", a, w[:2], out=[same, np.zeros((1, 7), np.float16)])),
         (metalmm.DTypeError, "not None", lambda: fused("auto", a, [w[0], None])),

@@ -247,7 +247,7 @@ void check_outs_apart(const std::vector<FusedPart>& parts) {
   for (const FusedPart& part : parts)
     for (const FusedPart& other : parts) {
       if (&part == &other) continue;
-      if (part.out != other.out) check_apart(*part.out, *other.out);  // of swiglu there is one
+      if (!parts[0].plan.spec.swiglu) check_apart(*part.out, *other.out);  // of swiglu there is one
       const QuantizedB& q = other.args.quantized;
       for (const Tensor* t : {other.args.b, other.args.bias, q.scales, q.biases})
         if (t && overlap(*part.out, *t))
@@ -262,6 +262,8 @@ MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu) {
     if (other.b_storage != s.b_storage)
       throw Error(ErrorKind::dtype, "matmul_fused: the first B is " + s.b_storage.name() + " and another " + other.b_storage.name() +
                                         "; one kernel reads all of them");
+    if (other.b_storage.is_dense() && parts[i].args.b->ndim != 2)
+      bad(ErrorKind::shape, "b", *parts[i].args.b, "has a batch; those of a fused call are (n, k), for all of a's batch");
     if (other.bias != s.bias) bad_shape("biases are given for some B and not for others; give all or none");
     if (i) s.also_n[i - 1] = other.n;
   }
@@ -311,6 +313,9 @@ void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool
   if (rows_apart) {
     check_extent("out", out);
     plan.params.ldd = leading(out), plan.params.stride_d = batch_stride(out);
+    int64_t matrix = (out.shape[out.ndim - 2] - 1) * int64_t{plan.params.ldd} + out.shape[out.ndim - 1];
+    if (plan.spec.batch > 1 && plan.params.stride_d < matrix)
+      bad(ErrorKind::layout, "out", out, "has matrices that overlap; pass memory of their own");
   }
   auto [begin, end] = extent(out);
   const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a},

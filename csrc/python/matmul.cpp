@@ -19,13 +19,19 @@ double factor(PyObject* value, const char* what, double otherwise) {
   return x;
 }
 
+bool is_quantized_array(nb::handle object) {
+  return PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(hooks().quantized_array.ptr()));
+}
+
 // The parts of a QuantizedArray, whose class's own checks a user can go round: plan_matmul() looks at them again.
 MatmulCall::Quantized parts_of(nb::handle array) {
   MatmulCall::Quantized q;
   std::string name = text_of(array.attr("storage"));
   auto storage = Storage::parse(name);
-  auto shape = nb::cast<nb::tuple>(array.attr("shape"));
-  if (!storage || storage->is_dense() || shape.size() != 2)
+  nb::object given = array.attr("shape");
+  bool is_pair = PyTuple_Check(given.ptr()) && PyTuple_GET_SIZE(given.ptr()) == 2;
+  auto shape = is_pair ? nb::cast<nb::tuple>(given) : nb::make_tuple(0, 0);
+  if (!storage || storage->is_dense() || !is_pair)
     bad_argument("matmul: b is a QuantizedArray of storage '" + name + "', of which there is none");
   q.storage = *storage;
   q.n = number<int64_t>(shape[0], "matmul: n of b", ErrorKind::shape), q.k = number<int64_t>(shape[1], "matmul: k of b", ErrorKind::shape);
@@ -50,7 +56,7 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   (takes_device ? with : without)->take(args, count, kwnames, v);
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
   Quantized quantized;
-  bool is_quantized = v[kB] && Py_TYPE(v[kB]) == reinterpret_cast<PyTypeObject*>(hooks().quantized_array.ptr());
+  bool is_quantized = v[kB] && is_quantized_array(v[kB]);
   if (is_quantized) {
     quantized = parts_of(v[kB]);
     if (!flag(v[kTb], "matmul: transpose_b", true))
@@ -115,7 +121,7 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
     outs = items_of(out, "out", weights.size());
   for (size_t i = 0; i < weights.size(); i++) {
     Other part{weights[i], biases[i], outs[i], {}};
-    if (Py_TYPE(weights[i].ptr()) == reinterpret_cast<PyTypeObject*>(hooks().quantized_array.ptr())) {
+    if (is_quantized_array(weights[i])) {
       part.quantized = parts_of(weights[i]);
       part.b = part.quantized.values;
     }
@@ -130,8 +136,10 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
 
 nb::object MatmulCall::owner() const {
   if (!device.is_none()) return nb::borrow(device);
+  auto scales_of = [](const Quantized& q) { return q.scales.is_valid() ? nb::handle(q.scales) : nb::handle(Py_None); };
+  if (array_of(scales_of(quantized))) return device_of(device, {scales_of(quantized)});
   for (const Other& o : others)
-    for (nb::handle h : {o.b, o.out, o.bias})
+    for (nb::handle h : {o.b, o.out, o.bias, scales_of(o.quantized)})
       if (array_of(h)) return device_of(device, {h});
   return device_of(device, {a, b, out, c, bias});
 }
@@ -310,7 +318,7 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     results.append(result);
     for (size_t i = 0; i < others.size(); i++)
       results.append(place_result(call.others[i].out, others[i]->plan, others[i]->args, others[i]->out));
-    result = std::move(results);
+    result = nb::tuple(results);  // which owns them, and nobody takes one out of it
   }
   if (call.is_fused) check_outs_apart(parts());
   uint64_t before;
@@ -458,6 +466,8 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
     });
   s.swiglu = flag(v[kSwiglu], "MatmulSpec: swiglu", false);
   if (others && (s.c || s.alpha != 1.0f)) bad_argument("MatmulSpec: a fused operation has no alpha and beta");
+  if (others && !flag(v[kTb], "MatmulSpec: transpose_b", true))
+    bad_argument("MatmulSpec: transpose_b is False; the matrices B of a fused operation are n rows of k");
   if (others) s.transpose_b = true;
   if (s.swiglu && (others != 1 || s.also_n[0] != s.n)) bad_argument("MatmulSpec: swiglu takes two matrices B of one n");
   if (v[kStorage]) {
@@ -472,7 +482,11 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
       s.transpose_b = true;
     }
   }
-  check_sizes(s);
+  for (unsigned i = 0; i < s.parts(); i++) {
+    MatmulSpec one = s;
+    one.n = s.part_n(i), one.also_n[0] = one.also_n[1] = 0;
+    check_sizes(one);
+  }
   return s;
 }
 
@@ -622,7 +636,7 @@ constexpr const char* kFusedDoc =
     "list of (n, k) each, all dense or all QuantizedArrays of one storage; n may differ. bias: a list, (n,) each. activation: 'swiglu'\n"
     "takes two weights of one n and gives silu(a @ w0.T + b0) * (a @ w1.T + b1), silu(x) = x / (1 + exp(-x)). out: a list of arrays, of\n"
     "which the rows may be columns of one array; of swiglu one array.\n\n"
-    "Returns a list of results, of swiglu one, as matmul() does. Raises as matmul().";
+    "Returns a tuple of results, of swiglu one, as matmul() does. Raises as matmul().";
 
 }  // namespace
 

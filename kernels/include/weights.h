@@ -28,6 +28,16 @@ struct Packing {
   };
 };
 
+// Whether sums of 32 products of A and a byte are far from the largest float, so that the scale can wait for them.
+template <class T>
+struct IsSmall {
+  enum { VALUE = 0 };
+};
+template <>
+struct IsSmall<half> {
+  enum { VALUE = 1 };
+};
+
 // Where the weights of one matrix are. 2^shift neighbours along K share a scale; ldb: of dense ones, in elements.
 struct WeightsAt {
   const device uchar* values;
@@ -106,9 +116,12 @@ struct Weights {
     return w.values + (column * ((w.k - 1) / PER_BYTE + 1) + k / PER_BYTE);
   }
 
+  static METAL_FUNC const device uchar* further(const device uchar* p, uint elements) {
+    return reinterpret_cast<const device uchar*>(reinterpret_cast<const device S*>(p) + elements);
+  }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
-    uint offset = group(w, column, k) * sizeof(S);
-    return {byte(w, column, k), w.scales + offset, w.biases + offset};
+    uint i = group(w, column, k);  // of elements, for bytes may be more than 32 bits count
+    return {byte(w, column, k), further(w.scales, i), further(w.biases, i)};
   }
   // STEP blocks of 32 further; in rows, where STEP is a whole number of groups or shares one, by as many bytes for every lane.
   template <uint STEP>
@@ -117,7 +130,7 @@ struct Weights {
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) return at(w, column, k + STEP * 32 * times);
     uint values = STEP * BLOCK * times;
     if (CANONICAL) values *= w.n, groups *= w.n;
-    return {c.values + values, c.scales + groups * sizeof(S), c.biases + groups * sizeof(S)};
+    return {c.values + values, further(c.scales, groups), further(c.biases, groups)};
   }
 
   // A whole block, which stands on sixteen bytes.

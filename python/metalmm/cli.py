@@ -127,7 +127,7 @@ def _explain(args: argparse.Namespace) -> int:
     facts.update(variant=str(v), why=why or None, device=device.name, off=v.reason or None)
     if not v.library:
         lines += _dispatch_lines(device, v, spec, facts)
-    least, flops = spec.least_bytes, 2 * spec.m * spec.n * spec.k * spec.batch
+    least, flops = spec.least_bytes, 2 * spec.m * (spec.n + sum(spec.also_n)) * spec.k * spec.batch
     lines.append(f"  bytes moved         at least {least} ({least / 1e6:.3f} MB): each operand once; {flops / least:.3g} operations a byte")
     facts.update(least_bytes=least, operations=flops)
     if args.json != "-":
@@ -138,7 +138,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: dict[str, Any]) -> list[str]:
     grid, limit, memory = _core._describe(device, v, spec)
-    groups, outputs = int(np.prod(grid)), spec.m * spec.n * spec.batch
+    groups, outputs = int(np.prod(grid)), spec.m * (spec.n if spec.swiglu else spec.n + sum(spec.also_n)) * spec.batch
     lines = [
         f"  device              {device.name}: the limits below are its own",
         f"  grid                {grid[0]} x {grid[1]} x {grid[2]} threadgroups of {v.tile[0]} x {v.tile[1] or spec.n} outputs",
@@ -154,7 +154,7 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
         known = device.backend.memory_gbps(device)
         gbps, where = (known, str(device.info["name"])) if known else (_SEEDS_GBPS, "the user's Apple GPU")
         product = gbps * 1e9 * _LATENCY
-        keeps = together >= min(product, spec.k * spec.n * spec.batch * (4 if spec.dtype == "float32" else 2))
+        keeps = together >= min(product, v.loaded(spec))
         lines += [
             f"  load rounds         {rounds} one after another a thread, {each} bytes of B in flight each: about {rounds * _LATENCY * 1e6:.1f} us if nothing hides them",
             f"  bytes in flight     {together / 1e3:.1f} KB over the whole GPU; {where} ({gbps:g} GB/s, {_LATENCY * 1e6:g} us a load) needs {product / 1e3:.0f} KB",

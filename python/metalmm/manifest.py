@@ -156,11 +156,19 @@ class Variant(str):
             return None
         each = min(max(1, evaluate(self.flight, self._numbers())), spec.k * spec.n)
         columns = min(self.tile[1] or spec.n, spec.n)
-        groups = -(-spec.n // columns) * -(-spec.m // self.tile[0]) * spec.batch
+        widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
+        groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
         threads = min(self.threads, max(evaluate(self.busy, self._numbers()) if self.busy else 0, 0) or self.threads)
-        bits = 4 if "4" in self.storage else 8 if "8" in self.storage else 32 if spec.dtype == "float32" else 16
         rounds = -(-spec.k * columns // (threads * each))
-        return max(1, rounds), each * bits // 8, min(each * threads * groups, spec.k * spec.n * spec.batch) * bits // 8
+        return max(1, rounds), each * self._bits(spec) // 8, min(each * threads * groups * self._bits(spec) // 8, self.loaded(spec))
+
+    def loaded(self, spec: _core.MatmulSpec) -> int:
+        """Bytes of B, or of its integers where it is quantized, that all matrices of a batch load."""
+        return spec.k * (spec.n + sum(spec.also_n)) * spec.batch * self._bits(spec) // 8
+
+    def _bits(self, spec: _core.MatmulSpec) -> int:
+        """Of a weight."""
+        return 4 if "4" in self.storage else 8 if "8" in self.storage else 32 if spec.dtype == "float32" else 16
 
     def _numbers(self) -> dict[str, int]:
         return {"threads": self.threads, **{key: int(value) for key, value in self.params.items()}}
@@ -461,6 +469,8 @@ class _Entry:
         v.weights, v.swiglu = self.take("weights", int, 1), self.take("swiglu", bool, False)
         if not 1 <= v.weights <= 3 or (v.swiglu and v.weights != 2):
             raise self.fail(f"weights is {v.weights}, swiglu {v.swiglu}; there are one to three matrices B, and two in swiglu")
+        if v.library and (v.storage != "dense" or v.weights != 1):
+            raise self.fail(f"storage is {v.storage}, weights {v.weights}; a library multiplies one dense B")
         v.flight, v.busy = str(self.take("flight", str, "")), str(self.take("busy", str, ""))
         for key, rule in (("flight", v.flight), ("busy", v.busy)):
             try:

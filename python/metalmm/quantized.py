@@ -79,7 +79,8 @@ class QuantizedArray:
 
     def __post_init__(self) -> None:
         f = _format(self.format)
-        n, k = self.shape
+        n, k = (int(size) for size in self.shape)
+        object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
         groups = -(-k // self.group)
         per_byte = 8 // f.bits
@@ -135,7 +136,7 @@ class QuantizedArray:
 
     def numpy(self) -> QuantizedArray:
         """The same in NumPy arrays: itself, or views or copies of what lies on a device."""
-        if isinstance(self.values, np.ndarray):
+        if all(x is None or isinstance(x, np.ndarray) for x in (self.values, self.scales, self.biases)):
             return self
         biases = None if self.biases is None else np.asarray(self.biases)
         return replace(self, values=np.asarray(self.values), scales=np.asarray(self.scales), biases=biases)
@@ -186,8 +187,7 @@ class QuantizedArray:
         UnsupportedError for what MLX has not."""
         if self.biases is None or self.shape[1] % self.group:
             raise UnsupportedError(f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group")
-        rows = self.to_layout("nk")
-        assert rows.biases is not None
+        rows = self.to_layout("nk").numpy()
         return rows.values.view(np.dtype("<u4")), rows.scales, rows.biases
 
 

@@ -26,7 +26,7 @@ def reduced(v: Variant, shape: Shape) -> Shape:
         if shape.batch > 2:
             smaller = replace(shape, batch=2)
         elif bn and shape.n > (least := 2 * bn + shape.n % bn):
-            smaller = replace(shape, n=least)
+            smaller = replace(shape, n=least, also_n=tuple(min(n, 2 * bn + n % bn) for n in shape.also_n))
         elif bm and shape.m > (least := 2 * bm + shape.m % bm):
             smaller = replace(shape, m=least)
         if smaller == shape:

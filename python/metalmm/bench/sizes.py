@@ -234,19 +234,22 @@ def _timed(shape: Shape | LeftOut, backend: str, figures: dict[str, str]) -> Sha
 
 def _shape(row: str, number: int) -> Shape | LeftOut:
     fields = dict(part.strip().split("=", 1) for part in row.split("|") if "=" in part)
+    columns = _columns(fields)
     try:
-        parts = [int(fields[p]) for p in ("n0", "n1", "nq", "nk", "nv") if p in fields]
+        if unknown := [p for p in _PARTS if fields.get(p) == "?"]:
+            return LeftOut(row, f"the profile does not say its {unknown[0]}", columns=columns)
+        parts = [int(fields[p]) for p in _PARTS if p in fields]
         storage = _stored(fields, bool(parts))
         if storage is None:
             why = f"its weights are of a format that no variant takes (loader={fields['loader']})"
-            return LeftOut(row, why, columns=_columns(fields))
+            return LeftOut(row, why, columns=columns)
         if parts or storage != "dense":  # rows of weights, whatever the profile says of their transpose
             fields = {**fields, "tA": fields["tA"].replace("?", "0"), "tB": "1"}
         if parts:
             fields["n"], fields["batch"] = str(parts[0]), fields["batch"].replace("?", "1")
         for name in _NEEDED:
             if fields[name] == "?":
-                return LeftOut(row, f"the profile does not say its {name}", columns=_columns(fields))
+                return LeftOut(row, f"the profile does not say its {name}", columns=columns)
         shape = Shape(
             op=fields["op"].removesuffix("_cache"),
             batch=int(fields["batch"]),
@@ -257,6 +260,7 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             transpose_b=_flag(fields["tB"]),
             storage=storage,
             also_n=tuple(parts[1:]),
+            swiglu=fields.get("activation") == "swiglu",
             bias=_flag(fields.get("bias", "0")),
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
@@ -265,9 +269,12 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
         raise SizesError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
     try:
         _ = shape.spec
-    except ShapeError as error:
-        return LeftOut(row, str(error))
+    except (ShapeError, ArgumentError) as error:
+        return LeftOut(row, str(error), columns=columns)
     return shape
+
+
+_PARTS = ("n0", "n1", "nq", "nk", "nv")  # of a fused call
 
 
 # What an engine's loaders read, by their names in a log. Its fused kernels, which say none, are those of q8_0: their names say it.
@@ -276,13 +283,15 @@ _LOADERS = {"dense": "dense", "q8nk_split": "q8_0", "q8_canonical": "q8_0:canoni
 
 def _stored(fields: dict[str, str], is_fused: bool) -> str | None:
     loader = fields.get("loader")
-    return _LOADERS.get(loader) if loader else "q8_0" if is_fused else "dense"
+    if not loader:
+        return "q8_0" if is_fused else "dense"
+    return _LOADERS.get(loader) or (loader if manifest.kind_of(loader) in manifest.STORAGES else None)
 
 
 def _columns(fields: dict[str, str]) -> int | None:
     if (fields.get("m"), fields.get("batch")) != ("1", "1"):
         return None
-    widths = [fields[name] for name in ("n", "n0", "n1", "nq", "nk", "nv") if fields.get(name, "").isdecimal()]
+    widths = [fields[name] for name in ("n", *_PARTS) if fields.get(name, "").isdecimal()]
     return sum(map(int, widths)) or None
 
 

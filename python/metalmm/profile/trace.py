@@ -100,6 +100,14 @@ def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
     op = op_of(spec)
     pairs = {"op": op, "backend": variant, "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
     more: dict[str, object] = {"tA": int(spec.transpose_a), "tB": int(spec.transpose_b)}
+    if spec.also_n:
+        names = ("n0", "n1") if len(spec.also_n) == 1 else ("nq", "nk", "nv")
+        del pairs["n"]
+        more.update(zip(names, (spec.n, *spec.also_n), strict=True))
+    if spec.also_n or spec.b_storage != "dense":
+        more["loader"] = spec.b_storage
+    if spec.swiglu:
+        more["activation"] = "swiglu"
     if spec.bias:
         more["bias"] = 1
     if op == "matmul_alpha_beta" or spec.alpha != 1 or spec.beta:
