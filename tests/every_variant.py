@@ -20,6 +20,7 @@ import metalmm
 import numpy as np
 from metalmm import _core, kernel_source, numerics
 from metalmm.backends import cuda
+from metalmm.bench import runner, sizes
 from test_types import draw
 
 SHAPES = ((37, 131, 2), (96, 160, 1))  # n, k, batch: off every tile and vector, and on them
@@ -28,8 +29,8 @@ SHAPES = ((37, 131, 2), (96, 160, 1))  # n, k, batch: off every tile and vector,
 def cases(short: bool) -> Iterator[tuple[metalmm.Variant, metalmm.MatmulSpec]]:
     seen = set[str]()
     for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
-        is_first = v.kernel not in seen
-        seen.add(v.kernel)
+        is_first = f"{v.kernel} {v.storage}" not in seen
+        seen.add(f"{v.kernel} {v.storage}")
         if not v.kernel or v.library or (short and not is_first):
             continue
         layouts = v.supports["layouts"] if is_first else v.supports["layouts"][:1]
@@ -39,7 +40,8 @@ def cases(short: bool) -> Iterator[tuple[metalmm.Variant, metalmm.MatmulSpec]]:
                     for m in (1, 3):
                         spec = metalmm.MatmulSpec(
                             m=m, n=8 if v.supports.get("n") else n, k=k, batch=batch, transpose_a=layout[0] == "t",
-                            transpose_b=layout[1] == "t", bias=True, beta=0.5, dtype=dtype,
+                            transpose_b=layout[1] == "t", bias=True, beta=0.5 if v.weights == 1 else 0.0, dtype=dtype, b_storage=v.storage,
+                            also_n=(n,) * (v.weights - 1), swiglu=v.swiglu,
                         )  # fmt: skip
                         if not v.lacks(spec):
                             yield v, spec
@@ -69,6 +71,12 @@ def main() -> int:
         return 0
     rng, ran, wrong = np.random.default_rng(0), 0, 0
     for v, spec in cases(args.short):
+        if v.storage != "dense" or v.weights > 1:
+            inputs = runner.Inputs(device, sizes.of_spec(spec), 0, 1)
+            text = inputs.judge(device, v)
+            wrong, ran = wrong + bool(text), ran + 1
+            print(f"{v}, {spec}: {text}\n" if text else "", end="", flush=True)
+            continue
         a, b, options = draw(rng, spec)
         held: dict[str, Any] = {key: device.array(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
         out = metalmm.matmul(v, device.array(a), device.array(b), **held)
