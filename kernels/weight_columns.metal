@@ -27,6 +27,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
                           uint lane, threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
+  static_assert(!STAGED || ROWS == 1, "one row of A is staged");
   uint own = k + COUNT * lane;
   typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
 #pragma clang loop unroll(full)

@@ -36,6 +36,9 @@ def main(seconds: float) -> None:
     names = ["m1_optimized_v2/nt_bn64_col_vec4_bk64_tg128", "m1_optimized_v4/nt_bn8_largek_smalln_tg128", "gemm_tiled/baseline", "auto"]
     names += ["mps/baseline"] if device.name == "metal" else ["blas/baseline"]
     expected = {v: metalmm.matmul(v, a, b, transpose_b=True, device=device) for v in names}
+    q, halves = metalmm.quantize(b, "q8_0"), [b[:100], b[100:200]]
+    expected_q = metalmm.matmul("auto", a, q, device=device)
+    expected_fused = [np.array(out) for out in metalmm.matmul_fused("auto", a, halves, device=device)]
     diverges = device.compile(SOURCE).kernel("diverges")
     problems: list[BaseException] = []
     counts = [0, 0]
@@ -70,6 +73,16 @@ def main(seconds: float) -> None:
                 dropped.submit()
                 del dropped
                 device.batch().matmul(v, a, w, transpose_b=True)  # dropped before it is submitted
+                quantized = device.prepare("auto", a, q.to(device))
+                fused = device.prepare_fused("auto", device.array(a), [device.array(x) for x in halves])
+                gc.collect()
+                np.testing.assert_array_equal(np.asarray(quantized()), expected_q)
+                for out, good in zip(fused(), expected_fused, strict=True):
+                    np.testing.assert_array_equal(np.asarray(out), good)
+                with device.batch() as batch:
+                    batch.add(quantized)
+                    batch.matmul_fused("auto", a, halves)
+                    del quantized, fused
                 counts[index] += 1
                 if counts[index] % 50 == 0:
                     try:

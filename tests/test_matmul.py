@@ -236,7 +236,7 @@ def test_every_compiler_gives_the_right_epilogue_of_mps() -> None:
     kernel = metalmm.Device("cpu").compile(v.assemble(0)).kernel(kernel_source.host_name(v))
     rng, n = np.random.default_rng(7), 133
     ab, bias, out = rng.standard_normal(n).astype(np.float32), rng.standard_normal(n).astype(np.float16), np.zeros(n, np.float16)
-    params = np.array([1, n, 4, 1, 4, n, 0, n, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], np.uint32)
+    params = np.array([1, n, 4, 1, 4, n, 0, n, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xFF], np.uint32)
     params[12:14] = np.array([0.5, 0.0], np.float32).view(np.uint32)
     kernel({0: ab, 2: out, 3: bias, 4: bias, 5: params}, grid=(-(-n // v.threads), 1, 1), threadgroup=v.threads)
     np.testing.assert_array_equal(out, (np.float32(0.5) * ab + bias.astype(np.float32)).astype(np.float16))

@@ -365,7 +365,7 @@ class Doctor:
     def shapes(self) -> None:
         self.section("the five hot shapes: medians, weights hot in the caches; `metalmm bench` compares all variants, cold, too")
         found = [s for s in sizes.load().shapes if s.m == 1 and s.batch == 1 and s.dtype == "float16"]
-        distinct = list({(s.n, s.k, s.layout): s for s in found}.values())
+        distinct = list({(s.n, s.also_n, s.k, s.layout, s.storage): s for s in found}.values())
         for shape in sorted(distinct, key=lambda s: -(s.total_ms or 0.0))[:5]:
             self.check(shape.short, lambda shape=shape: self._hot(shape))  # type: ignore[misc]
 

@@ -204,7 +204,7 @@ def _sum_up(sums: dict[str, tuple[int, float]], name: str, figures: dict[str, st
 def steps_of(found: Sizes) -> int | None:
     """The calls of the widest unbatched operation with m=1, also of one that cannot be run: the projection to the vocabulary, which a decode
     step makes once."""
-    heads = [(s.n, s.calls) for s in found.shapes if s.calls and s.m == 1 and s.batch == 1]
+    heads = [(s.columns, s.calls) for s in found.shapes if s.calls and s.m == 1 and s.batch == 1]
     heads += [(gone.columns, gone.calls) for gone in found.left_out if gone.calls and gone.columns]
     return max(heads)[1] if heads else max((s.calls for s in found.shapes if s.calls), default=None)
 
