@@ -25,6 +25,7 @@ import metalmm
 from metalmm import _core
 from metalmm.bench import runner, sizes
 from metalmm.bench.copy import measured_copy
+from peers_cuda import of_ours
 
 REPLAYS = 25
 FAMILIES = ("m1_optimized_v6", "m1_optimized_v7", "q8", "q4", "affine", "fused")
@@ -35,21 +36,6 @@ LAYERS, HEAD = 24, "n=151936 k=896 {s}"
 
 def shape_of(spec: str, storage: str = "dense") -> sizes.Shape:
     return sizes.from_specs([spec.format(s="nt" if storage == "dense" else storage)]).shapes[0]
-
-
-def recorded(device: metalmm.Device, calls: Sequence[Any]) -> Callable[[], float]:
-    """Seconds of one replay of the calls."""
-    batch = device.batch()
-    for call in calls:
-        batch.add(call)
-    recording = batch.record()
-
-    def run() -> float:
-        recording.replay()
-        recording.wait()
-        return recording.timing.device or 0.0
-
-    return run
 
 
 def medians(contenders: Sequence[Callable[[], float]], replays: int = REPLAYS) -> list[float]:
@@ -84,7 +70,7 @@ class Contender:
 
     def run(self, variant: str | None = None) -> Callable[[], float]:
         calls = self.calls(variant)
-        run = recorded(self.device, calls)
+        run = of_ours(self.device, calls)
         return lambda: run() / len(calls)
 
 
@@ -108,7 +94,7 @@ def compare_fused(device: metalmm.Device) -> list[dict[str, Any]]:
             copies = len(fused.inputs.weights)
             apart = [Contender(device, shape_of(f"n={n} k=896 {{s}}", storage), copies) for n in widths]
             in_turn = [call for calls in zip(*(c.calls() for c in apart), strict=True) for call in calls]
-            separate = recorded(device, in_turn)
+            separate = of_ours(device, in_turn)
             one, many = medians([fused.run(), lambda run=separate, n=copies: run() / n])  # type: ignore[misc]
             rows.append(
                 {
@@ -136,7 +122,7 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
             :1
         ]
         size = sum(c.shape.spec.b_bytes for c in layer) * LAYERS + shape_of(HEAD, storage).spec.b_bytes
-        runs.append(recorded(device, calls))
+        runs.append(of_ours(device, calls))
         found[storage] = {"bytes": size, "matmuls": len(calls), "variants": [c.variant for c in layer]}
     for storage, us in zip(found, times := medians(runs), strict=True):
         found[storage] |= {"us": us, "ratio": times[0] / us}

@@ -1,13 +1,14 @@
-// B given as rows of weights, dense or quantized, few rows of A: LANES lanes share a column's K, sixteen bytes of weights a load, and own
-// COLS columns, 32 / LANES apart; a simdgroup so many times LANES / 32 fewer columns. SPLIT simdgroups share K where n alone gives too few.
+// B given as rows of weights, dense or quantized, few rows of A: LANES lanes share a column's K, a block of 32 weights (dense: 8) a step,
+// and own COLS columns, 32 / LANES apart; a simdgroup so many times LANES / 32 fewer columns. SPLIT simdgroups share K where n alone gives
+// too few.
 //
 // Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A
-// from the cache; COLS * DEPTH loads of 16 bytes in flight a lane. At k = 896 a row of 8 bits is 56 loads, 7 each of 8 lanes, and one of 4
-// bits 28, 7 each of 4: no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column: LANES = 2 (8 bits)
-// or 1 read 512 contiguous bytes a simdgroup. For Apple's GPUs, where rates are one a cycle and lane: an integer costs a mask, an exclusive
-// or, a subtraction and a multiply-add (4, against 1 and 4 for extracting and converting it, and the multiply-add), 1 / 8 more a piece for
-// shifts and scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at the 142 GB/s that the seeds' machine sustained, and 8.7 million of them are
-// 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
+// from the cache; COLS * DEPTH blocks in flight a lane, of 32 bytes or 16. At k = 896 a row is 28 blocks, 7 each of 4 lanes (dense: 112
+// loads, 7 each of 16): no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column. For Apple's GPUs,
+// where rates are one a cycle and lane: an integer costs a mask, an exclusive or, a subtraction and a multiply-add (4, against 1 and 4 for
+// extracting and converting it, and the multiply-add), 1 / 8 more a piece for shifts and scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at
+// the 142 GB/s that the seeds' machine sustained, and 8.7 million of them are 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it
+// should be bound by memory, q4_0 nearly by both.
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
@@ -149,8 +150,8 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     for (uint i = 0; i < 4; i++) sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
 }
 
-// The sums of a threadgroup's columns, TG / 32 / SPLIT sets of 32 / LANES * COLS, the first of them columns `base` on; false for simdgroups
-// whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
+// The sums of this lane's columns, `first` and each 32 / LANES further; a threadgroup has TG / 32 / SPLIT sets of 32 / LANES * COLS. False
+// for simdgroups whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
 template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
           bool WHOLE>
 METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p, uint rows, uint first, uint simdgroup, uint lane,

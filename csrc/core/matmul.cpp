@@ -56,6 +56,8 @@ uint32_t vec_offset(const Tensor& t) { return static_cast<uint32_t>(t.address() 
 
 int64_t batch_of(const Tensor& t) { return t.ndim == 3 ? t.shape[0] : 1; }
 
+bool overlap(const Extent& x, const Extent& y) { return x.begin < y.end && y.begin < x.end; }
+
 uint32_t group_shift(const Storage& s) {
   uint32_t shift = 0;
   while (s.group >> shift > 1) shift++;
@@ -102,15 +104,13 @@ MatmulSpec spec_of(const MatmulArgs& args) {
 
 // One of the arrays of a quantized B: C-contiguous, of a shape that its format gives. They are made by QuantizedArray, whose checks a
 // user can go round.
-void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, std::initializer_list<DType> types) {
+void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, DType type) {
   bool fits = static_cast<size_t>(t.ndim) == shape.size() &&
               std::equal(shape.begin(), shape.end(), t.shape, [](uint64_t x, int64_t y) { return x == static_cast<uint64_t>(y); });
-  std::string expected, kinds;
+  std::string expected;
   for (uint64_t s : shape) expected += (expected.empty() ? "(" : ", ") + std::to_string(s);
-  for (DType type : types) kinds += (kinds.empty() ? "" : " or ") + type.name();
   if (!fits) bad(ErrorKind::shape, name, t, "does not fit; it takes " + expected + ")");
-  if (std::find(types.begin(), types.end(), t.dtype) == types.end())
-    bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + kinds);
+  if (t.dtype != type) bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + type.name());
   if (!t.contiguous()) bad(ErrorKind::layout, name, t, "is not C-contiguous; pass numpy.ascontiguousarray of it");
   if (t.address() % t.dtype.size) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(t.dtype.size) + " bytes");
 }
@@ -123,16 +123,16 @@ void check_quantized(const MatmulArgs& args) {
   const DType kInt8{DType::kInt, 1}, kUInt8{DType::kUInt, 1};
   DType value = q.storage.format == Storage::q8_0 ? kInt8 : kUInt8, scale = q.storage.has_biases() ? args.a->dtype : kFloat16;
   if (q.storage.canonical)
-    check_part("b's values", *args.b, {(k - 1) / 32 + 1, n, 32 / q.storage.per_byte()}, {value});
+    check_part("b's values", *args.b, {(k - 1) / 32 + 1, n, 32 / q.storage.per_byte()}, value);
   else
-    check_part("b's values", *args.b, {n, q.storage.row_bytes(k)}, {value});
+    check_part("b's values", *args.b, {n, q.storage.row_bytes(k)}, value);
   if (q.storage.value_bytes(n, k) * q.storage.per_byte() > UINT32_MAX)
     bad_shape("b has more than 2^32 - 1 weights; kernels count in 32 bits");
   auto check_scales = [&](const char* name, const Tensor& t) {
     if (q.storage.canonical)
-      check_part(name, t, {groups, n}, {scale});
+      check_part(name, t, {groups, n}, scale);
     else
-      check_part(name, t, {n, groups}, {scale});
+      check_part(name, t, {n, groups}, scale);
   };
   check_scales("b's scales", *q.scales);
   if (q.biases) check_scales("b's biases", *q.biases);
@@ -222,18 +222,12 @@ MatmulPlan plan_matmul(const MatmulArgs& args) {
 
 namespace {
 
-bool overlap(const Tensor& x, const Tensor& y) {
-  auto [begin, end] = extent(x);
-  auto [first, last] = extent(y);
-  return begin < last && first < end;
-}
-
 // Elements between neighbouring rows, of one row in each of a batch between those; 0 where there is but one.
 int64_t between_rows(const Tensor& t) { return t.shape[t.ndim - 2] > 1 ? leading(t) : batch_stride(t); }
 
 // Two results of a fused call: of one array they may be different columns.
 void check_apart(const Tensor& x, const Tensor& y) {
-  if (!overlap(x, y)) return;
+  if (!overlap(extent(x), extent(y))) return;
   if (x.address() > y.address()) return check_apart(y, x);
   int64_t ld = between_rows(x), apart = static_cast<int64_t>(y.address() - x.address()) / x.dtype.size;
   bool columns = ld && between_rows(y) == ld && batch_stride(x) % ld == 0 && batch_stride(y) % ld == 0 &&
@@ -250,7 +244,7 @@ void check_outs_apart(const std::vector<FusedPart>& parts) {
       if (!parts[0].plan.spec.swiglu) check_apart(*part.out, *other.out);  // of swiglu there is one
       const QuantizedB& q = other.args.quantized;
       for (const Tensor* t : {other.args.b, other.args.bias, q.scales, q.biases})
-        if (t && overlap(*part.out, *t))
+        if (t && overlap(extent(*part.out), extent(*t)))
           bad(ErrorKind::layout, "out", *part.out, "overlaps what another B is read from; pass memory of its own");
     }
 }
@@ -317,7 +311,7 @@ void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool
     if (plan.spec.batch > 1 && plan.params.stride_d < matrix)
       bad(ErrorKind::layout, "out", out, "has matrices that overlap; pass memory of their own");
   }
-  auto [begin, end] = extent(out);
+  Extent written = extent(out);
   const std::pair<const char*, const Tensor*> inputs[] = {{"a", args.a},
                                                           {"b", args.b},
                                                           {"bias", args.bias},
@@ -326,11 +320,11 @@ void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool
                                                           {"b's biases", args.quantized.biases}};
   for (auto& [name, t] : inputs) {
     if (!t) continue;
-    auto [first, last] = extent(*t);
+    Extent read = extent(*t);
     // D = alpha AB + beta D: each element of C is read by the thread that writes it, so the very same array is fine.
     bool same_rows = t == args.c && plan.params.ldc == plan.params.ldd && plan.params.stride_c == plan.params.stride_d;
-    bool in_place = (same_rows || (t == args.c && !plan.spec.c)) && first == begin && last == end;
-    if (begin < last && first < end && !in_place)
+    bool in_place = (same_rows || (t == args.c && !plan.spec.c)) && read.begin == written.begin && read.end == written.end;
+    if (overlap(written, read) && !in_place)
       bad(ErrorKind::layout, "out", out, std::string("overlaps ") + name + "; pass memory of its own");
   }
 }

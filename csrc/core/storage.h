@@ -20,9 +20,8 @@ struct Storage {
 
   uint64_t groups(uint64_t k) const { return (k - 1) / group + 1; }
   uint64_t row_bytes(uint64_t k) const { return (k - 1) / per_byte() + 1; }  // of rows
-  uint64_t ld(uint64_t k) const {
-    return canonical ? 16 : row_bytes(k);
-  }  // what the loads of 16 bytes of a column are apart by, or a multiple
+  // Loads of 16 bytes are apart by this, or a multiple: of columns in rows.
+  uint64_t ld(uint64_t k) const { return canonical ? 16 : row_bytes(k); }
   uint64_t value_bytes(uint64_t n, uint64_t k) const { return n * (canonical ? ((k - 1) / 32 + 1) * (32 / per_byte()) : row_bytes(k)); }
 
   // dense, or format[:group][:canonical], the group where it is not the format's default: q8_0, affine4:32, q4_0:canonical.

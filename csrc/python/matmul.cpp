@@ -76,7 +76,6 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
           std::move(quantized),
           {},
           false,
-          false,
           {}};
 }
 
@@ -107,7 +106,7 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
   MatmulCall call{};
   call.variant = given(kVariant), call.a = given(kA), call.c = Py_None, call.device = given(kDevice);
-  call.alpha = 1, call.transpose_b = call.is_fused = true;
+  call.alpha = 1, call.transpose_b = true;
   if (nb::handle activation = given(kActivation); !activation.is_none()) {
     if (!PyUnicode_Check(activation.ptr()) || text_of(activation) != "swiglu")
       bad_argument("matmul_fused: activation is " + repr_of(activation) + "; it takes None or 'swiglu'");
@@ -136,10 +135,9 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
 
 nb::object MatmulCall::owner() const {
   if (!device.is_none()) return nb::borrow(device);
-  auto scales_of = [](const Quantized& q) { return q.scales.is_valid() ? nb::handle(q.scales) : nb::handle(Py_None); };
-  if (array_of(scales_of(quantized))) return device_of(device, {scales_of(quantized)});
+  if (array_of(quantized.scales)) return device_of(device, {quantized.scales});
   for (const Other& o : others)
-    for (nb::handle h : {o.b, o.out, o.bias, scales_of(o.quantized)})
+    for (nb::handle h : {o.b, o.out, o.bias, nb::handle(o.quantized.scales)})
       if (array_of(h)) return device_of(device, {h});
   return device_of(device, {a, b, out, c, bias});
 }
@@ -252,20 +250,12 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
 
 // -- matmul -----------------------------------------------------------------------------------------------------------
 
-namespace {
-
-Operand part_of(const nb::object& part, const char* name, DeviceState* state) {
-  return part.is_valid() ? Operand(part, name, state) : Operand();
-}
-
-}  // namespace
-
 Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     : variant(&find_variant(call.variant)),
       a(call.a, "a", &state),
       b(call.b, "b", &state),
-      scales(part_of(call.quantized.scales, "b's scales", &state)),
-      biases(part_of(call.quantized.biases, "b's biases", &state)),
+      scales(call.quantized.scales, "b's scales", &state),
+      biases(call.quantized.biases, "b's biases", &state),
       bias(call.bias, "bias", &state),
       c(call.c, "c", &state) {
   if (!a.get() || !b.get()) throw Error(ErrorKind::dtype, "matmul: a and b must be arrays, not None");
@@ -283,12 +273,13 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     auto& o = *others.emplace_back(std::make_unique<Other>());
     const MatmulCall::Quantized& q = given.quantized;
     o.b = Operand(given.b, "b", &state), o.bias = Operand(given.bias, "bias", &state);
-    o.scales = part_of(q.scales, "b's scales", &state), o.biases = part_of(q.biases, "b's biases", &state);
+    o.scales = Operand(q.scales, "b's scales", &state), o.biases = Operand(q.biases, "b's biases", &state);
     if (!o.b.get()) throw Error(ErrorKind::dtype, "matmul_fused: each of weights must be an array, not None");
     o.args = {a.get(), o.b.get(), o.bias.get(), nullptr, 1.0f, 0.0f, false, true, {q.storage, q.n, q.k, o.scales.get(), o.biases.get()}};
     o.plan = plan_matmul(o.args);
   }
-  if (call.is_fused) plan.spec = fuse(parts(), call.swiglu);
+  bool is_fused = !others.empty();
+  if (is_fused) plan.spec = fuse(parts(), call.swiglu);
   const std::shared_ptr<Device>& running = state.open();
   bool is_automatic = variant == &automatic();
   uint64_t chosen_at = choices_generation;
@@ -308,19 +299,19 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     to = Operand(made, "out", &state);
     Buffer& buffer = *to.get()->buffer;
     if (given.is_none() && !to.is_array() && running->poisons()) std::memset(buffer.host(), 0xff, buffer.size());
-    if (!given.is_none()) check_out(its_plan, its_args, *to.get(), call.is_fused);
+    if (!given.is_none()) check_out(its_plan, its_args, *to.get(), is_fused);
     buffer.mutable_since = true;
     return made;
   };
   result = place_result(call.out, plan, args, out);
-  if (call.is_fused && !call.swiglu) {
+  if (is_fused && !call.swiglu) {
     nb::list results;
     results.append(result);
     for (size_t i = 0; i < others.size(); i++)
       results.append(place_result(call.others[i].out, others[i]->plan, others[i]->args, others[i]->out));
     result = nb::tuple(results);  // which owns them, and nobody takes one out of it
   }
-  if (call.is_fused) check_outs_apart(parts());
+  if (is_fused) check_outs_apart(parts());
   uint64_t before;
   do {  // again where a manifest was loaded meanwhile: a kernel of the one and a tiling of the other do not fit
     before = state.pipelines.changes();

@@ -15,7 +15,7 @@ struct MatmulCall {
   struct Quantized {
     Storage storage;
     int64_t n = 0, k = 0;
-    nb::object values, scales, biases;
+    nb::object values = nb::none(), scales = nb::none(), biases = nb::none();
   } quantized;
   // The second and third B of a fused call, and what goes with them.
   struct Other {
@@ -23,7 +23,7 @@ struct MatmulCall {
     Quantized quantized;
   };
   std::vector<Other> others;
-  bool swiglu = false, is_fused = false;
+  bool swiglu = false;
   std::vector<nb::object> held;  // of lists that may be gone
   // Throws ArgumentError. `takes_device`: whether the function has that argument.
   static MatmulCall take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device);

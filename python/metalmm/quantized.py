@@ -105,17 +105,19 @@ class QuantizedArray:
         """Some of its n rows, neighbours: ``q[128:256]``. Views where they lie so."""
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise ArgumentError(f"a QuantizedArray is indexed by a slice of neighbouring rows, not by {rows!r}")
-        q = self.numpy()
         start, stop, _ = rows.indices(self.shape[0])
         if stop <= start:
             raise ShapeError(f"{self!r}: rows {start} to {stop} are none")
-        parts = [q.values, q.scales, q.biases]
-        if self.layout == "nk":
-            parts = [None if x is None else x[start:stop] for x in parts]
-        else:
-            parts = [None if x is None else np.ascontiguousarray(x[:, start:stop]) for x in parts]
-        assert parts[0] is not None and parts[1] is not None
-        return replace(q, shape=(stop - start, self.shape[1]), values=parts[0], scales=parts[1], biases=parts[2])
+
+        def part(x: Any) -> _Numbers:
+            return np.asarray(x)[start:stop] if self.layout == "nk" else np.ascontiguousarray(np.asarray(x)[:, start:stop])
+
+        return self._each(part, shape=(stop - start, self.shape[1]))
+
+    def _each(self, change: Callable[[Any], Any], **others: Any) -> QuantizedArray:
+        """With values, scales and biases changed."""
+        biases = None if self.biases is None else change(self.biases)
+        return replace(self, values=change(self.values), scales=change(self.scales), biases=biases, **others)
 
     def __repr__(self) -> str:
         return f"metalmm.QuantizedArray({self.format}, shape={self.shape}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
@@ -127,19 +129,13 @@ class QuantizedArray:
 
     def to(self, device: Device) -> QuantizedArray:
         """The same in memory of the device, which then need not be copied there for each call."""
-        return replace(
-            self,
-            values=device.array(self.values),
-            scales=device.array(self.scales),
-            biases=None if self.biases is None else device.array(self.biases),
-        )
+        return self._each(device.array)
 
     def numpy(self) -> QuantizedArray:
         """The same in NumPy arrays: itself, or views or copies of what lies on a device."""
         if all(x is None or isinstance(x, np.ndarray) for x in (self.values, self.scales, self.biases)):
             return self
-        biases = None if self.biases is None else np.asarray(self.biases)
-        return replace(self, values=np.asarray(self.values), scales=np.asarray(self.scales), biases=biases)
+        return self._each(np.asarray)
 
     def _by_row(self, x: _Numbers) -> _Numbers:
         """Scales or biases as [n, groups]."""
@@ -148,9 +144,8 @@ class QuantizedArray:
     def integers(self) -> _Numbers:
         """The stored values one by one, less the format's offset, int16 [n, k]."""
         f, (n, k) = FORMATS[self.format], self.shape
-        if not isinstance(self.values, np.ndarray):
-            return self.numpy().integers()
-        rows = self.values if self.layout == "nk" else self.values.transpose(1, 0, 2).reshape(n, -1)
+        values = np.asarray(self.values)
+        rows = values if self.layout == "nk" else values.transpose(1, 0, 2).reshape(n, -1)
         return (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
 
     def dequantize(self, dtype: Any = np.float32) -> _Numbers:

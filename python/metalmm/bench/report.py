@@ -128,8 +128,7 @@ def winners(sections: list[tuple[Shape, list[Result]]], bad_rel: float) -> str:
     for shape, results in sections:
         right = [r for r in results if r.max_rel <= shape.rel_limit(bad_rel) and r.is_right]
         good = [r for r in right if r.avg_gpu is not None]
-        n = "+".join(map(str, (shape.n, *shape.also_n)))
-        size = f"{shape.batch}x{shape.m}x{n}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
+        size = f"{shape.batch}x{shape.m}x{shape.n_text}x{shape.k} {shape.layout}{' bias' if shape.bias else ''}"
         size += f" {shape.storage}" * (shape.storage != "dense") + " swiglu" * shape.swiglu
         if not good:
             why = f"{len(right)} right, none with a device time" if right else "none right"

@@ -81,6 +81,11 @@ class Shape:
         return self.n if self.swiglu else self.n + sum(self.also_n)
 
     @property
+    def n_text(self) -> str:
+        """n, of a fused call those of all: 896+128+128."""
+        return "+".join(map(str, (self.n, *self.also_n)))
+
+    @property
     def bytes(self) -> int:
         """The least that must move; see MatmulSpec.least_bytes."""
         return self.spec.least_bytes
@@ -94,7 +99,7 @@ class Shape:
         """As --spec takes it, without the calls."""
         if self.op == "step":
             return "the step"
-        words = [f"m={self.m} n={'+'.join(map(str, (self.n, *self.also_n)))} k={self.k} {self.layout}"]
+        words = [f"m={self.m} n={self.n_text} k={self.k} {self.layout}"]
         words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
         words += [f"alpha={self.alpha:g}"] * (self.alpha != 1) + [f"beta={self.beta:g}"] * (self.beta != 0)
         words += [self.dtype] * (self.dtype != "float16") + [self.storage] * (self.storage != "dense") + ["swiglu"] * self.swiglu
@@ -102,7 +107,7 @@ class Shape:
 
     def __str__(self) -> str:
         return (
-            f"op={self.op} | batch={self.batch} | m={self.m} | n={'+'.join(map(str, (self.n, *self.also_n)))} | k={self.k} | "
+            f"op={self.op} | batch={self.batch} | m={self.m} | n={self.n_text} | k={self.k} | "
             f"tA={int(self.transpose_a)} | tB={int(self.transpose_b)}" + f" | {self.storage}" * (self.storage != "dense")
         )
 
