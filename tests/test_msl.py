@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,37 @@ def test_swizzles(device: metalmm.Device) -> None:
         [d, c, a * c + b * d, a * a + b * b + c * c],
     ]
     np.testing.assert_array_equal(y, np.array(expected, np.float32))
+
+
+def rounded_once(a: np.float16, b: np.float16, c: np.float16) -> float:
+    """a * b + c of finite halfs, as a half."""
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    if abs(exact) >= 65520:
+        return float("inf") if exact > 0 else float("-inf")
+    near = np.float16(float(exact))  # rounded twice: one of two neighbours
+    beside = [near, np.nextafter(near, np.float16(np.inf)), np.nextafter(near, np.float16(-np.inf))]
+    return float(min((x for x in beside if np.isfinite(x)), key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint16)) & 1)))
+
+
+def test_halfs_in_pairs_round_once(device: metalmm.Device) -> None:
+    """A GPU may take two at once."""
+    rng = np.random.default_rng(5)
+    special = np.array(
+        [0, 0x8000, 1, 0x8001, 0x3FF, 0x400, 0x3C00, 0x3C01, 0xBC00, 0x6400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00], np.uint16
+    )
+    grid = np.array(np.meshgrid(special, special, special)).reshape(3, -1)
+    near = rng.integers(0x3000, 0x4800, (3, 1000), dtype=np.uint16) | rng.integers(0, 2, (3, 1000), dtype=np.uint16) << 15
+    a, b, c = np.concatenate([grid, rng.integers(0, 1 << 16, (3, 2001), dtype=np.uint16), near], axis=1).view(np.float16)
+    out = [np.zeros_like(a) for _ in range(4)]
+    run(device, "pairs.metal", "pairs", a, b, c, *out, groups=(a.size // 2,))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(out[0], a + b)
+        np.testing.assert_array_equal(out[1], a - b)
+        np.testing.assert_array_equal(out[2], a * b)
+        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+        np.testing.assert_array_equal(out[3][~finite], (a.astype(np.float32) * b + c)[~finite].astype(np.float16))
+        expected = [rounded_once(*x) for x in zip(a[finite], b[finite], c[finite], strict=True)]
+    np.testing.assert_array_equal(out[3][finite], np.array(expected, np.float16))
 
 
 def test_vector_arithmetic(device: metalmm.Device) -> None:

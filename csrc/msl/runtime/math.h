@@ -145,6 +145,9 @@ METALMM_INLINE V fma(const A& a, const B& b, const C& c) {
     return r;
   }
 #endif
+#ifdef __CUDACC__
+  if constexpr (is_same<V, vec<half, 2>>::value) return metalmm::cuda::both_fma(V(a), V(b), V(c));
+#endif
   return elementwise<V>([](auto x, auto y, auto z) {
     if constexpr (is_same<decltype(x), half>::value) {
       // The product of two halfs is exact in float; an inexact sum is made odd, so that rounding it again cannot tie wrongly.

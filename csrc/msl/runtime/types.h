@@ -232,6 +232,18 @@ template <class T, int N> struct pick_native {
   using type = typename conditional<has, raw, none>::type;
 };
 
+// Two halfs, of which a GPU makes one instruction: cuda/builtins.h.
+#ifdef __CUDACC__
+template <class T, int N> constexpr bool is_pair = is_same<T, half>::value && N == 2;
+#else
+template <class T, int N> constexpr bool is_pair = false;
+}  // namespace metalmm::msl
+namespace metalmm::cuda {
+template <char Op, class V> V both(const V&, const V&);
+}  // namespace metalmm::cuda
+namespace metalmm::msl {
+#endif
+
 // Components, swizzles and the native vector share storage. No alignment over 16 bytes: that is what NumPy gives.
 // Aligned storage is a vector's, the other a packed vector's.
 template <class T, int N, bool Aligned> struct storage;
@@ -353,7 +365,9 @@ template <class T, int N> struct vec : storage<T, N, true> {
   template <class U, class = scalar_only<U>> friend METALMM_INLINE R operator op(U a, const vec& b) { return vec(a) op b; }
 #define METALMM_NATIVE_OP(op)                                                     \
   friend METALMM_INLINE vec operator op(const vec& a, const vec& b) {             \
-    if constexpr (is_same<T, half>::value) {                                      \
+    if constexpr (is_pair<T, N> && #op[0] != '/') {                               \
+      return metalmm::cuda::both<#op[0]>(a, b);                                   \
+    } else if constexpr (is_same<T, half>::value) {                               \
       return vec(vec<float, N>(a) op vec<float, N>(b));                           \
     } else if constexpr (has_native && (#op[0] != '/' || is_float<T>::value)) {   \
       vec r;                                                                      \
