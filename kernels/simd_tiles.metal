@@ -11,6 +11,7 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/octet.h"
+#include "include/place.h"
 
 template <class T>
 METAL_FUNC vec<T, 2> pair_of(Octet<T> x, uint i) {
@@ -48,8 +49,9 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   constexpr uint SETS = TG / 32 / SPLIT;
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  // Of an 8 x 8 matrix a lane has two neighbours, 2 * pair and the next, of one row.
-  uint row = (lane / 4 & 4) + lane / 2 % 4, pair = (lane / 4 & 2) + lane % 2;
+  threadgroup float places[TG / 32][64];
+  Place place = place_of(places[simdgroup], lane);
+  uint row = place.row, pair = place.column / 2;
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
   const device T* a = A + group.z * p.stride_a;
   const device T* a0 = a + min(row0 + 2 * pair, p.m - 1) * p.lda;
@@ -64,20 +66,27 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   uint k = begin;
-  if (OCTETS)
+  if (OCTETS) {
+    const device T* x0 = a0 + begin + 8 * (row / 2);
+    const device T* x1 = a1 + begin + 8 * (row / 2);
+    const device T* from[TILES];
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) from[t] = b[t] + begin + 8 * pair;
     for (; k + 32 * DEPTH <= end; k += 32 * DEPTH) {
       Octet<T> y[DEPTH][TILES];
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) y[d][t] = load_octet(b[t] + k + 32 * d + 8 * pair);
+        for (uint t = 0; t < TILES; t++) y[d][t] = load_octet(from[t] + 32 * d);
       }
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
 #pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) {
-        uint at = k + 32 * d + 8 * (row / 2);
-        multiply(sum, y[d], load_octet(a0 + at), load_octet(a1 + at), row % 2 == 1);
-      }
+      for (uint d = 0; d < DEPTH; d++) multiply(sum, y[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1);
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) from[t] += 32 * DEPTH;
+      x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
+  }
   for (; k < end; k += 32) {
     Octet<T> y[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;

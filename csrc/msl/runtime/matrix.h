@@ -9,12 +9,10 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   using storage_type = vec<T, 2>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) own()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) thread_elements()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
   }
   storage_type& thread_elements() { return elements_; }
   const storage_type& thread_elements() const { return elements_; }
-  storage_type& own() { return elements_; }
-  const storage_type& own() const { return elements_; }
   static METALMM_INLINE uint row(uint lane = simd_lane()) { return metal_row(lane); }
   static METALMM_INLINE uint column(uint lane = simd_lane()) { return metal_column(lane); }
 

@@ -236,10 +236,10 @@ METALMM_INLINE uint metal_column(uint lane) { return (lane / 4 & 2) * 2 + lane %
 #endif
 namespace metalmm::msl::library {
 
-// own(): the elements in whatever order row() and column() say.
+// thread_elements() are in whatever order row() and column() say.
 template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, Cols, Rows> m;
-  m.own() = vec<T, 2>(value);
+  m.thread_elements() = vec<T, 2>(value);
   return m;
 }
 
@@ -248,15 +248,15 @@ METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, u
   ulong row = d.row(), column = d.column();
   ulong step = transpose ? elements_per_row : 1;
   const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.own() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+  d.thread_elements() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
 }
 template <class T, int C, int R, class U>
 METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
   ulong row = a.row(), column = a.column();
   ulong step = transpose ? elements_per_row : 1;
   U* p = dst + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  p[0] = static_cast<U>(a.own()[0]);
-  p[step] = static_cast<U>(a.own()[1]);
+  p[0] = static_cast<U>(a.thread_elements()[0]);
+  p[step] = static_cast<U>(a.thread_elements()[1]);
 }
 
 template <class D, class A, class B>

@@ -59,7 +59,7 @@ class _Cuda:
     preferred: Sequence[str] = (
         "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
         "m1_optimized_v7/nn_octet_o4_d4_tg512",
-        "small_m/nt_tiles_t2_s4_d2_tg256",
+        "small_m/nt_tiles_t2_s4_d3_tg128",
         "small_m/nn_w4_s4_tg128",
         "gemm_tiled/baseline",
     )

@@ -9,36 +9,18 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   using storage_type = vec<T, 2>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) own()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) thread_elements()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
   }
+  storage_type& thread_elements() { return elements_; }
+  const storage_type& thread_elements() const { return elements_; }
 #ifdef METALMM_CONVERGED
-  // In the tensor core's order, but where the kernel asks for Metal's, which it may write to, until the next product.
-  storage_type& thread_elements() {
-    order(true);
-    return elements_;
-  }
-  const storage_type& thread_elements() const {
-    order(true);
-    return elements_;
-  }
-  storage_type& own() {
-    is_metal_ = false;
-    return elements_;
-  }
-  const storage_type& own() const { return fragment(); }
-  const storage_type& fragment() const {
-    order(false);
-    return elements_;
-  }
-  void set_fragment(storage_type v) { own() = v; }
+  // A kernel of this package asks which elements a lane has (kernels/include/place.h): the tensor core's.
+  storage_type fragment() const { return elements_; }
+  void set_fragment(storage_type v) { elements_ = v; }
   static METALMM_INLINE uint row() { return simd_lane() / 4; }
   static METALMM_INLINE uint column() { return simd_lane() % 4 * 2; }
 #else
-  // In Metal's: a reference to thread_elements() may outlive a product, and lanes may ask for them that have parted from others.
-  storage_type& thread_elements() { return elements_; }
-  const storage_type& thread_elements() const { return elements_; }
-  storage_type& own() { return elements_; }
-  const storage_type& own() const { return elements_; }
+  // Another may know Metal's; it may keep a reference to them for longer than a product, and ask for them in lanes that have parted from others.
   storage_type fragment() const { return ordered(elements_, false); }
   void set_fragment(storage_type v) { elements_ = ordered(v, true); }
   static METALMM_INLINE uint row() { return metal_row(simd_lane()); }
@@ -52,15 +34,10 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
     uint source = metal ? row * 4 + column / 2 : (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + (column / 2 & 1);
     return metalmm::fiber::shuffle(metalmm::fiber::active(), elements, source);
   }
-#ifdef METALMM_CONVERGED
-  METALMM_INLINE void order(bool metal) const {
-    if (is_metal_ == metal) return;  // known where the code is unrolled
-    elements_ = ordered(elements_, metal);
-    is_metal_ = metal;
-  }
-  mutable bool is_metal_ = false;
-#endif
-  mutable storage_type elements_;
+  storage_type elements_;
+
+ public:
+  float rest[2] = {0.0f, 0.0f};  // of eight rows that a sum of mma has and no one reads: it adds in place
 };
 
 template <class D, class A, class B, class C>
@@ -72,17 +49,18 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   vec<C, 2> sum = c.fragment();
   float x = static_cast<float>(sum[0]), y = static_cast<float>(sum[1]);
   if constexpr (is_same<A, B>::value && sizeof(A) == 2) {
-    uint rows, columns, zero = 0;
-    float unused = 0, also = 0;
+    uint rows, columns;
     memcpy(&rows, &left, 4);
     memcpy(&columns, &right, 4);
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
+    // The last eight of mma's 16 rows of A are nobody's: whatever their register, a, holds, no other row depends on it.
+    d.rest[0] = c.rest[0], d.rest[1] = c.rest[1];
     if constexpr (is_same<A, half>::value)
-      asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                   : "+f"(x), "+f"(y), "+f"(unused), "+f"(also) : "r"(rows), "r"(zero), "r"(columns));
+      asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
+                   : "+f"(x), "+f"(y), "+f"(d.rest[0]), "+f"(d.rest[1]) : "r"(rows), "r"(columns));
     else
-      asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                   : "+f"(x), "+f"(y), "+f"(unused), "+f"(also) : "r"(rows), "r"(zero), "r"(columns));
+      asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
+                   : "+f"(x), "+f"(y), "+f"(d.rest[0]), "+f"(d.rest[1]) : "r"(rows), "r"(columns));
   } else {  // tensor cores would round float to 11 bits
     uint mask = metalmm::fiber::active(), lane = simd_lane();
 #pragma unroll

@@ -1,0 +1,178 @@
+// B given as rows of quantized weights, float16 operands, m from 2 to 8: the products of simd_tiles.metal, of integers that become half two
+// at once, exactly and without a conversion; the scale of a row and a block of 32 of k waits for the sum of its products.
+//
+// Per output: the bytes of its weights, once for all rows of A; DEPTH * TILES loads of 8 bytes (of 4 bits: 4) in flight a lane. Of integers
+// on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
+// a shift, where extracting and converting it is 5; for m = 1 weight_columns.metal, which is not bound by the products' latency, is faster.
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+using namespace metal;  // what follows names its types
+
+#include "include/epilogue.h"
+#include "include/place.h"
+#include "include/weights.h"
+
+// A lane's eight weights of a block of 32 of k.
+template <int FORMAT>
+struct Eighth {
+  enum : uint { WORDS = Packing<FORMAT>::BITS / 4, BYTES = 4 * WORDS };
+  uint word[WORDS];
+
+  static METAL_FUNC Eighth load(const device uchar* p) {
+    Eighth x;
+    if (WORDS == 2) {
+      uint2 both = *reinterpret_cast<const device uint2*>(p);
+      x.word[0] = both.x, x.word[WORDS - 1] = both.y;
+    } else {
+      x.word[0] = *reinterpret_cast<const device uint*>(p);
+    }
+    return x;
+  }
+  // The first `bytes`, wherever they stand, and zeros.
+  static METAL_FUNC Eighth some(const device uchar* p, uint bytes) {
+    Eighth x;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < WORDS; i++) {
+      x.word[i] = 0;
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < 4; j++)
+        if (4 * i + j < bytes) x.word[i] |= uint(p[4 * i + j]) << 8 * j;
+    }
+    return x;
+  }
+  // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4. low: two that are 0xff, or 0xf,
+  // from the host (weights.h says why).
+  METAL_FUNC half2 pair(uint i, uint low) const {
+    if (FORMAT == Q8_0) {
+      uint bits = word[i / 2 % WORDS];
+      return as_type<half2>(((i % 2 ? bits >> 8 : bits) & low) ^ 0x64806480u) - half2(half(1152.0f));
+    }
+    uint bits = i / 2 ? word[0] >> 8 : word[0];
+    if (i % 2) return fma(as_type<half2>((bits & low << 4) | 0x64006400u), half2(half(0.0625f)), half2(half(-72.0f)));
+    return as_type<half2>((bits & low) | 0x64006400u) - half2(half(1032.0f));
+  }
+  // Of eight neighbours of A what a lane needs for the four: the first of each pair, or the second.
+  static METAL_FUNC half4 own(Octet<half> x, bool second) {
+    if (WORDS == 2) return second ? half4(x.low.zw, x.high.zw) : half4(x.low.xy, x.high.xy);
+    return second ? x.high : x.low;
+  }
+};
+
+// A block of 32 of k.
+template <int FORMAT, int TILES>
+METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread half (&scale)[TILES],
+                         Octet<half> x0, Octet<half> x1, bool second, uint low) {
+  half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
+  simdgroup_float8x8 sum[TILES];
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < 4; i++) {
+    simdgroup_half8x8 x;
+    x.thread_elements() = half2(own0[i], own1[i]);
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      simdgroup_half8x8 w;
+      w.thread_elements() = y[t].pair(i, low);
+      simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++)
+    total[t] = fma(float2(float(scale[t])), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
+}
+
+// WHOLE: rows of A and of the weights begin on 16 bytes.
+template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, int TG, bool WHOLE>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
+    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
+    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  typedef Weights<T, FORMAT, CANONICAL> From;
+  typedef Eighth<FORMAT> Bits;
+  constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Packing<FORMAT>::PER_BYTE;
+  threadgroup float2 partial[SETS][SPLIT][TILES][32];
+  threadgroup float numbers[TG / 32][64];
+  WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+  uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
+  Place place = place_of(numbers[simdgroup], lane);
+  uint row = place.row, pair = place.column / 2, low = Packing<FORMAT>::BITS == 8 ? p.low_byte : p.low_byte >> 4;
+  low |= low << 16;
+  uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
+  const device T* a = A + group.z * p.stride_a;
+  const device T* a0 = a + min(row0 + 2 * pair, p.m - 1) * p.lda;
+  const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
+  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
+  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint column[TILES];
+  float2 total[TILES];
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++) {
+    column[t] = min(first + 8 * t + row, last);
+    total[t] = float2(0.0f);
+  }
+  uint k = begin;
+  if (WHOLE && k < end) {
+    const device T* x0 = a0 + begin + 8 * (row / 2);
+    const device T* x1 = a1 + begin + 8 * (row / 2);
+    Cursor from[TILES];
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      from[t] = From::at(b, column[t], k);
+      from[t].values += Bits::BYTES * pair;
+    }
+    for (; k + 32 * DEPTH <= end; k += 32 * DEPTH) {
+      Bits y[DEPTH][TILES];
+      half scale[DEPTH][TILES];
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) {
+#pragma clang loop unroll(full)
+        for (uint t = 0; t < TILES; t++) {
+          Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
+          y[d][t] = Bits::load(c.values);
+          scale[d][t] = *reinterpret_cast<const device half*>(c.scales);
+        }
+      }
+      simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
+      x0 += 32 * DEPTH, x1 += 32 * DEPTH;
+    }
+  }
+  for (; k < end; k += 32) {
+    Bits y[TILES];
+    half scale[TILES];
+    uint at = k + 8 * pair, left = at < end ? end - at : 0;
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      Cursor c = From::at(b, column[t], k);
+      c.values += Bits::BYTES * pair;
+      y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (min(left, 8u) + PER_BYTE - 1) / PER_BYTE);
+      scale[t] = *reinterpret_cast<const device half*>(c.scales);
+    }
+    at = k + 8 * (row / 2), left = at < end ? end - at : 0;
+    Octet<T> x0 = WHOLE && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
+    Octet<T> x1 = WHOLE && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
+    multiply(total, y, scale, x0, x1, row % 2 == 1, low);
+  }
+  if (SPLIT > 1) {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (share != 0) return;
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+#pragma clang loop unroll(full)
+      for (uint s = 1; s < SPLIT; s++) total[t] += partial[set][s][t][lane];
+    }
+  }
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++) {
+    uint col = first + 8 * t + row;
+    if (col <= last && row0 + 2 * pair < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair, col, total[t].x);
+    if (col <= last && row0 + 2 * pair + 1 < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair + 1, col, total[t].y);
+  }
+}
