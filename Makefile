@@ -31,7 +31,7 @@ endif
 fake-metal: $(VENV)/.built
 	bash tests/fake_metal.sh $(BIN)/python
 # In two processes, which share the cache of compiled kernels: the fake lives in one process, so that pytest-xdist cannot divide its work.
-FAKE_FIRST := tests/test_matmul.py tests/test_edges.py
+FAKE_FIRST := tests/test_matmul.py tests/test_edges.py tests/test_quantized_matmul.py
 test-on-fake-metal: export METALMM_DEVICE = metal
 test-on-fake-metal: fake-metal
 ifneq ($(ARGS),)

@@ -206,56 +206,71 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     return found
 
 
+STEP_SIZES = {"qkv": (1, 1152), "scores": (HEADS, 1, POSITIONS), "heads": (HEADS, 1, 64), "up": (1, 9728), "logits": (1, 151936)}
+
+
+def chain(matmul: Callable[[int, Any, int, Any], None], act: dict[str, Any]) -> int:
+    """The matmuls of a decode step, each with what the one before it wrote: matmul(which of the seven shapes, a, layer, out). Their number."""
+    for layer in range(LAYERS):
+        matmul(0, act["x"], layer, act["qkv"])
+        matmul(1, act["q"], layer, act["scores"])
+        matmul(2, act["scores"], layer, act["heads"])
+        matmul(3, act["attention"], layer, act["x"])
+        matmul(4, act["x"], layer, act["up"])
+        matmul(5, act["gated"], layer, act["x"])
+    matmul(6, act["x"], 0, act["logits"])
+    return LAYERS * 6 + 1
+
+
+def activations(device: metalmm.Device, x: Any) -> dict[str, Any]:
+    """What chain() takes, on a device."""
+    act = {name: device.empty(size) for name, size in STEP_SIZES.items()} | {"x": device.array(x)}
+    return act | {
+        "q": act["qkv"][:, :896].reshape((HEADS, 1, 64)),
+        "attention": act["heads"].reshape((1, 896)),
+        "gated": act["up"][:, :4864],
+    }
+
+
 def step(device: metalmm.Device, picked: dict[str, str], rng: np.random.Generator) -> dict[str, Any]:
     """All matmuls of a decode step, each reading what the one before it wrote."""
     import torch
 
     shapes = [
         Shape(1, 1152, 896), Shape(1, POSITIONS, 64, "nt", HEADS), Shape(1, 64, POSITIONS, "nn", HEADS),
-        Shape(1, 896, 896), Shape(1, 9728, 896), Shape(1, 896, 4864),
+        Shape(1, 896, 896), Shape(1, 9728, 896), Shape(1, 896, 4864), Shape(1, 151936, 896),
     ]  # fmt: skip
-    lm_head = Shape(1, 151936, 896)
 
     def weights(s: Shape) -> Any:
         lead = (s.batch,) if s.batch > 1 else ()
         x = rng.standard_normal((*lead, s.n, s.k) if s.layout == "nt" else (*lead, s.k, s.n), dtype=np.float32)
         return (x / np.sqrt(s.k)).astype(np.float16)
 
-    host = [weights(s) for s in (*shapes, lm_head)]
+    host = [weights(s) for s in shapes]
     x = rng.standard_normal((1, 896)).astype(np.float16)
 
-    def chain(matmul: Callable[[Shape, Any, int, int, Any], None], act: dict[str, Any]) -> int:
-        for layer in range(LAYERS):
-            matmul(shapes[0], act["x"], 0, layer, act["qkv"])
-            matmul(shapes[1], act["q"], 1, layer, act["scores"])
-            matmul(shapes[2], act["scores"], 2, layer, act["heads"])
-            matmul(shapes[3], act["attention"], 3, layer, act["x"])
-            matmul(shapes[4], act["x"], 4, layer, act["up"])
-            matmul(shapes[5], act["gated"], 5, layer, act["x"])
-        matmul(lm_head, act["x"], 6, 0, act["logits"])
-        return LAYERS * len(shapes) + 1
-
-    sizes = {"qkv": (1, 1152), "scores": (HEADS, 1, POSITIONS), "heads": (HEADS, 1, 64), "up": (1, 9728), "logits": (1, 151936)}
     # torch
     tw = [[torch.from_numpy(w).cuda() for _ in range(LAYERS if i < 6 else 1)] for i, w in enumerate(host)]
-    ta = {name: torch.zeros(size, dtype=torch.float16, device="cuda") for name, size in sizes.items()} | {"x": torch.from_numpy(x).cuda()}
+    ta = {name: torch.zeros(size, dtype=torch.float16, device="cuda") for name, size in STEP_SIZES.items()} | {
+        "x": torch.from_numpy(x).cuda()
+    }
     ta |= {"q": ta["qkv"][:, :896].view(HEADS, 1, 64), "attention": ta["heads"].view(1, 896), "gated": ta["up"][:, :4864]}
     calls: Calls = []
 
-    def with_torch(s: Shape, a: Any, which: int, layer: int, out: Any) -> None:
+    def with_torch(which: int, a: Any, layer: int, out: Any) -> None:
         w = tw[which][layer]
-        w = w.transpose(-1, -2) if s.layout == "nt" else w
+        w = w.transpose(-1, -2) if shapes[which].layout == "nt" else w
         calls.append(lambda: torch.matmul(a, w, out=out))
 
     total = chain(with_torch, ta)
     theirs = of_torch(calls)
     # ours
     ow = [[device.array(w) for _ in range(LAYERS if i < 6 else 1)] for i, w in enumerate(host)]
-    oa = {name: device.empty(size) for name, size in sizes.items()} | {"x": device.array(x)}
-    oa |= {"q": oa["qkv"][:, :896].reshape((HEADS, 1, 64)), "attention": oa["heads"].reshape((1, 896)), "gated": oa["up"][:, :4864]}
+    oa = activations(device, x)
     prepared: list[Any] = []
 
-    def with_ours(s: Shape, a: Any, which: int, layer: int, out: Any) -> None:
+    def with_ours(which: int, a: Any, layer: int, out: Any) -> None:
+        s = shapes[which]
         v = picked.get(str(s)) or metalmm.explain(s.spec, device=device)[0]
         prepared.append(device.prepare(v, a, ow[which][layer], transpose_b=s.layout == "nt", out=out))
 

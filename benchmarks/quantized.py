@@ -4,9 +4,10 @@
 Each contender is one recording in which weights take turns in copies, together past the last-level cache, every copy read once before the
 first comes again; all calls of a recording write one result, so that each waits for the one before it. A contender is the fastest of the
 variants of m1_optimized_v6, _v7, small_m and of the quantized and fused families that take the operation, each checked against float64
-first, the best three measured by turns; it is then measured anew, by turns with what it is compared with. Of separate calls, which write a
-result each, the best three are measured in that recording. The step: 24 layers of q-k-v, scores at 95 positions, heads, o, gate and up,
-down, and the head of Qwen2.5-0.5B, weights in copies by turns likewise; attention stays float16.
+first, the best three measured by turns; it is then measured anew, by turns with what it is compared with. Of separate calls, which
+write a result each, every combination of the best three is measured, and the least counts. 256 copies at most: at n = 128 they stay in a
+large cache. The step: 24 layers of q-k-v, scores at 95 positions, heads, o, gate and up, down, and the head of Qwen2.5-0.5B, each reading
+what the one before it wrote; attention stays float16.
 
     METALMM_DEVICE=cuda python benchmarks/quantized.py [--json FILE] [--skip shapes,fused,step]
 """
@@ -14,26 +15,30 @@ down, and the head of Qwen2.5-0.5B, weights in copies by turns likewise; attenti
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import metalmm
+import numpy as np
 from metalmm import _core
 from metalmm.bench import runner, sizes
 from metalmm.bench.copy import measured_copy
-from peers_cuda import of_ours
+from metalmm.quantized import FORMATS, parts_of_storage
+from peers_cuda import LAYERS, activations, chain, of_ours
 
 REPLAYS = 25
 FAMILIES = ("m1_optimized_v6", "m1_optimized_v7", "small_m", "q8", "q4", "affine", "fused")
 STORAGES = ("dense", "q8_0", "q8_0:canonical", "affine8", "q4_0", "affine4")
 LAYER = ("n=1152 k=896 {s}", "batch=14 n=95 k=64 nt", "batch=14 n=64 k=95", "n=896 k=896 {s}", "n=9728 k=896 {s}", "n=896 k=4864 {s}")
-LAYERS, HEAD = 24, "n=151936 k=896 {s}"
+HEAD = "n=151936 k=896 {s}"
 
 
 def shape_of(spec: str, storage: str = "dense") -> sizes.Shape:
@@ -79,9 +84,35 @@ class Contender:
         return lambda: run() / len(calls)
 
 
+def of_mlx(contender: Contender, storage: str) -> Callable[[], float]:
+    """Seconds of one call of mlx's own on the CPU, over copies of the same weights. Raises ImportError."""
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    x = mx.array(contender.inputs.a.numpy())
+    if storage == "dense":
+        weights = [mx.array(w.numpy()) for w in contender.inputs.weights]
+        calls = [lambda w=w: mx.eval(mx.matmul(x, w.T)) for w in weights]  # type: ignore[misc]
+    else:
+        form, group, _ = parts_of_storage(storage)
+        options = {"transpose": True, "group_size": group, "bits": FORMATS[form].bits}
+        weights = [[mx.array(part) for part in w.numpy().to_mlx()] for w in contender.inputs.weights]
+        calls = [lambda w=w: mx.eval(mx.quantized_matmul(x, *w, **options)) for w in weights]  # type: ignore[misc]
+    mx.eval(weights)
+
+    def run() -> float:
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - begin) / len(calls)
+
+    return run
+
+
 def compare_shapes(device: metalmm.Device, copy: float) -> list[dict[str, Any]]:
     rows = []
-    for m, n in itertools.product((1, 2, 8), (9728, 151936)):
+    has_mlx = device.name == "cpu" and importlib.util.find_spec("mlx") is not None
+    for m, n in itertools.product((1,) if device.name == "cpu" else (1, 2, 8), (9728, 151936)):
         contenders = [Contender(device, shape_of(f"m={m} n={n} k=896 {{s}}", s)) for s in STORAGES]
         for storage, c, us in zip(STORAGES, contenders, times := medians([c.run() for c in contenders]), strict=True):
             gbps = c.shape.spec.b_bytes / us / 1e3
@@ -90,6 +121,14 @@ def compare_shapes(device: metalmm.Device, copy: float) -> list[dict[str, Any]]:
             print(
                 f"{m} x {n} x 896 {storage:16s}{us:9.2f} us{times[0] / us:7.2f}{gbps:8.0f} GB/s{gbps / copy:6.0%}  {c.variant}", flush=True
             )
+        for storage, c in zip(STORAGES, contenders, strict=True):
+            if has_mlx and n == 9728 and storage in ("dense", "affine8", "affine4"):
+                ours, theirs = medians([c.run(), of_mlx(c, storage)], 3)  # it takes half a second for each call
+                rows.append({"m": m, "n": n, "k": 896, "storage": storage, "us": theirs, "ratio": theirs / ours, "variant": "mlx"})
+                print(
+                    f"{m} x {n} x 896 {storage:16s}{theirs:9.2f} us  mlx on the CPU; ours by turns {ours:.2f}, {theirs / ours:.2f}",
+                    flush=True,
+                )
     return rows
 
 
@@ -97,16 +136,17 @@ def compare_fused(device: metalmm.Device) -> list[dict[str, Any]]:
     rows = []
     for widths in ((4864, 4864), (896, 128, 128)):
         for storage in ("dense", "q8_0", "q4_0", "affine8"):
-            fused = Contender(device, shape_of(f"n={'+'.join(map(str, widths))} k=896 {{s}}", storage))
             shapes = [shape_of(f"n={n} k=896 {{s}}", storage) for n in widths]
-            copies = min(256, max(runner.cold_copies(s, device) for s in shapes))  # each is chosen cold, too
+            copies = min(256, max(runner.cold_copies(s, device) for s in shapes))  # of both
+            fused = Contender(device, shape_of(f"n={'+'.join(map(str, widths))} k=896 {{s}}", storage), copies)
             apart = [Contender(device, s, copies) for s in shapes]
-            # The separate ones' best in this company: as fast alone, a variant may bear others beside it worse.
-            together = [[c.finalists[min(i, len(c.finalists) - 1)] for c in apart] for i in range(3)]
+            # Each combination of the separate ones' three best: as fast alone, one may bear others beside it worse.
+            best = {c.shape.n: c.finalists for c in apart}
+            together = [dict(zip(best, variants, strict=True)) for variants in itertools.product(*best.values())]
             runs = []
-            for variants in together:
-                calls = [c.calls(v) for c, v in zip(apart, variants, strict=True)]
-                runs.append(of_ours(device, [call for turn in zip(*calls, strict=True) for call in turn]))
+            for variant in together:
+                calls = zip(*(c.calls(variant[c.shape.n]) for c in apart), strict=True)
+                runs.append(of_ours(device, [call for turn in calls for call in turn]))
             one, *each = medians([fused.run(), *runs])
             many = min(each) / copies
             rows.append(
@@ -128,15 +168,20 @@ def compare_fused(device: metalmm.Device) -> list[dict[str, Any]]:
 
 def compare_steps(device: metalmm.Device) -> dict[str, Any]:
     runs, found = [], dict[str, Any]()
+    x = np.random.default_rng(0).standard_normal((1, 896)).astype(np.float16)
     for storage in ("dense", "q8_0", "q4_0"):
-        layer = [Contender(device, shape_of(spec, storage)) for spec in LAYER]
-        own = [(c, c.calls(), len(c.inputs.weights)) for c in layer]
-        calls = [calls[i % count] for i in range(LAYERS) for _, calls, count in own] + Contender(device, shape_of(HEAD, storage)).calls()[
-            :1
-        ]
-        size = sum(c.shape.spec.b_bytes for c in layer) * LAYERS + shape_of(HEAD, storage).spec.b_bytes
+        shapes = [Contender(device, shape_of(spec, storage)) for spec in (*LAYER, HEAD)]
+        calls: list[Any] = []
+
+        def matmul(which: int, a: Any, layer: int, out: Any, shapes: Any = shapes, calls: Any = calls) -> None:
+            c = shapes[which]
+            weights = c.inputs.weights[layer % len(c.inputs.weights)]
+            calls.append(device.prepare(c.variant, a, weights, transpose_b=c.shape.transpose_b, out=out))
+
+        chain(matmul, activations(device, x))
+        size = sum(c.shape.spec.b_bytes for c in shapes[:-1]) * LAYERS + shapes[-1].shape.spec.b_bytes
         runs.append(of_ours(device, calls))
-        found[storage] = {"bytes": size, "matmuls": len(calls), "variants": [c.variant for c in layer]}
+        found[storage] = {"bytes": size, "matmuls": len(calls), "variants": [c.variant for c in shapes]}
     for storage, us in zip(found, times := medians(runs), strict=True):
         found[storage] |= {"us": us, "ratio": times[0] / us}
         size = found[storage]["bytes"]
@@ -149,9 +194,11 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--skip", default="", help="of shapes, fused, step")
+    parser.add_argument("--skip", default="", help="some of shapes, fused, step, with commas; on device cpu each takes minutes")
     args = parser.parse_args()
-    skipped = args.skip.split(",")
+    skipped = args.skip.split(",") if args.skip else []
+    if unknown := set(skipped) - {"shapes", "fused", "step"}:
+        parser.error(f"--skip {', '.join(sorted(unknown))}: it takes some of shapes, fused, step")
     device = metalmm.Device()
     copy = measured_copy(device)
     print(f"{runner.describe(device, runner.environment(device))}; metalmm {metalmm.__version__}; a copy moves {copy:.0f} GB/s")

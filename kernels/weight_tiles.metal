@@ -92,6 +92,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   typedef Weights<T, FORMAT, CANONICAL> From;
   typedef Eighth<FORMAT> Bits;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Packing<FORMAT>::PER_BYTE;
+  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups in a threadgroup");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
@@ -150,7 +151,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
-      y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (min(left, 8u) + PER_BYTE - 1) / PER_BYTE);
+      y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
       scale[t] = *reinterpret_cast<const device half*>(c.scales);
     }
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;

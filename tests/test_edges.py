@@ -104,7 +104,7 @@ class Pages:
 
     def put(self, x: Any, end: bool) -> Any:
         """x with its last element before the page behind, or its first one after the page before."""
-        view = (self._bytes[-x.nbytes :] if end else self._bytes[: x.nbytes]).view(np.float16).reshape(x.shape)
+        view = (self._bytes[-x.nbytes :] if end else self._bytes[: x.nbytes]).view(x.dtype).reshape(x.shape)
         view[...] = x
         return view
 

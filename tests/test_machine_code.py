@@ -98,6 +98,8 @@ BODIES = {
     " simdgroup_multiply_accumulate(d, a, a, d); if (i < 5) h[i] = d.thread_elements()[0];",
 }
 PROGRAMS = {
+    "a matrix in a union": "kernel void k(device float* o [[buffer(0)]], uint i [[thread_index_in_simdgroup]]) { union { simdgroup_float8x8 m; float2 v; } u;"
+    " u.v = float2(1.0f); o[i] = u.v.x; }",
     "vectors in constant memory": "constant float4 a[2] = {float4(1, 2, 3, 4), float4(5)}; constant half2 b[] = {{1, 2}, {3, 4}};\n"
     "constant float4x4 c = float4x4(float4(1), float4(2), float4(3), float4(4)); constant float d = -INFINITY; constant float3 e = -float3(1, 2, 3);\n"
     "template <class T> struct L { static constexpr constant T least = -numeric_limits<T>::infinity(); };\n"

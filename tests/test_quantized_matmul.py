@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import pickle
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics
 from metalmm.manifest import STORAGES
+from test_edges import Pages
 
 ALL = metalmm.variants(device=metalmm.default_device())
 QUANTIZED = [v for v in ALL if v.storage != "dense" and v.weights == 1]
@@ -405,6 +407,39 @@ def test_specs_of_stored_and_fused() -> None:
     assert metalmm.MatmulSpec(1, 37, 95, b_storage=q.storage, also_n=(37,), swiglu=True).least_bytes == 2 * q.nbytes + a
 
 
+@pytest.mark.skipif(DEVICE != "cpu" or not sys.platform.startswith("linux"), reason="a GPU has a copy of the memory")
+@pytest.mark.parametrize("v", QUANTIZED)
+def test_nothing_is_read_or_written_outside_an_operand(v: metalmm.Variant, pages: list[Pages], device: metalmm.Device) -> None:
+    for n, k in ((37, 161), (5, 101), (9, 320), (1, 1039)):
+        m = next((m for m in rows_of(v) if m in (1, 3)), 3)
+        a, options = draw(m, n, k, bias=True)
+        q = weights(n, k, v.storage)
+        reference, bound, _ = numerics.judged(a, q, **options)
+        for end in (True, False):
+            parts = [q.values, q.scales, q.biases, a, options["bias"], np.zeros((m, n), np.float16)]
+            values, scales, biases, x, bias, out = [None if p is None else page.put(p, end) for page, p in zip(pages, parts, strict=True)]
+            placed = replace(q, values=values, scales=scales, biases=biases)
+            metalmm.matmul(v, x, placed, bias=bias, out=out, device=device)
+            assert not (wrong := numerics.mismatch(out, reference, bound)), f"{v} {a.shape} {q!r}: {wrong}"
+            count_case()
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[Pages]:
+    return [Pages() for _ in range(6)]
+
+
+@pytest.mark.parametrize("v", [v for v in QUANTIZED if not FAKE or v in FIRST])
+def test_rows_of_a_further_apart_than_they_are_long(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """Whole loads of A, though k is off them; what lies between rows must not count."""
+    m = rows_of(v)[-1]
+    for n, k in ((37, 95), (5, 161), (5, 1039), (9, 172)):
+        a, options = draw(m, n, k)
+        wide = np.full((m, (k + 7) // 8 * 8 + 8), np.nan, np.float16)
+        wide[:, :k] = a
+        check(v, wide[:, :k], weights(n, k, v.storage), options, device)
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")
 def test_in_debug_mode() -> None:
     """Lanes in any order, memory guarded, alignment looked at."""
@@ -415,3 +450,7 @@ def test_in_debug_mode() -> None:
                 check(v, a, weights(37, 160, v.storage), options, device)
             else:
                 check_fused(v, a, parts_of(v, 160), None, device)
+        for v in [v for v in FIRST if v.kernel == "weight_tiles"]:
+            for n, k in ((37, 161), (9, 1039)):  # rows off sixteen bytes, with and without a whole step
+                a, options = draw(3, n, k)
+                check(v, a, weights(n, k, v.storage), options, device)

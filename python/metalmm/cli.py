@@ -112,7 +112,8 @@ def _explain(args: argparse.Namespace) -> int:
         v = manifest.get(args.id)
     if lack := v.lacks(spec):
         others = [str(o) for o in variants(spec, enabled=True)]
-        print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5])}", file=sys.stderr)
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5]) or 'none'}{more}", file=sys.stderr)
         return 1
     if v.devices and device.name not in v.devices:
         device = Device(v.devices[0])

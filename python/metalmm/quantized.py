@@ -2,7 +2,7 @@
 
 | format | a value is | groups of | from |
 |---|---|---|---|
-| q8_0 | scale * q, q of -127 to 127 | 32 | GGUF |
+| q8_0 | scale * q, q of -128 to 127 | 32 | GGUF |
 | q4_0 | scale * (q - 8), q of 0 to 15 | 32 | GGUF |
 | affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
 

@@ -49,18 +49,22 @@ class _Cuda:
     )
     # Of benchmarks/peers_cuda.py on an H200: docs/cuda.md.
     winners: Sequence[tuple[str, int, int, str]] = (
-        ("nt", 9728, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg128"),
+        ("nt", 9728, 896, "m1_optimized_v7/nt_l16_c1_s1_d7_x_tg128"),
         ("nt", 896, 4864, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
-        ("nt", 896, 896, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
-        ("nt", 1152, 896, "m1_optimized_v7/nt_octet_c2_s8_d1_tg256"),
+        ("nt", 896, 896, "m1_optimized_v7/nt_l16_c1_s7_d2_tg448"),
+        ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
-        ("nt", 151936, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg128"),
+        ("nt", 151936, 896, "m1_optimized_v7/nt_l16_c1_s1_d7_x_tg128"),
     )
     preferred: Sequence[str] = (
         "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
         "m1_optimized_v7/nn_octet_o4_d4_tg512",
         "small_m/nt_tiles_t2_s4_d3_tg128",
         "small_m/nn_w4_s4_tg128",
+        "q8/nk_tiles_t2_s4_d3_tg128",
+        "q8/canonical_tiles_t2_s4_d3_tg128",
+        "q4/nk_tiles_t2_s4_d4_tg128",
+        "q4/canonical_tiles_t4_s2_d1_tg128",
         "gemm_tiled/baseline",
     )
 

@@ -385,7 +385,9 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
         except ValueError as error:
             if isinstance(error, ShapeError):
                 raise
-            raise ShapeError(f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16") from None
+            raise ShapeError(
+                f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16, or n=4864+4864 k=896 q8_0 swiglu"
+            ) from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
     try:

@@ -36,8 +36,10 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   }
   storage_type elements_;
 
+#ifdef METALMM_CONVERGED
  public:
   float rest[2] = {0.0f, 0.0f};  // of eight rows that a sum of mma has and no one reads: it adds in place
+#endif
 };
 
 template <class D, class A, class B, class C>
@@ -54,13 +56,18 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
     memcpy(&columns, &right, 4);
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
     // The last eight of mma's 16 rows of A are nobody's: whatever their register, a, holds, no other row depends on it.
-    d.rest[0] = c.rest[0], d.rest[1] = c.rest[1];
+#ifdef METALMM_CONVERGED
+    float(&rest)[2] = d.rest;
+    rest[0] = c.rest[0], rest[1] = c.rest[1];
+#else
+    float rest[2] = {0.0f, 0.0f};
+#endif
     if constexpr (is_same<A, half>::value)
       asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
-                   : "+f"(x), "+f"(y), "+f"(d.rest[0]), "+f"(d.rest[1]) : "r"(rows), "r"(columns));
+                   : "+f"(x), "+f"(y), "+f"(rest[0]), "+f"(rest[1]) : "r"(rows), "r"(columns));
     else
       asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
-                   : "+f"(x), "+f"(y), "+f"(d.rest[0]), "+f"(d.rest[1]) : "r"(rows), "r"(columns));
+                   : "+f"(x), "+f"(y), "+f"(rest[0]), "+f"(rest[1]) : "r"(rows), "r"(columns));
   } else {  // tensor cores would round float to 11 bits
     uint mask = metalmm::fiber::active(), lane = simd_lane();
 #pragma unroll
