@@ -37,7 +37,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG, bool VEC>
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint SETS = TG / 32 / SPLIT;
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups in a threadgroup");
+  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float partial[SETS][SPLIT][ROWS][COLS];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
   uint first = (group.x * SETS + set) * COLS;

@@ -92,7 +92,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   typedef Weights<T, FORMAT, CANONICAL> From;
   typedef Eighth<FORMAT> Bits;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Packing<FORMAT>::PER_BYTE;
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups in a threadgroup");
+  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
