@@ -118,7 +118,8 @@ def test_a_page_and_a_file_by_the_schema(capsys: pytest.CaptureFixture[str]) -> 
     for s in data["shapes"]:
         right = [r for r in s["results"] if not r["stopped"]]
         assert s["winner"] == min(right, key=lambda r: r["median_ms"])["variant"] and s["twin"] and s["rounds"] == 2
-        assert all(len(r["gpu_ms"]) >= 6 for r in right) and len(s["twin"]["gpu_ms"]) >= 6
+        counts = [len(r["gpu_ms"]) for r in right]  # 3 a round; one that a first round stopped and a second did not has the second's
+        assert min(counts) >= 3 and max(counts) >= 6 and len(s["twin"]["gpu_ms"]) >= 6
         assert s["winner"] in text
     assert len(text.splitlines()) < 40 and "avg_gpu=" not in text and "vs orig" not in text
     assert re.search(r"skipped: not their layout: \d+ variants", text) and "is not one of n" not in text.replace("n is not one of", "")
