@@ -209,8 +209,8 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
 STEP_SIZES = {"qkv": (1, 1152), "scores": (HEADS, 1, POSITIONS), "heads": (HEADS, 1, 64), "up": (1, 9728), "logits": (1, 151936)}
 
 
-def chain(matmul: Callable[[int, Any, int, Any], None], act: dict[str, Any]) -> int:
-    """The matmuls of a decode step, each with what the one before it wrote: matmul(which of the seven shapes, a, layer, out). Their number."""
+def chain(matmul: Callable[[int, Any, int, Any], None], act: dict[str, Any]) -> None:
+    """The matmuls of a decode step, each with what the one before it wrote: matmul(which of the seven shapes, a, layer, out)."""
     for layer in range(LAYERS):
         matmul(0, act["x"], layer, act["qkv"])
         matmul(1, act["q"], layer, act["scores"])
@@ -219,7 +219,6 @@ def chain(matmul: Callable[[int, Any, int, Any], None], act: dict[str, Any]) -> 
         matmul(4, act["x"], layer, act["up"])
         matmul(5, act["gated"], layer, act["x"])
     matmul(6, act["x"], 0, act["logits"])
-    return LAYERS * 6 + 1
 
 
 def activations(device: metalmm.Device, x: Any) -> dict[str, Any]:
@@ -262,7 +261,7 @@ def step(device: metalmm.Device, picked: dict[str, str], rng: np.random.Generato
         w = w.transpose(-1, -2) if shapes[which].layout == "nt" else w
         calls.append(lambda: torch.matmul(a, w, out=out))
 
-    total = chain(with_torch, ta)
+    chain(with_torch, ta)
     theirs = of_torch(calls)
     # ours
     ow = [[device.array(w) for _ in range(LAYERS if i < 6 else 1)] for i, w in enumerate(host)]
@@ -282,7 +281,7 @@ def step(device: metalmm.Device, picked: dict[str, str], rng: np.random.Generato
         samples["ours"].append(ours())
     size = sum(w.nbytes * (LAYERS if i < 6 else 1) for i, w in enumerate(host))
     found = {name: statistics.median(s[3:]) * 1e6 for name, s in samples.items()}
-    return {"matmuls": total, "bytes": size, **found}
+    return {"matmuls": len(prepared), "bytes": size, **found}
 
 
 def host(device: metalmm.Device, rng: np.random.Generator) -> dict[str, float]:

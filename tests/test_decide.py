@@ -110,7 +110,7 @@ def test_two_rounds_are_one_result_with_their_drift() -> None:
 
 
 def test_a_page_and_a_file_by_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    code, data = bench(*SMALL, *FEW)
+    code, data = bench(*SMALL, *FEW, "--most-time", "0.06")  # or a busy machine takes samples from some
     text = capsys.readouterr().out
     assert code == 0
     jsonschema.validate(data, json.loads((ROOT / "docs" / "bench.schema.json").read_text()))
@@ -118,8 +118,7 @@ def test_a_page_and_a_file_by_the_schema(capsys: pytest.CaptureFixture[str]) -> 
     for s in data["shapes"]:
         right = [r for r in s["results"] if not r["stopped"]]
         assert s["winner"] == min(right, key=lambda r: r["median_ms"])["variant"] and s["twin"] and s["rounds"] == 2
-        counts = [len(r["gpu_ms"]) for r in right]  # 3 a round; one that a first round stopped and a second did not has the second's
-        assert min(counts) >= 3 and max(counts) >= 6 and len(s["twin"]["gpu_ms"]) >= 6
+        assert all(len(r["gpu_ms"]) >= 6 for r in right) and len(s["twin"]["gpu_ms"]) >= 6
         assert s["winner"] in text
     assert len(text.splitlines()) < 40 and "avg_gpu=" not in text and "vs orig" not in text
     assert re.search(r"skipped: not their layout: \d+ variants", text) and "is not one of n" not in text.replace("n is not one of", "")

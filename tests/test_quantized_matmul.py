@@ -25,6 +25,8 @@ QUANTIZED = [v for v in ALL if v.storage != "dense" and v.weights == 1]
 FUSED = [v for v in ALL if v.weights > 1]
 # One of each kernel, storage and number of matrices: the other variants differ in how they share the work.
 FIRST = list({(v.kernel, v.storage, v.weights, v.swiglu, v.supports.get("m") == 1): v for v in reversed(QUANTIZED + FUSED)}.values())
+# The fake Metal runs the CPU device's code: what is its own, the host's, is one variant's of each kernel and storage.
+ASKED_QUANTIZED, ASKED_FUSED = ([v for v in those if not FAKE or v in FIRST] for those in (QUANTIZED, FUSED))
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 # (n, k): odd, off every block, lane and tile; a whole number of them; more than a window; tiny.
 SHAPES = [(1, 1), (5, 31), (37, 95), (70, 160), (33, 896), (131, 321), (3, 4095), (9, 4864)]
@@ -77,9 +79,8 @@ def check(v: str, a: Any, q: Any, options: dict[str, Any], device: metalmm.Devic
     count_case()
 
 
-# The fake Metal runs the CPU device's code: what is its own, the host's, is one variant's of each kernel and storage.
 @pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("v", [v for v in QUANTIZED if not FAKE or v in FIRST])
+@pytest.mark.parametrize("v", ASKED_QUANTIZED)
 def test_variant_is_within_the_bound(v: metalmm.Variant, epilogue: str, device: metalmm.Device) -> None:
     checked = 0
     for m in rows_of(v):
@@ -117,7 +118,7 @@ def test_every_format_layout_and_number_of_rows_has_a_variant() -> None:
             assert metalmm.variants(spec, enabled=True), (storage, also_n, swiglu)
 
 
-@pytest.mark.parametrize("v", [v for v in QUANTIZED if not FAKE or v in FIRST])
+@pytest.mark.parametrize("v", ASKED_QUANTIZED)
 def test_the_extremes_of_a_format(v: metalmm.Variant, device: metalmm.Device) -> None:
     """Every value of a byte or half, scales that are zero, least, negative; A's zeros of both signs; infinities and NaN as in float64."""
     n, k = 6, 256
@@ -222,7 +223,7 @@ def check_fused(v: metalmm.Variant, a: Any, parts: list[Any], bias: list[Any] | 
         count_case()
 
 
-@pytest.mark.parametrize("v", [v for v in FUSED if not FAKE or v in FIRST])
+@pytest.mark.parametrize("v", ASKED_FUSED)
 def test_fused_is_within_the_bound(v: metalmm.Variant, device: metalmm.Device) -> None:
     for k in (1, 95, 160, 896, 4864):
         for group in groups_of(v):
@@ -429,7 +430,7 @@ def pages() -> list[Pages]:
     return [Pages() for _ in range(6)]
 
 
-@pytest.mark.parametrize("v", [v for v in QUANTIZED if not FAKE or v in FIRST])
+@pytest.mark.parametrize("v", ASKED_QUANTIZED)
 def test_rows_of_a_further_apart_than_they_are_long(v: metalmm.Variant, device: metalmm.Device) -> None:
     """Whole loads of A, though k is off them; what lies between rows must not count."""
     m = rows_of(v)[-1]
