@@ -11,6 +11,7 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/octet.h"
+#include "include/wait.h"
 
 // Adds every STEP-th row from `first` on. WHOLE: all eight columns are there, and stand on eight.
 template <bool WHOLE, int ROWS, int STEP, int DEPTH, class T>
@@ -23,16 +24,20 @@ METAL_FUNC void add_rows(const device T* a, const device T* b, constant MatmulPa
       uint from = k + STEP * d < p.k ? k + STEP * d : k;  // past the end, what the thread has: not used below
       y[d] = WHOLE ? load_octet(b + from * p.ldb) : load_some(b + from * p.ldb, count);
     }
+    if (k == first) wait_for_operands();
+    T x[DEPTH];  // of the first row: in flight at once, too
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) x[d] = a[k + STEP * d < p.k ? k + STEP * d : k];
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       if (k + STEP * d < p.k) {
 #pragma clang loop unroll(full)
         for (uint r = 0; r < ROWS; r++) {
-          float x = r < rows ? float(a[r * p.lda + k + STEP * d]) : 0.0f;
+          float factor = r == 0 ? float(x[d]) : r < rows ? float(a[r * p.lda + k + STEP * d]) : 0.0f;
 #pragma clang loop unroll(full)
           for (uint i = 0; i < 4; i++) {
-            sum[r][i] += x * float(y[d].low[i]);
-            sum[r][i + 4] += x * float(y[d].high[i]);
+            sum[r][i] += factor * float(y[d].low[i]);
+            sum[r][i + 4] += factor * float(y[d].high[i]);
           }
         }
       }
@@ -55,11 +60,16 @@ template <class T, int ROWS, int OCTETS, int DEPTH, int TG>
   const device T* b = B + group.z * p.stride_b + min(col, p.n - 1);
   bool whole = count == 8 && (p.ldb | p.stride_b | p.vec_offset_b) % 8 == 0;
 
+  static_assert(TG % WIDTH == 0, "a thread stores of one column");
+  uint own = group.x * WIDTH + tid % WIDTH;
+  float added = tid < rows * WIDTH && own < p.n ? bias_of(bias, p, own) : 0.0f;
+
   float sum[ROWS][8] = {};
   if (whole)
     add_rows<true, ROWS, STEP, DEPTH>(a, b, p, rows, count, tid / OCTETS, sum);
   else
     add_rows<false, ROWS, STEP, DEPTH>(a, b, p, rows, count, tid / OCTETS, sum);
+  wait_for_operands();
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
@@ -75,6 +85,6 @@ template <class T, int ROWS, int OCTETS, int DEPTH, int TG>
     float total = 0.0f;
 #pragma clang loop unroll(full)
     for (uint s = 0; s < TG / 32; s++) total += partial[s][r][c];
-    if (group.x * WIDTH + c < p.n) store_result(D, C, bias, p, group.z, row0 + r, group.x * WIDTH + c, total);
+    if (own < p.n) store_sum(D, C, p, group.z, row0 + r, own, total, added);
   }
 }

@@ -11,6 +11,7 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/octet.h"
+#include "include/wait.h"
 
 // TG / 32 / SPLIT sets of COLS columns in a threadgroup. OCTETS: rows of A and B begin on a vector of 8.
 template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS>
@@ -32,6 +33,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) b[c] = B + group.z * p.stride_b + min(first + c, last) * p.ldb;
 
+  float added = share == 0 && lane < COLS && first + lane <= last ? bias_of(bias, p, first + lane) : 0.0f;
   float4 sums[ROWS][COLS];
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
@@ -47,8 +49,10 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
         uint from = at + 256 * d < whole ? at + 256 * d : at;  // past the end, what the lane has: not used below
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) y[d][c] = load_octet(b[c] + from);
-        x[d] = load_octet(a + from);
       }
+      if (at == begin + 8 * lane) wait_for_operands();
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) x[d] = load_octet(a + (at + 256 * d < whole ? at + 256 * d : at));
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         if (at + 256 * d < whole) {
@@ -65,6 +69,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
     }
     k = whole + lane;
   }
+  wait_for_operands();
   for (; k < end; k += 32) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
@@ -103,6 +108,6 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++)  // constant indices: the sums stay in registers; neighbouring lanes, neighbouring columns
-      if (lane == c && first + c <= last && r < rows) store_result(D, C, bias, p, group.z, row0 + r, first + c, sum[r][c]);
+      if (lane == c && first + c <= last && r < rows) store_sum(D, C, p, group.z, row0 + r, first + c, sum[r][c], added);
   }
 }

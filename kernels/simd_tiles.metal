@@ -12,6 +12,7 @@ using namespace metal;  // what follows names its types
 #include "include/epilogue.h"
 #include "include/octet.h"
 #include "include/place.h"
+#include "include/wait.h"
 
 template <class T>
 METAL_FUNC vec<T, 2> pair_of(Octet<T> x, uint i) {
@@ -26,8 +27,11 @@ METAL_FUNC vec<T, 2> across(Octet<T> x, Octet<T> y, uint i, bool odd) {
 
 // 32 of k.
 template <int TILES, class T>
-METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], const thread Octet<T> (&y)[TILES], Octet<T> x0, Octet<T> x1,
-                         bool odd) {
+METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], const thread OctetBits<T> (&bits)[TILES], Octet<T> x0,
+                         Octet<T> x1, bool odd) {
+  Octet<T> y[TILES];
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++) y[t] = bits[t].octet();
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
     simdgroup_matrix<T, 8, 8> x;
@@ -63,36 +67,50 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
+  float added[TILES];
+#pragma clang loop unroll(full)
+  for (uint t = 0; t < TILES; t++)
+    added[t] = share == 0 && first + 8 * t + row <= last && row0 + 2 * pair < p.m ? bias_of(bias, p, first + 8 * t + row) : 0.0f;
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   uint k = begin;
-  if (OCTETS) {
+  if (OCTETS && k + 32 * DEPTH <= end) {
     const device T* x0 = a0 + begin + 8 * (row / 2);
     const device T* x1 = a1 + begin + 8 * (row / 2);
     const device T* from[TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) from[t] = b[t] + begin + 8 * pair;
-    for (; k + 32 * DEPTH <= end; k += 32 * DEPTH) {
-      Octet<T> y[DEPTH][TILES];
+    OctetBits<T> y[DEPTH][TILES];
 #pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) {
+    for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) y[d][t] = load_octet(from[t] + 32 * d);
-      }
-      simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
-#pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) multiply(sum, y[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1);
+      for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + 32 * d);
+    }
+    wait_for_operands();
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
+    // What is used up makes room for what is DEPTH further: always as much in flight.
+    for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) from[t] += 32 * DEPTH;
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) {
+        multiply(sum, y[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1);
+#pragma clang loop unroll(full)
+        for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + 32 * d);
+      }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) multiply(sum, y[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1);
+    k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {
-    Octet<T> y[TILES];
+    OctetBits<T> y[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) y[t] = OCTETS && left >= 8 ? load_octet(b[t] + at) : load_some(b[t] + at, left);
+    for (uint t = 0; t < TILES; t++) y[t] = OCTETS && left >= 8 ? load_bits(b[t] + at) : bits_of(load_some(b[t] + at, left));
+    if (k == begin) wait_for_operands();
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;
     Octet<T> x0 = OCTETS && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
     Octet<T> x1 = OCTETS && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
@@ -101,6 +119,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   float2 total[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) total[t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
+  wait_for_operands();
   if (SPLIT > 1) {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];
@@ -115,7 +134,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     uint col = first + 8 * t + row;
-    if (col <= last && row0 + 2 * pair < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair, col, total[t].x);
-    if (col <= last && row0 + 2 * pair + 1 < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair + 1, col, total[t].y);
+    if (col <= last && row0 + 2 * pair < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair, col, total[t].x, added[t]);
+    if (col <= last && row0 + 2 * pair + 1 < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair + 1, col, total[t].y, added[t]);
   }
 }

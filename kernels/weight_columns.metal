@@ -14,6 +14,7 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
+#include "include/wait.h"
 #include "include/weights.h"
 
 // Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise
@@ -22,10 +23,10 @@ constexpr constant uint PITCH = 9;
 METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
 
 // Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for
-// nothing. STAGED: A comes from threadgroup memory, where `workers` threads put it while the weights are on their way.
-template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, bool STAGED, bool GUARDED>
+// nothing. STAGED: A comes from threadgroup memory, where WORKERS threads put it while the weights are on their way.
+template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool GUARDED>
 METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
-                          uint lane, threadgroup float4* staged, uint worker, uint workers, thread float4 (&sums)[ROWS][COLS]) {
+                          uint lane, bool is_first, threadgroup float4* staged, uint worker, thread float4 (&sums)[ROWS][COLS]) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   static_assert(!STAGED || ROWS == 1, "one row of A is staged");
@@ -42,12 +43,22 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
         pieces[d][c] = From::nothing();
     }
   }
+  if (is_first) wait_for_operands();
   if (STAGED) {
-    for (uint i = 8 * worker; i < STEP * DEPTH; i += 8 * workers) {
-      Octet<T> x = {vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))};
-      if (!GUARDED || k + i < whole) x = load_octet(a + k + i);
-      staged[staged_at(i)] = float4(x.low);
-      staged[staged_at(i) + 1] = float4(x.high);
+    constexpr uint TURNS = (STEP * DEPTH - 1) / (8 * WORKERS) + 1;
+    Octet<T> x[TURNS];
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TURNS; j++) {
+      uint i = 8 * (WORKERS * j + worker);
+      x[j] = {vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))};
+      if (i < STEP * DEPTH && (!GUARDED || k + i < whole)) x[j] = load_octet(a + k + i);
+    }
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TURNS; j++) {
+      uint i = 8 * (WORKERS * j + worker);
+      if (i >= STEP * DEPTH) continue;
+      staged[staged_at(i)] = float4(x[j].low);
+      staged[staged_at(i) + 1] = float4(x[j].high);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   } else if (LANES > 1) {
@@ -174,6 +185,7 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
   uint k = begin;
   if (WIDE && WHOLE) {
     uint whole = begin + (end - begin) / 32 * 32;
+    wait_for_operands();
     add_blocks<T, From, FORMAT, CANONICAL, ROWS, COLS>(a, w, column, begin, whole, sums);
     k = whole;
   } else if (WHOLE) {
@@ -185,16 +197,17 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
     uint done = 0;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker,
-                                                                          SETS * 32, sums);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at,
+                                                                                     done == 0, staged, worker, sums);
     }
     for (; done < slice; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at, staged, worker,
-                                                                         SETS * 32, sums);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at,
+                                                                                    done == 0, staged, worker, sums);
     }
     k = whole;
   }
+  wait_for_operands();
   for (k += at; k < end; k += LANES) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
@@ -247,7 +260,12 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
                          uint3 group, uint simdgroup, uint lane,
                          threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared) {
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
-  float sum[ROWS][COLS];
+  float sum[ROWS][COLS], added[COLS];
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    uint column = first + c * (32 / LANES);
+    added[c] = simdgroup % SPLIT == 0 && lane % LANES == c % LANES && column < p.n ? bias_of(bias, p, column) : 0.0f;
+  }
   if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A + group.z * p.stride_a + row0 * p.lda, w, p,
                                                                                               rows, first, simdgroup, lane, shared, sum))
     return;
@@ -256,7 +274,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {  // constant indices: the sums stay in registers
       uint column = first + c * (32 / LANES);
-      if (lane % LANES == c % LANES && column < p.n && r < rows) store_result(D, C, bias, p, group.z, row0 + r, column, sum[r][c]);
+      if (lane % LANES == c % LANES && column < p.n && r < rows) store_sum(D, C, p, group.z, row0 + r, column, sum[r][c], added[c]);
     }
   }
 }

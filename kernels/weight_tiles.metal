@@ -10,6 +10,7 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/place.h"
+#include "include/wait.h"
 #include "include/weights.h"
 
 // A lane's eight weights of a block of 32 of k.
@@ -108,13 +109,15 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[TILES];
+  float added[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     column[t] = min(first + 8 * t + row, last);
+    added[t] = share == 0 && first + 8 * t + row <= last && row0 + 2 * pair < p.m ? bias_of(bias, p, column[t]) : 0.0f;
     total[t] = float2(0.0f);
   }
   uint k = begin;
-  if (WHOLE && k < end) {
+  if (WHOLE && k + 32 * DEPTH <= end) {
     const device T* x0 = a0 + begin + 8 * (row / 2);
     const device T* x1 = a1 + begin + 8 * (row / 2);
     Cursor from[TILES];
@@ -123,11 +126,26 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       from[t] = From::at(b, column[t], k);
       from[t].values += Bits::BYTES * pair;
     }
-    for (; k + 32 * DEPTH <= end; k += 32 * DEPTH) {
-      Bits y[DEPTH][TILES];
-      half scale[DEPTH][TILES];
+    Bits y[DEPTH][TILES];
+    half scale[DEPTH][TILES];
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) {
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) {
+        Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
+        y[d][t] = Bits::load(c.values);
+        scale[d][t] = *reinterpret_cast<const device half*>(c.scales);
+      }
+    }
+    wait_for_operands();
+    simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
+    // What is used up makes room for what is DEPTH further: always as much in flight.
+    for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
+        multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
@@ -135,13 +153,11 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
           scale[d][t] = *reinterpret_cast<const device half*>(c.scales);
         }
       }
-      simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
-#pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
-#pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+    k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {
     Bits y[TILES];
@@ -154,11 +170,13 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
       scale[t] = *reinterpret_cast<const device half*>(c.scales);
     }
+    if (k == begin) wait_for_operands();
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;
     Octet<T> x0 = WHOLE && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
     Octet<T> x1 = WHOLE && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
     multiply(total, y, scale, x0, x1, row % 2 == 1, low);
   }
+  wait_for_operands();
   if (SPLIT > 1) {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];
@@ -173,7 +191,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     uint col = first + 8 * t + row;
-    if (col <= last && row0 + 2 * pair < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair, col, total[t].x);
-    if (col <= last && row0 + 2 * pair + 1 < p.m) store_result(D, C, bias, p, group.z, row0 + 2 * pair + 1, col, total[t].y);
+    if (col <= last && row0 + 2 * pair < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair, col, total[t].x, added[t]);
+    if (col <= last && row0 + 2 * pair + 1 < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair + 1, col, total[t].y, added[t]);
   }
 }

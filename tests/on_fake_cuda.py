@@ -29,7 +29,7 @@ class FakeCuda:
 
     def __init__(self, driver: str, nvrtc: str) -> None:
         self.driver, self.nvrtc = ctypes.CDLL(driver), ctypes.CDLL(nvrtc)
-        self.driver.fake_cuda_set.restype = ctypes.c_longlong
+        self.driver.fake_cuda_set.restype = self.driver.fake_cuda_early.restype = ctypes.c_longlong
         self.given: dict[str, tuple[int, int]] = {}  # by $METALMM_FAKE: as it was before, and the value
 
     def _text(self, name: str) -> str:
@@ -46,6 +46,10 @@ class FakeCuda:
         counts = {name: int(count) for name, count in (line.split() for line in self._text("fake_cuda_live").splitlines())}
         programs = int(self.nvrtc.fake_nvrtc_live())
         return {**counts, "Program": programs} if programs else counts
+
+    def early(self) -> int:
+        """Launches so far that read their weights before those before them were through; of a recording, each once."""
+        return int(self.driver.fake_cuda_early())
 
     def inject(self, fault: str, count: int = 1, code: int = 0, skip: int = 0) -> None:
         """After `skip` times, the next `count` calls of csrc/cuda/driver.h's `fault` fail with a CUresult; "kernel": runs of a kernel."""

@@ -735,6 +735,84 @@ def test_nothing_runs_beside_one_that_waits_for_what_it_shares(third: tuple[str,
     assert FAKE.take_violations() == []
 
 
+OCTETS, COLUMNS, ROWS = "m1_optimized_v7/nt_octet_c2_s4_d1_tg128", "m1_optimized_v7/nt_l8_c1_s7_d2_tg224", "m1_optimized_v7/nn_octet_o2_d4_tg512"
+
+
+@needs_fake
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(
+    "written, early",
+    # The first of a batch has none before it; the second writes what the name says of the third.
+    [("a", 3), ("c", 3), ("b", 2), ("bias", 2), ("line", 2)],
+)
+def test_weights_that_nobody_writes_are_read_early(written: str, early: int, recorded: bool, device: metalmm.Device) -> None:
+    store, w = device.array(half(1, 512)), [device.array(half(64, 64, seed=i)) for i in range(4)]
+    x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
+    thin, bias = device.array(half(1, 64, seed=9)), device.array(half(64, seed=8))
+    batch = device.batch()
+    batch.matmul(OCTETS, x, w[0], transpose_b=True, out=h)
+    if written == "line":  # of a cache, 128 bytes; arrays of other libraries may stand in one
+        near, weights = OfAnother(store[:, :48]), OfAnother(store[:, 48:96])
+        batch.matmul(COLUMNS, h, w[1][:48], transpose_b=True, out=near)
+        tiny = device.empty((1, 1))
+        batch.matmul(COLUMNS, near, weights, transpose_b=True, out=tiny)
+        batch.matmul(ROWS, h, w[3][:, :1], c=tiny, beta=1.0, out=device.empty((1, 1)))
+    else:
+        into = {"a": y, "c": thin, "b": w[2][3:4], "bias": bias.reshape((1, 64))}[written]
+        batch.matmul(COLUMNS, h, w[1], transpose_b=True, out=into)
+        batch.matmul(OCTETS, into if written == "a" else h, w[2], transpose_b=True, c=thin, beta=1.0, bias=bias, out=z)
+        batch.matmul(ROWS, z, w[3], out=y)
+    before = FAKE.early()
+    carry_out(batch, recorded)
+    assert FAKE.early() - before == early
+    assert FAKE.take_violations() == []
+
+
+@needs_fake
+def test_nothing_is_early_beside_another_nor_alone_nor_timed(device: metalmm.Device) -> None:
+    x, w = device.array(half(1, 64)), device.array(half(64, 64))
+    before = FAKE.early()
+    for count, options in ((1, {}), (3, {}), (3, {"per_dispatch": True})):
+        with device.batch(**options) as batch:
+            for out in [device.empty((1, 64)) for _ in range(count)]:
+                batch.matmul(OCTETS, x, w, transpose_b=True, out=out)
+    with device.batch() as batch:  # the second would be, but for the third beside it
+        h, y, z = (device.empty((1, 64)) for _ in range(3))
+        batch.matmul(OCTETS, x, w, transpose_b=True, out=h)
+        batch.matmul(OCTETS, h, w, transpose_b=True, out=y)
+        batch.matmul(OCTETS, x, w, transpose_b=True, out=z)
+    assert FAKE.early() == before
+
+
+def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None:
+    """Vectors and weights that matmuls read and write in any order give in a recording, again and again, what they give one by one."""
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        vectors = [rng.standard_normal((1, 128)).astype(np.float16) for _ in range(5)]
+        matrices = [(rng.standard_normal((128, 128)) / 12).astype(np.float16) for _ in range(5)]
+        steps: list[tuple[str, Any]] = []
+        for _ in range(24):
+            i, j, k = rng.permutation(5)[:3]
+            kind = rng.choice(["vector", "vector", "biased", "c", "matrix"])
+            steps.append((str(kind), (str(rng.choice([OCTETS, COLUMNS, ROWS])), int(i), int(j), int(k))))
+
+        def state(batched: bool, vectors: Any = vectors, matrices: Any = matrices, steps: Any = steps) -> list[bytes]:
+            v, w = [device.array(x) for x in vectors], [device.array(x) for x in matrices]
+            batch = device.batch()
+            for kind, (variant, i, j, k) in steps:
+                options: dict[str, Any] = {"transpose_b": variant != ROWS}
+                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get("bias" if kind == "biased" else kind, {})
+                call = (GEMM, w[i], w[j]) if kind == "matrix" else (variant, v[i], w[j])
+                options = {"out": w[k], "alpha": 0.1} if kind == "matrix" else {**options, "out": v[j], "alpha": 0.5}
+                batch.matmul(*call, **options) if batched else metalmm.matmul(*call, device=device, **options)
+            if batched:
+                carry_out(batch, recorded=True)
+            return [x.numpy().tobytes() for x in v + w]
+
+        one_by_one = state(False)
+        assert all(state(True) == one_by_one for _ in range(3 if FAKE else 30))
+
+
 @needs_fake
 def test_each_dispatch_can_be_timed(device: metalmm.Device, like: Callable[..., None]) -> None:
     like(kernel_us=3000)
@@ -1424,6 +1502,20 @@ def test_nothing_runs_beside_what_is_before_cublas(recorded: bool, device: metal
     carry_out(batch, recorded)
 
 
+@needs_fake
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_was_written_before_cublas_is_not_read_early(recorded: bool, device: metalmm.Device) -> None:
+    x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
+    w, u = device.array(half(64, 64)), device.array(half(64, 64))
+    batch = device.batch()
+    batch.matmul(OCTETS, x, u, transpose_b=True, out=w[3:4])
+    batch.matmul(BLAS, x, u, out=h)  # may let the next begin before it has waited
+    batch.matmul(OCTETS, h, u, transpose_b=True, out=y)
+    batch.matmul(OCTETS, y, w, transpose_b=True, out=z)
+    carry_out(batch, recorded)
+    assert FAKE.take_violations() == []
+
+
 @needs_cublas
 def test_two_threads_multiply_with_biases_of_their_own(device: metalmm.Device) -> None:
     """One records while another submits: the plan of cuBLAS is one."""
@@ -1483,20 +1575,21 @@ def test_cublas_of_a_lost_context(index: int) -> None:
 
 
 def test_which_kernels_are_converged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of this package alone are compiled so that all lanes are waited for."""
-    seen: list[bool] = []
+    """Those of this package alone are compiled so that all lanes are waited for, and of them those with kernels/include/wait.h to read early."""
+    seen: list[tuple[bool, bool]] = []
     before = cuda.options
 
-    def options(capability: int, **given: bool) -> list[str]:
-        made = before(capability, **given)
-        seen.append("-DMETALMM_CONVERGED" in made)
+    def options(capability: int, source: Any, **given: bool) -> list[str]:
+        made = before(capability, source, **given)
+        seen.append(("-DMETALMM_CONVERGED" in made, "-DMETALMM_EARLY" in made))
         return made
 
     monkeypatch.setattr(cuda, "options", options)
     with metalmm.Device("cuda") as other:
         other.compile(STEP).kernel("step")
         metalmm.matmul(GEMM, half(4, 64), half(64, 48), device=other)
-    assert seen == [False, True]
+        metalmm.matmul(ROWS, half(1, 64), half(64, 48), device=other)
+    assert seen == [(False, False), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import shutil
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ import metalmm
 import numpy as np
 import pytest
 from conftest import DEVICE, FAKE, count_case
+from metalmm import kernel_source
 from test_matmul import ALL, shapes_of
 
 MSL = [v for v in ALL if not v.library]
@@ -101,6 +103,10 @@ class Pages:
         assert libc.mprotect(base, page, 0) == 0
         assert libc.mprotect(base + page + size, page, 0) == 0
         self._bytes = np.frombuffer(self._map, np.uint8)[page : page + size]
+        self._protect = lambda how: libc.mprotect(base + page, size, how)
+
+    def lock(self, locked: bool) -> None:
+        assert self._protect(0 if locked else mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
     def put(self, x: Any, end: bool) -> Any:
         """x with its last element before the page behind, or its first one after the page before."""
@@ -122,6 +128,60 @@ def test_nothing_is_read_or_written_outside_an_operand(v: metalmm.Variant, pages
             for end in (True, False):
                 put = [p.put(x, end) for p, x in zip(pages, (a, b, c, bias, np.zeros_like(c)), strict=True)]
                 equal(v, put[0], put[1], device, layout, c=put[2], beta=1.0, bias=put[3], out=put[4])
+
+
+EARLY = {
+    (v.kernel, v.storage, v.params.get("staged"), v.params.get("wide"), v.weights, v.swiglu): v
+    for v in metalmm.variants()
+    if v.source and v.source.name in ("octet_rows.metal", "simd_octets.metal", "simd_tiles.metal", "weight_columns.metal", "weight_tiles.metal")
+    and v.storage in ("dense", "q8_0", "q8_0:canonical", "q4_0", "affine4")
+}
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> dict[str, metalmm.Variant]:
+    """The variants, with all lanes of a threadgroup stopping for good where kernels/include/wait.h lets them wait; their compiler cannot know
+    that it is for good, and leave out what is read beforehand."""
+    folder = tmp_path_factory.mktemp("early") / "kernels"
+    shutil.copytree(kernel_source.KERNELS, folder)
+    for path, old, new in (
+        ("include/wait.h", "{ metal::simdgroup_barrier(metal::mem_flags::mem_none); }", "{ do metal::threadgroup_barrier(metal::mem_flags::mem_none); while (metal::simd_sum(1.0f) > 0.0f); }"),
+        ("variants.toml", "[families.", "[families.stopping_"),
+    ):  # fmt: skip
+        text = (folder / path).read_text()
+        assert old in text
+        (folder / path).write_text(text.replace(old, new))
+    return {v.removeprefix("stopping_"): v for v in metalmm.load_variants(folder / "variants.toml")}
+
+
+@pytest.mark.skipif(DEVICE != "cpu" or not sys.platform.startswith("linux"), reason="a GPU has a copy of the memory")
+@pytest.mark.parametrize("v", EARLY.values())
+def test_weights_and_bias_alone_are_read_before_the_wait(
+    v: metalmm.Variant, stopping: dict[str, metalmm.Variant], pages: list[Pages]
+) -> None:
+    """Whoever comes to A, C or D before the wait finds no memory there, and the process ends."""
+    device, rng, m = metalmm.Device("cpu", timeout=0.05), np.random.default_rng(14), 1 if v.supports.get("m") == 1 else 3
+    form, _, layout = v.storage.partition(":")
+    for n, k in ((1, 1), (67, 133), (40, 896), (33, 2048)):
+        is_nt = v.supports["layouts"][0] == "nt"
+        w = integers(rng, *((n, k) if is_nt else (k, n)))
+        b: Any = w if form == "dense" else metalmm.quantize(w, form, layout=layout or "nk")
+        a, *rest = (p.put(np.zeros(size, np.float16), True) for p, size in zip(pages, ((m, k), *[(m, n)] * 3), strict=False))
+        bias, stops = integers(rng, n), stopping[v]
+        if v.swiglu:
+            call = device.prepare_fused(stops, a, [b, b], bias=[bias, bias], activation="swiglu", out=rest[0])
+        elif v.weights > 1:
+            call = device.prepare_fused(stops, a, [b] * v.weights, bias=[bias] * v.weights, out=rest[: v.weights])
+        else:
+            call = device.prepare(stops, a, b, c=rest[0], beta=1.0, bias=bias, transpose_b=is_nt, out=rest[1])
+        for p in pages[:4]:
+            p.lock(True)
+        try:
+            with pytest.raises(metalmm.KernelError, match="timeout"):
+                call()
+        finally:
+            for p in pages[:4]:
+                p.lock(False)
 
 
 @pytest.fixture(scope="module")

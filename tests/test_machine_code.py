@@ -77,7 +77,7 @@ def test_loads_are_as_wide_as_the_kernel_says() -> None:
     source = kernel_source.KERNELS / "simd_octets.metal"
     text = KernelText(kernel_source.assemble(source, "simd_octets<half, 1, 2, 1, 4, 128, true>", "kernel"), str(source))
     lowered = cuda.cxx.lower(metalmm.compiler.preprocess(text.text, text.name, for_metal=True), "kernel", {}, compiler="nvrtc")
-    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, is_matmul=True, is_ours=True, stops=False)).decode()
+    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
     ptx = ptx.partition(".entry")[2]
     assert ptx.count("ld.global.v4.u32") + ptx.count("ld.global.v2.u64") == 12  # 8 of B, 4 of A
     assert "st.local" not in ptx and "ld.local" not in ptx

@@ -59,15 +59,23 @@ inline Size3 matmul_grid(const Tiling& v, const MatmulSpec& s) {
   return {across, tiles(s.m, v.bm), s.batch};
 }
 
+// Metal wants every index bound. What stands in for a bias may be read before A is there, and may not be A: the first of scales and B that
+// holds an element of a bias; else A all the same.
+inline const Tensor& bias_or_other(const MatmulArgs& args) {
+  if (args.bias) return *args.bias;
+  for (const Tensor* t : {args.quantized.scales, args.b})
+    if (t && t->buffer->size() >= t->offset + args.a->dtype.size) return *t;
+  return *args.a;
+}
+
 // Builds the dispatch and hands it to `use`; what it points to lives until `use` returns.
 template <class Use>
 auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulPlan& plan, const MatmulArgs& args,
                    const Tensor& out, Use&& use) {
-  // Metal wants every index bound; A stands in for what the kernel will not touch.
   const Tensor& c = args.c ? *args.c : *args.a;
-  const Tensor& bias = args.bias ? *args.bias : *args.a;
+  const Tensor& bias = bias_or_other(args);
   const QuantizedB& q = args.quantized;
-  const Tensor& scales = q.scales ? *q.scales : *args.a;
+  const Tensor& scales = q.scales ? *q.scales : *args.b;
   const Tensor& biases = q.biases ? *q.biases : scales;
   const BufferBinding buffers[] = {{kIndexA, &args.a->buffer, args.a->offset},   {kIndexB, &args.b->buffer, args.b->offset},
                                    {kIndexD, &out.buffer, out.offset},           {kIndexC, &c.buffer, c.offset},
@@ -89,7 +97,7 @@ auto with_fused_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipel
   for (uint32_t i = 0; i < 3; i++) {
     const FusedPart& part = parts[std::min<size_t>(i, parts.size() - 1)];  // the last stands in for those that the kernel will not touch
     const QuantizedB& q = part.args.quantized;
-    const Tensor* tensors[] = {part.args.b, part.out, part.args.bias ? part.args.bias : part.args.a, q.scales ? q.scales : part.args.b,
+    const Tensor* tensors[] = {part.args.b, part.out, &bias_or_other(part.args), q.scales ? q.scales : part.args.b,
                                q.biases ? q.biases : part.args.b};
     for (uint32_t j = 0; j < 5; j++) buffers[1 + 5 * i + j] = {i == 0 ? kFirst[j] : 3 + 5 * i + j, &tensors[j]->buffer, tensors[j]->offset};
     params.of[i] = part.plan.params;

@@ -174,6 +174,8 @@ class CudaPipeline : public Pipeline {
     if (module_) driver().module_unload(module_);
   }
   bool writes(uint32_t index) const { return written_ >> index & 1; }
+  // What wait.h says a kernel reads before it waits: of what it only reads, B and what belongs to it, and bias.
+  bool reads_early(uint32_t index) const { return !writes(index) && index != kIndexA && index != kIndexC; }
   bool inlines(uint32_t index) const { return inlined_ >> index & 1; }  // numbers there travel with the launch
 
   Function function = nullptr;
@@ -362,39 +364,52 @@ Span CudaDevice::largest_read(const Dispatch& d) const {
   return largest.end - largest.begin <= options_.ahead ? largest : Span{0, 0};
 }
 
+// Lines of the cache: what stands in one with weights that were read early would be read from there, too.
+static Span whole_lines(Span s) { return {s.begin / 128 * 128, (s.end + 127) / 128 * 128}; }
+
 template <class Settle, class After>
 void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle,
                             After&& after) {
   std::vector<Span> reads(work.size() + 1);
-  std::vector<uint8_t> beside(work.size() + 1);
+  std::vector<Order> orders(work.size());
   Hazards hazards;
-  bool is_first = true;
+  SpanSet written;  // since what stands first: all that may be unfinished when a launch begins
+  bool is_first = true, follows_first = false;
   work.for_each([&](size_t i, const Dispatch& d) {
     if (!overlaps_) return;
     reads[i] = largest_read(d);
     auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
-    bool on_device = true;
+    bool on_device = !pipeline.blas, early = pipeline.table.early != 0;
     for (size_t j = 0; j < d.buffer_count; j++) {
       const Buffer& b = **d.buffers[j].buffer;
+      uint32_t index = d.buffers[j].index;
       Span span{b.address() + d.buffers[j].offset, b.address() + b.size()};
-      pipeline.writes(d.buffers[j].index) ? hazards.write(span) : hazards.read(span);
+      pipeline.writes(index) ? hazards.write(span) : hazards.read(span);
       on_device &= b.native() != nullptr;
+      if (pipeline.reads_early(index)) early &= !written.overlaps(span);
     }
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
-    on_device &= !pipeline.blas;
-    beside[i] = !hazards.next() && on_device && !is_first && !in_order;
-    is_first = !on_device;  // copies, or what cuBLAS launches, stand between it and the next
+    bool may_begin = on_device && !is_first && !in_order, beside = !hazards.next() && may_begin;
+    orders[i] = {beside, false, early && may_begin && !beside};
+    // Late: before it nothing is left when this one begins.
+    if (beside || (orders[i].early && follows_first)) orders[i - 1].late = true, orders[i - 1].early = false;
+    if (!on_device) written.clear();  // copies, or what cuBLAS launches, stand between it and the next
+    for (size_t j = 0; on_device && j < d.buffer_count; j++) {
+      const Buffer& b = **d.buffers[j].buffer;
+      if (pipeline.writes(d.buffers[j].index)) written.insert(whole_lines({b.address() + d.buffers[j].offset, b.address() + b.size()}));
+    }
+    follows_first = is_first;
+    is_first = !on_device;
   });
   work.for_each([&](size_t i, const Dispatch& d) {
     bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
-    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], beside[i], beside[i + 1], settle);
+    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], orders[i], settle);
     after();
   });
 }
 
 template <class Settle>
-void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
-                        Settle&& settle) {
+void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const Driver& cu = driver();
   // What the host holds is copied in, and back where the kernel may have written. A copy stands within 256 bytes as the original
@@ -437,7 +452,7 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
   if (pipeline.blas)
     launch_blas(d, stream, address_of);
   else
-    launch_kernel(d, stream, kept, next, beside, late, address_of);
+    launch_kernel(d, stream, kept, next, order, address_of);
   if (!copies.empty()) settle();
   for (const Copied& c : copies)
     if (c.written)
@@ -456,7 +471,7 @@ void CudaDevice::launch_blas(const Dispatch& d, Stream stream, AddressOf&& addre
 }
 
 template <class AddressOf>
-void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
+void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order,
                                AddressOf&& address_of) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
@@ -498,7 +513,7 @@ void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Tem
   }
   auto* head = reinterpret_cast<LaunchHead*>(block);
   auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
-  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, beside, late, {}};
+  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, order.beside, order.late, order.early, 0};
   uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
   if (size_t bytes = next.end - next.begin; bytes >= kLeastAhead) {
     size_t share = std::max<size_t>(bytes / groups / 128 * 128, 2048);

@@ -104,12 +104,14 @@ class CudaDevice : public Device {
   // follows each launch; settle() comes before what may block until the stream is through.
   template <class Settle, class After>
   void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle, After&& after);
-  // late: the next launch is beside this one, and may not begin before those that this one waits for are through.
+  // How a launch stands to those around it: as LaunchHead says.
+  struct Order {
+    bool beside = false, late = false, early = false;
+  };
   template <class Settle>
-  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late, Settle&& settle);
+  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, Settle&& settle);
   template <class AddressOf>
-  void launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, bool beside, bool late,
-                     AddressOf&& address_of);
+  void launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, AddressOf&& address_of);
   template <class AddressOf>
   void launch_blas(const Dispatch& d, Stream stream, AddressOf&& address_of);
   Span largest_read(const Dispatch& d) const;

@@ -5,10 +5,19 @@
 #include "params.h"
 
 template <class T>
-METAL_FUNC void store_result(device T* D, const device T* C, const device T* bias, constant MatmulParams& p, uint batch, uint row, uint col,
-                             float ab) {
+METAL_FUNC float bias_of(const device T* bias, constant MatmulParams& p, uint col) {
+  return p.has_bias ? float(bias[col]) : 0.0f;
+}
+// added: bias_of the column, which can be read while the sum is not yet there.
+template <class T>
+METAL_FUNC void store_sum(device T* D, const device T* C, constant MatmulParams& p, uint batch, uint row, uint col, float ab, float added) {
   float d = p.alpha * ab;
   if (p.has_c) d += p.beta * float(C[batch * p.stride_c + row * p.ldc + col]);
-  if (p.has_bias) d += float(bias[col]);
+  if (p.has_bias) d += added;
   D[batch * p.stride_d + row * p.ldd + col] = T(d);
+}
+template <class T>
+METAL_FUNC void store_result(device T* D, const device T* C, const device T* bias, constant MatmulParams& p, uint batch, uint row, uint col,
+                             float ab) {
+  store_sum(D, C, p, batch, row, col, ab, bias_of(bias, p, col));
 }

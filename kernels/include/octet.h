@@ -7,16 +7,40 @@ struct Octet {
   metal::vec<T, 4> low, high;
 };
 
+// As they are loaded: what a loop keeps from turn to turn, which NVIDIA's compiler would else take apart and put together in each.
+template <class T>
+struct OctetBits {
+  metal::uint4 bits;
+  METAL_FUNC Octet<T> octet() const { return {as_type<metal::vec<T, 4>>(bits.xy), as_type<metal::vec<T, 4>>(bits.zw)}; }
+};
+template <>
+struct OctetBits<float> {
+  metal::float4 low, high;
+  METAL_FUNC Octet<float> octet() const { return {low, high}; }
+};
+
 // p stands on eight elements.
 template <class T>
-METAL_FUNC Octet<T> load_octet(const device T* p) {
-  metal::uint4 bits = *reinterpret_cast<const device metal::uint4*>(p);
-  return {as_type<metal::vec<T, 4>>(bits.xy), as_type<metal::vec<T, 4>>(bits.zw)};
+METAL_FUNC OctetBits<T> load_bits(const device T* p) {
+  return {*reinterpret_cast<const device metal::uint4*>(p)};
 }
 template <>
-METAL_FUNC Octet<float> load_octet(const device float* p) {
+METAL_FUNC OctetBits<float> load_bits(const device float* p) {
   const device metal::float4* v = reinterpret_cast<const device metal::float4*>(p);
   return {v[0], v[1]};
+}
+template <class T>
+METAL_FUNC Octet<T> load_octet(const device T* p) {
+  return load_bits(p).octet();
+}
+
+template <class T>
+METAL_FUNC OctetBits<T> bits_of(Octet<T> x) {
+  return {metal::uint4(as_type<metal::uint2>(x.low), as_type<metal::uint2>(x.high))};
+}
+template <>
+METAL_FUNC OctetBits<float> bits_of(Octet<float> x) {
+  return {x.low, x.high};
 }
 
 // The first `count` of eight that stand anywhere, and zeros.

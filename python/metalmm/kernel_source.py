@@ -44,6 +44,11 @@ class KernelText:
         first lane): test_debug_mode.py sees to it."""
         return not self.is_preprocessed and Path(self.name).is_relative_to(KERNELS)
 
+    @property
+    def is_early(self) -> bool:
+        """A kernel of this package that reads weights before anything else, and then says so: kernels/include/wait.h."""
+        return self.is_ours and " wait_for_operands();" in self.text
+
 
 @dataclass(frozen=True)
 class Code:

@@ -66,8 +66,8 @@ using Uses = std::vector<std::shared_ptr<Object>>;
 // What a launch touches, and how it stands to those before it on its stream (programmatic dependent launch).
 struct Touch {
   std::string name;
-  std::vector<std::pair<Address, Address>> reads, writes;
-  bool programmatic = false, beside = false, late = false;
+  std::vector<std::pair<Address, Address>> reads, writes, early_reads;
+  bool programmatic = false, beside = false, late = false, early = false;
 };
 using Touches = std::vector<std::shared_ptr<Touch>>;
 
@@ -157,6 +157,7 @@ struct World {
   uintptr_t next_handle = kFirstHandle;
   Address next_address = kFirstAddress;
   std::vector<std::string> violations;
+  long long early = 0;  // launches
   std::multimap<std::string, Fault> faults;
   std::string last_error;
   std::set<StreamState*> captures;

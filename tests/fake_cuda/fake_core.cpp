@@ -268,6 +268,15 @@ static void follow(Touches& running, const std::shared_ptr<Touch>& touch) {
       if (overlap(touch->writes, other->writes) || overlap(touch->writes, other->reads) || overlap(touch->reads, other->writes))
         violation("order",
                   "launch: " + touch->name + " does not wait for " + other->name + ", which may run yet and touches the same memory");
+  // What is read early stays in a multiprocessor's cache by lines of 128 bytes.
+  auto lines = touch->early_reads;
+  for (auto& [begin, end] : lines) begin = begin / 128 * 128, end = (end + 127) / 128 * 128;
+  for (auto& other : running)
+    if (touch->early && overlap(lines, other->writes))
+      violation("order", "launch: " + touch->name + " reads early what " + other->name + ", which may run yet, writes");
+  if (touch->early && (touch->beside || touch->late))
+    violation("order", "launch: " + touch->name + " reads early, and stands beside or is late");
+  if (touch->early) world.early++;
   if (touch->beside && running.empty()) violation("order", "launch: " + touch->name + " stands beside no launch");
   if (!touch->beside && touch->late) running.clear();
   running.push_back(touch);
@@ -325,6 +334,12 @@ FAKE_EXPORT void fake_cuda_live(char* out, size_t size) {
 FAKE_EXPORT void fake_cuda_inject(const char* fault, int count, int code, int skip) {
   std::lock_guard lock(mutex);
   world.faults.emplace(fault, Fault{skip, count, code});
+}
+
+// Launches that read their weights before those before them were through, so far; of a recording, each once.
+FAKE_EXPORT long long fake_cuda_early() {
+  std::lock_guard lock(mutex);
+  return world.early;
 }
 
 // Faults that nobody came by; they are gone then.

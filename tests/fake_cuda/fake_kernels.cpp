@@ -98,6 +98,7 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   module->info->bind(metalmm::cpu::context_tls_offset(), &metalmm::cpu::current_context);
   void* stop = symbol("metalmm_stop");
   module->table = table_of(*module->info, *numbers, given.find(" -DMETALMM_MATMUL ") != std::string::npos, stop);
+  module->table.early = given.find(" -DMETALMM_EARLY ") != std::string::npos;
   module->table_memory = add_memory(call.context, reinterpret_cast<uint8_t*>(&module->table), sizeof(module->table));
   if (stop) module->stop_memory = add_memory(call.context, static_cast<uint8_t*>(stop), 4);
   return module;
@@ -184,6 +185,8 @@ bool resolve(Call& call, Launch& launch, size_t shared, Uses& uses, Touch& touch
       launch.buffers[row.index] = memory->host + (word - memory->address);
       uses.push_back(memory);
       if (enabled) (row.is_const ? touch.reads : touch.writes).emplace_back(word, memory->address + memory->size);
+      if (enabled && row.is_const && row.index != 0 && row.index != 3)  // A and C: kernels/include/wait.h
+        touch.early_reads.emplace_back(word, memory->address + memory->size);
     }
   return true;
 }
@@ -339,6 +342,8 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
   for (unsigned i = 0; i < config->attribute_count; i++) touch->programmatic |= config->attributes[i].number != 0;
   touch->beside = launch->head.beside;
   touch->late = launch->head.late;
+  touch->early = launch->head.early;
+  if (touch->early && !table.early) return call.wrong(kInvalidValue, "launch", "it reads early, and its kernel never waits");
   if (!resolve(call, *launch, config->shared_bytes, uses, *touch)) return call.result;
   push(*stream, {[launch] { return launch->run(); }, uses, touch});
   return 0;

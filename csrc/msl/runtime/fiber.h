@@ -145,6 +145,8 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
   switch_lane(&c->lanes[self], &c->lanes[next]);
 }
 
+METALMM_INLINE void nothing_to_order() {}
+
 METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   Context* c = context();
   Simdgroup* g = c->group;

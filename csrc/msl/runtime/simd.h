@@ -134,7 +134,10 @@ METALMM_INLINE void threadgroup_barrier(mem_flags flags, METALMM_SITE) {
 METALMM_INLINE void threadgroup_barrier(mem_flags flags, thread_scope, METALMM_SITE) { threadgroup_barrier(flags, site); }
 // With nothing to order, nobody has to meet: a simdgroup runs in lockstep anyhow on the machines MSL describes.
 METALMM_INLINE void simdgroup_barrier(mem_flags flags, METALMM_SITE) {
-  if (flags != mem_flags::mem_none) metalmm::fiber::exchange<Nothing, char>(0, 0, METALMM_SITE_VALUE);
+  if (flags != mem_flags::mem_none)
+    metalmm::fiber::exchange<Nothing, char>(0, 0, METALMM_SITE_VALUE);
+  else
+    metalmm::fiber::nothing_to_order();
 }
 
 class simd_vote {

@@ -49,22 +49,23 @@ class _Cuda:
     )
     # Of benchmarks/peers_cuda.py on an H200: docs/cuda.md.
     winners: Sequence[tuple[str, int, int, str]] = (
-        ("nt", 9728, 896, "m1_optimized_v7/nt_l16_c1_s1_d7_x_tg128"),
+        ("nt", 9728, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
         ("nt", 896, 4864, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
         ("nt", 896, 896, "m1_optimized_v7/nt_l16_c1_s7_d2_tg448"),
         ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
-        ("nt", 151936, 896, "m1_optimized_v7/nt_l16_c1_s1_d7_x_tg128"),
+        ("nt", 151936, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg64"),
     )
     preferred: Sequence[str] = (
         "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
         "m1_optimized_v7/nn_octet_o4_d4_tg512",
-        "small_m/nt_tiles_t2_s4_d3_tg128",
+        "small_m/nt_tiles_t3_s4_d2_tg128",
         "small_m/nn_w4_s4_tg128",
-        "q8/nk_tiles_t2_s4_d3_tg128",
-        "q8/canonical_tiles_t2_s4_d3_tg128",
+        "q8/nk_l4_c1_s1_d7_x_tg256",
+        "q8/nk_tiles_t4_s4_d3_tg128",
+        "q8/canonical_tiles_t4_s4_d3_tg128",
         "q4/nk_tiles_t2_s4_d4_tg128",
-        "q4/canonical_tiles_t4_s2_d1_tg128",
+        "q4/canonical_tiles_t4_s1_d3_tg64",
         "gemm_tiled/baseline",
     )
 
@@ -112,11 +113,12 @@ class _Cuda:
         return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
 
 
-def options(capability: int, *, is_matmul: bool, is_ours: bool, stops: bool) -> list[str]:
-    """NVRTC's. is_matmul: the parameters are never a buffer, threadgroups whole; is_ours: simdgroups are whole and together at each of their operations."""
+def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
+    """NVRTC's. Of a matmul the parameters are never a buffer and threadgroups whole; of one of ours, simdgroups whole and together at each of their operations."""
     given = [f"-arch=sm_{capability}", "-std=c++17", "-default-device", "--device-int128", f"-I{compiler.MSL / 'runtime'}"]
-    given += ["-DMETALMM_MATMUL"] if is_matmul else []
-    given += ["-DMETALMM_CONVERGED"] if is_ours else []
+    given += [] if source.is_preprocessed else ["-DMETALMM_MATMUL"]
+    given += ["-DMETALMM_CONVERGED"] if source.is_ours else []
+    given += ["-DMETALMM_EARLY"] if source.is_early else []
     return [*given, "-DMETALMM_STOPS"] if stops else given
 
 
@@ -125,7 +127,7 @@ def build(
 ) -> Path:
     """The machine code of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
     nvcc = nvcc or nvrtc.find()
-    given = options(capability, is_matmul=not source.is_preprocessed, is_ours=source.is_ours, stops=stops)
+    given = options(capability, source, stops=stops)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
     parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), compiler._runtime_digest()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]

@@ -9,7 +9,7 @@ using abi::u32;
 using abi::u64;
 using abi::u8;
 
-constexpr u32 kArgumentsVersion = 1;
+constexpr u32 kArgumentsVersion = 2;
 constexpr u32 kMaxArguments = 64;
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
 
@@ -24,8 +24,10 @@ struct LaunchHead {
   u32 ahead_groups;    // so many of them, in the order of x, then y, then z
   u32 beside;          // it shares nothing with the launches before it that may still run: it need not wait for them, but to end
   u32 late;            // the next one is beside this one, so that it may begin only after what this one waits for
-  u32 unused[2];
+  u32 early;           // it may read its weights before those before it are through: none of those writes them
+  u32 unused;
 };
+constexpr u32 kEarlyAt = sizeof(LaunchHead) - 8;  // of `early` in it, for NVRTC 13.0 has no offsetof
 
 struct ArgumentRow {
   u32 kind;     // abi::ArgKind
@@ -45,6 +47,7 @@ struct KernelTable {
   u32 count;        // of rows
   u32 size;         // of the block
   u32 stop;         // whether it looks at metalmm_stop
+  u32 early;        // whether it reads weights before it waits: kernels/include/wait.h
   ArgumentRow rows[kMaxArguments];
 };
 

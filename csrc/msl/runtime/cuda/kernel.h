@@ -146,6 +146,9 @@ struct Signature<void (*)(P...)> {
 #ifdef METALMM_STOPS
     t.stop = 1;
 #endif
+#ifdef METALMM_EARLY
+    t.early = 1;
+#endif
     constexpr bool is_const[] = {Argument<P>::is_const..., false}, number[] = {Argument<P>::number..., false};
     constexpr u32 bytes[] = {Argument<P>::bytes..., 0};
     u32 at = sizeof(LaunchHead) + 8 * count, inlined = 0;
@@ -173,8 +176,9 @@ struct Signature<void (*)(P...)> {
   }
 };
 
-// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written, or
-// all of it where the host saw that nothing is shared; then the end waits, so that whoever waits for this one waits for all before it.
+// A launch may begin before the one before it is through (programmatic dependent launch). Until that is, nothing is read or written; or
+// weights are read (early: lanes.h waits, where the kernel says); or all of it where the host saw that nothing is shared, and then the end
+// waits, so that whoever waits for this one waits for all before it.
 // The host compares with what came since the last launch that waits; so that one lets another run beside it only once all before it is
 // through (late): it would else begin while this one still waits for those.
 // What the next one will read comes nearer meanwhile: to the second-level cache, where every write arrives, too, so that it is only ever
@@ -187,7 +191,7 @@ METALMM_INLINE void begin_launch(const LaunchHead& head) {
   if (threadIdx.x == 0 && group < head.ahead_groups)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes),
                  "r"(head.ahead_bytes));
-  if (!head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (!head.beside && !head.early) asm volatile("griddepcontrol.wait;" ::: "memory");
   if (waits_first) asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

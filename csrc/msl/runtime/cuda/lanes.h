@@ -1,6 +1,6 @@
 // Lanes of a simdgroup as those of a warp: what fiber.h is to the CPU device.
 #pragma once
-#include "../abi.h"
+#include "arguments.h"
 
 // A warp needs no name for the place where its lanes meet.
 #define METALMM_SITE int site = 0
@@ -122,5 +122,15 @@ template <class Op, class In, class Out = In> METALMM_INLINE Out exchange(const 
 
 // Threads that have returned are not waited for, on Apple's GPUs as here.
 METALMM_INLINE void threadgroup_barrier(bool, int) { __syncthreads(); }
+
+// simdgroup_barrier(mem_none): where a kernel of ours that reads weights first comes to the rest (kernels/include/wait.h; kernel.h). The
+// launch's word is read where CUDA puts a kernel's parameters, since no function in between hands it down.
+METALMM_INLINE void nothing_to_order() {
+#if defined(METALMM_EARLY) && __CUDA_ARCH__ >= 900
+  u32 early;
+  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(early) : "n"(cuda::kEarlyAt));
+  if (early) asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 }  // namespace metalmm::fiber
