@@ -3,8 +3,8 @@
 //
 // Which k stands where in a product is free, as long as both sides agree: a lane's 8 neighbouring elements of its row of B serve it for
 // four products, one load of 16 bytes where loading a matrix would be four of 4. Per output: 2 * k / m bytes of B, once; DEPTH * TILES
-// loads of 16 bytes in flight a lane; of A two loads a lane and 32 of k, from the cache, for TILES columns. Apple's GPUs multiply such
-// matrices at the rate of their FMA pipes: m = 8 costs what 8 rows cost there, in a fraction of the instructions of simd_columns.
+// loads of 16 bytes always in flight a lane; of A two loads a lane and 32 of k, from the cache, for TILES columns. Apple's GPUs multiply
+// such matrices at the rate of their FMA pipes: m = 8 costs what 8 rows cost there, in a fraction of the instructions of simd_columns.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types

@@ -735,7 +735,11 @@ def test_nothing_runs_beside_one_that_waits_for_what_it_shares(third: tuple[str,
     assert FAKE.take_violations() == []
 
 
-OCTETS, COLUMNS, ROWS = "m1_optimized_v7/nt_octet_c2_s4_d1_tg128", "m1_optimized_v7/nt_l8_c1_s7_d2_tg224", "m1_optimized_v7/nn_octet_o2_d4_tg512"
+OCTETS, COLUMNS, ROWS = (
+    "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
+    "m1_optimized_v7/nt_l8_c1_s7_d2_tg224",
+    "m1_optimized_v7/nn_octet_o2_d4_tg512",
+)
 
 
 @needs_fake
@@ -801,7 +805,9 @@ def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None
             batch = device.batch()
             for kind, (variant, i, j, k) in steps:
                 options: dict[str, Any] = {"transpose_b": variant != ROWS}
-                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get("bias" if kind == "biased" else kind, {})
+                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get(
+                    "bias" if kind == "biased" else kind, {}
+                )
                 call = (GEMM, w[i], w[j]) if kind == "matrix" else (variant, v[i], w[j])
                 options = {"out": w[k], "alpha": 0.1} if kind == "matrix" else {**options, "out": v[j], "alpha": 0.5}
                 batch.matmul(*call, **options) if batched else metalmm.matmul(*call, device=device, **options)

@@ -133,7 +133,8 @@ def test_nothing_is_read_or_written_outside_an_operand(v: metalmm.Variant, pages
 EARLY = {
     (v.kernel, v.storage, v.params.get("staged"), v.params.get("wide"), v.weights, v.swiglu): v
     for v in metalmm.variants()
-    if v.source and v.source.name in ("octet_rows.metal", "simd_octets.metal", "simd_tiles.metal", "weight_columns.metal", "weight_tiles.metal")
+    if v.source
+    and v.source.name in ("octet_rows.metal", "simd_octets.metal", "simd_tiles.metal", "weight_columns.metal", "weight_tiles.metal")
     and v.storage in ("dense", "q8_0", "q8_0:canonical", "q4_0", "affine4")
 }
 

@@ -54,7 +54,7 @@ class _Cuda:
         ("nt", 896, 896, "m1_optimized_v7/nt_l16_c1_s7_d2_tg448"),
         ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
-        ("nt", 151936, 896, "m1_optimized_v7/nt_octet_c2_s1_d4_tg64"),
+        ("nt", 151936, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
     )
     preferred: Sequence[str] = (
         "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
