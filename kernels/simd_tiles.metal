@@ -31,7 +31,7 @@ METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], con
                          Octet<T> x1, bool odd) {
   Octet<T> y[TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) y[t] = bits[t].octet();
+  for (uint t = 0; t < TILES; t++) y[t] = octet_of(bits[t]);
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
     simdgroup_matrix<T, 8, 8> x;

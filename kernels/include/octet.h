@@ -11,13 +11,19 @@ struct Octet {
 template <class T>
 struct OctetBits {
   metal::uint4 bits;
-  METAL_FUNC Octet<T> octet() const { return {as_type<metal::vec<T, 4>>(bits.xy), as_type<metal::vec<T, 4>>(bits.zw)}; }
 };
 template <>
 struct OctetBits<float> {
   metal::float4 low, high;
-  METAL_FUNC Octet<float> octet() const { return {low, high}; }
 };
+template <class T>
+METAL_FUNC Octet<T> octet_of(OctetBits<T> x) {
+  return {as_type<metal::vec<T, 4>>(x.bits.xy), as_type<metal::vec<T, 4>>(x.bits.zw)};
+}
+template <>
+METAL_FUNC Octet<float> octet_of(OctetBits<float> x) {
+  return {x.low, x.high};
+}
 
 // p stands on eight elements.
 template <class T>
@@ -31,7 +37,7 @@ METAL_FUNC OctetBits<float> load_bits(const device float* p) {
 }
 template <class T>
 METAL_FUNC Octet<T> load_octet(const device T* p) {
-  return load_bits(p).octet();
+  return octet_of(load_bits(p));
 }
 
 template <class T>
