@@ -51,7 +51,7 @@ class _Cuda:
     winners: Sequence[tuple[str, int, int, str]] = (
         ("nt", 9728, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
         ("nt", 896, 4864, "m1_optimized_v7/nt_octet_c1_s8_d1_tg256"),
-        ("nt", 896, 896, "m1_optimized_v7/nt_l16_c1_s7_d2_tg448"),
+        ("nt", 896, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
         ("nt", 151936, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
