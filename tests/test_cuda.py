@@ -1510,15 +1510,44 @@ def test_nothing_runs_beside_what_is_before_cublas(recorded: bool, device: metal
 
 @needs_fake
 @pytest.mark.parametrize("recorded", [False, True])
-def test_what_was_written_before_cublas_is_not_read_early(recorded: bool, device: metalmm.Device) -> None:
+@pytest.mark.parametrize("between", [0, 1])
+def test_what_was_written_before_cublas_is_not_read_early(between: int, recorded: bool, device: metalmm.Device) -> None:
     x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
     w, u = device.array(half(64, 64)), device.array(half(64, 64))
     batch = device.batch()
     batch.matmul(OCTETS, x, u, transpose_b=True, out=w[3:4])
     batch.matmul(BLAS, x, u, out=h)  # may let the next begin before it has waited
     batch.matmul(OCTETS, h, u, transpose_b=True, out=y)
+    for _ in range(between):  # neither early nor late
+        batch.matmul(GEMM, y, u, out=h)
+        batch.matmul(GEMM, h, u, out=y)
     batch.matmul(OCTETS, y, w, transpose_b=True, out=z)
     carry_out(batch, recorded)
+    assert FAKE.take_violations() == []
+
+
+@needs_fake
+def test_what_a_dispatch_with_numpy_memory_wrote_is_not_read_early(device: metalmm.Device) -> None:
+    x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
+    w, u = device.array(half(64, 64)), device.array(half(64, 64))
+    batch = device.batch()
+    batch.matmul(OCTETS, half(1, 64), u, transpose_b=True, out=w[3:4])
+    batch.matmul(GEMM, x, u, out=h)
+    batch.matmul(GEMM, h, u, out=y)
+    batch.matmul(OCTETS, y, w, transpose_b=True, out=z)
+    carry_out(batch, recorded=False)
+    assert FAKE.take_violations() == []
+
+
+@needs_fake
+def test_a_long_chain_of_results_is_early_nearly_everywhere(device: metalmm.Device) -> None:
+    """What was written is forgotten where one waits before it lets the next begin, which then happens now and then."""
+    w, x = device.array(half(8, 8)), [device.array(half(1, 8)) for _ in range(1000)]
+    before = FAKE.early()
+    with device.batch() as batch:
+        for a, out in itertools.pairwise(x):
+            batch.matmul(OCTETS, a, w, transpose_b=True, out=out)
+    assert 980 < FAKE.early() - before < 998
     assert FAKE.take_violations() == []
 
 

@@ -29,7 +29,8 @@ std::shared_ptr<Recording> Device::record(std::shared_ptr<const DispatchList> wo
 // Arguments that are not there repeat the first buffer, and neighbours in a batch share inputs: those are kept once.
 uint32_t DispatchList::keep(const Dispatch& d, size_t which, uint32_t first) {
   const std::shared_ptr<Buffer>& buffer = *d.buffers[which].buffer;
-  if (which > 0 && buffer == *d.buffers[0].buffer) return buffers_[first].kept;
+  for (uint32_t i = 0; i < which; i++)
+    if (buffer == *d.buffers[i].buffer) return buffers_[first + i].kept;
   if (!entries_.empty() && which < entries_.back().buffer_count) {
     uint32_t before = buffers_[entries_.back().first_buffer + which].kept;
     if (kept_[before] == buffer) return before;

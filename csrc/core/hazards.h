@@ -32,6 +32,7 @@ class SpanSet {
     }
   }
   void clear() { spans_.clear(); }
+  size_t size() const { return spans_.size(); }
 
  private:
   bool is_past_all(Span s) const { return spans_.empty() || spans_.back().end <= s.begin; }

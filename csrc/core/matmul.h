@@ -60,11 +60,11 @@ inline Size3 matmul_grid(const Tiling& v, const MatmulSpec& s) {
 }
 
 // Metal wants every index bound. What stands in for a bias may be read before A is there, and may not be A: the first of scales and B that
-// holds an element of a bias; else A all the same.
+// holds an element of a bias and stands on one; else A all the same.
 inline const Tensor& bias_or_other(const MatmulArgs& args) {
   if (args.bias) return *args.bias;
   for (const Tensor* t : {args.quantized.scales, args.b})
-    if (t && t->buffer->size() >= t->offset + args.a->dtype.size) return *t;
+    if (t && t->buffer->size() >= t->offset + args.a->dtype.size && t->address() % args.a->dtype.size == 0) return *t;
   return *args.a;
 }
 

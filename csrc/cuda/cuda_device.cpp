@@ -364,6 +364,8 @@ Span CudaDevice::largest_read(const Dispatch& d) const {
   return largest.end - largest.begin <= options_.ahead ? largest : Span{0, 0};
 }
 
+constexpr size_t kMostWritten = 256;  // spans: each costs the host its time
+
 // Lines of the cache: what stands in one with weights that were read early would be read from there, too.
 static Span whole_lines(Span s) { return {s.begin / 128 * 128, (s.end + 127) / 128 * 128}; }
 
@@ -373,8 +375,10 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
   std::vector<Span> reads(work.size() + 1);
   std::vector<Order> orders(work.size());
   Hazards hazards;
-  SpanSet written;  // since what stands first: all that may be unfinished when a launch begins
-  bool is_first = true, follows_first = false;
+  SpanSet written;  // by what may be unfinished when a launch begins
+  std::vector<Span> writes;
+  bool is_first = true;
+  bool is_open = false;  // what came before the launch that stands first may be unfinished, too: `written` does not have it
   work.for_each([&](size_t i, const Dispatch& d) {
     if (!overlaps_) return;
     reads[i] = largest_read(d);
@@ -391,14 +395,23 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
     for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
     bool may_begin = on_device && !is_first && !in_order, beside = !hazards.next() && may_begin;
     orders[i] = {beside, false, early && may_begin && !beside};
-    // Late: before it nothing is left when this one begins.
-    if (beside || (orders[i].early && follows_first)) orders[i - 1].late = true, orders[i - 1].early = false;
-    if (!on_device) written.clear();  // copies, or what cuBLAS launches, stand between it and the next
-    for (size_t j = 0; on_device && j < d.buffer_count; j++) {
-      const Buffer& b = **d.buffers[j].buffer;
-      if (pipeline.writes(d.buffers[j].index)) written.insert(whole_lines({b.address() + d.buffers[j].offset, b.address() + b.size()}));
+    if (beside || (orders[i].early && (is_open || written.size() > kMostWritten))) {
+      Order& before = orders[i - 1];
+      before.late = true, before.early = false;
+      if (!before.beside) {  // it waits, so that nothing before it is left when this one begins
+        is_open = false;
+        written.clear();
+        for (Span s : writes) written.insert(s);
+      }
     }
-    follows_first = is_first;
+    writes.clear();
+    for (size_t j = 0; j < d.buffer_count; j++) {
+      const Buffer& b = **d.buffers[j].buffer;
+      if (pipeline.writes(d.buffers[j].index)) writes.push_back(whole_lines({b.address() + d.buffers[j].offset, b.address() + b.size()}));
+    }
+    for (Span s : writes) written.insert(s);
+    // After copies, or what cuBLAS launches, one that waits comes first.
+    is_open = on_device && (is_first || is_open);
     is_first = !on_device;
   });
   work.for_each([&](size_t i, const Dispatch& d) {
