@@ -159,6 +159,16 @@ def test_any_shape_alignment_and_group(data: st.DataObject, device: metalmm.Devi
     check(v, room[:, start : start + k], q, options, device)
 
 
+@pytest.mark.parametrize("rows", [slice(1, 5), slice(4, 5)])
+def test_wide_operands_with_rows_that_begin_off_four_bytes(rows: slice, device: metalmm.Device) -> None:
+    """A scale of two bytes cannot stand where a bias of four is not."""
+    q = metalmm.quantize(np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32), "q8_0")[rows]
+    for v in ("q8/nk_l4_c1_s1_d7_tg64", "q8/nk_gemm_bm32_bn32_bk32"):
+        check(v, np.ones((1, 96), np.float32), q, {}, device)
+    fused = next(v for v in metalmm.variants() if v == "q8/nk_fused3_l4_c1_s7_d1_tg448")
+    check_fused(fused, np.ones((1, 96), np.float32), [q, q, q], None, device)
+
+
 def test_weights_are_kept_on_the_device(device: metalmm.Device) -> None:
     q = weights(37, 96, "q8_0")
     on = q.to(device)
