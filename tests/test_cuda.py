@@ -797,7 +797,7 @@ def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None
         steps: list[tuple[str, Any]] = []
         for _ in range(24):
             i, j, k = rng.permutation(5)[:3]
-            kind = rng.choice(["vector", "vector", "biased", "c", "matrix"])
+            kind = rng.choice(["vector", "vector", "bias", "c", "matrix"])
             steps.append((str(kind), (str(rng.choice([OCTETS, COLUMNS, ROWS])), int(i), int(j), int(k))))
 
         def state(batched: bool, vectors: Any = vectors, matrices: Any = matrices, steps: Any = steps) -> list[bytes]:
@@ -805,9 +805,7 @@ def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None
             batch = device.batch()
             for kind, (variant, i, j, k) in steps:
                 options: dict[str, Any] = {"transpose_b": variant != ROWS}
-                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get(
-                    "bias" if kind == "biased" else kind, {}
-                )
+                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get(kind, {})
                 call = (GEMM, w[i], w[j]) if kind == "matrix" else (variant, v[i], w[j])
                 options = {"out": w[k], "alpha": 0.1} if kind == "matrix" else {**options, "out": v[j], "alpha": 0.5}
                 batch.matmul(*call, **options) if batched else metalmm.matmul(*call, device=device, **options)

@@ -26,7 +26,7 @@ std::shared_ptr<Recording> Device::record(std::shared_ptr<const DispatchList> wo
   return std::make_shared<ListRecording>(shared_from_this(), std::move(work));
 }
 
-// Arguments that are not there repeat the first buffer, and neighbours in a batch share inputs: those are kept once.
+// Arguments that are not there repeat an earlier buffer, and neighbours in a batch share inputs: those are kept once.
 uint32_t DispatchList::keep(const Dispatch& d, size_t which, uint32_t first) {
   const std::shared_ptr<Buffer>& buffer = *d.buffers[which].buffer;
   for (uint32_t i = 0; i < which; i++)

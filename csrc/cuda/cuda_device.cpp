@@ -375,8 +375,8 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
   std::vector<Span> reads(work.size() + 1);
   std::vector<Order> orders(work.size());
   Hazards hazards;
-  SpanSet written;  // by what may be unfinished when a launch begins
-  std::vector<Span> writes;
+  SpanSet written;                          // by what may be unfinished when a launch begins
+  std::vector<Span> writes, writes_before;  // of a dispatch and of the one before it
   bool is_first = true;
   bool is_open = false;  // what came before the launch that stands first may be unfinished, too: `written` does not have it
   work.for_each([&](size_t i, const Dispatch& d) {
@@ -384,11 +384,18 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
     reads[i] = largest_read(d);
     auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
     bool on_device = !pipeline.blas, early = pipeline.table.early != 0;
+    writes.swap(writes_before);
+    writes.clear();
     for (size_t j = 0; j < d.buffer_count; j++) {
       const Buffer& b = **d.buffers[j].buffer;
       uint32_t index = d.buffers[j].index;
       Span span{b.address() + d.buffers[j].offset, b.address() + b.size()};
-      pipeline.writes(index) ? hazards.write(span) : hazards.read(span);
+      if (pipeline.writes(index)) {
+        hazards.write(span);
+        writes.push_back(whole_lines(span));
+      } else {
+        hazards.read(span);
+      }
       on_device &= b.native() != nullptr;
       if (pipeline.reads_early(index)) early &= !written.overlaps(span);
     }
@@ -401,13 +408,8 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
       if (!before.beside) {  // it waits, so that nothing before it is left when this one begins
         is_open = false;
         written.clear();
-        for (Span s : writes) written.insert(s);
+        for (Span s : writes_before) written.insert(s);
       }
-    }
-    writes.clear();
-    for (size_t j = 0; j < d.buffer_count; j++) {
-      const Buffer& b = **d.buffers[j].buffer;
-      if (pipeline.writes(d.buffers[j].index)) writes.push_back(whole_lines({b.address() + d.buffers[j].offset, b.address() + b.size()}));
     }
     for (Span s : writes) written.insert(s);
     // After copies, or what cuBLAS launches, one that waits comes first.

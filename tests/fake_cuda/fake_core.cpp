@@ -269,14 +269,15 @@ static void follow(Touches& running, const std::shared_ptr<Touch>& touch) {
         violation("order",
                   "launch: " + touch->name + " does not wait for " + other->name + ", which may run yet and touches the same memory");
   // What is read early stays in a multiprocessor's cache by lines of 128 bytes.
-  auto lines = touch->early_reads;
-  for (auto& [begin, end] : lines) begin = begin / 128 * 128, end = (end + 127) / 128 * 128;
-  for (auto& other : running)
-    if (touch->early && overlap(lines, other->writes))
-      violation("order", "launch: " + touch->name + " reads early what " + other->name + ", which may run yet, writes");
-  if (touch->early && (touch->beside || touch->late))
-    violation("order", "launch: " + touch->name + " reads early, and stands beside or is late");
-  if (touch->early) world.early++;
+  if (touch->early) {
+    world.early++;
+    auto lines = touch->early_reads;
+    for (auto& [begin, end] : lines) begin = begin / 128 * 128, end = (end + 127) / 128 * 128;
+    for (auto& other : running)
+      if (overlap(lines, other->writes))
+        violation("order", "launch: " + touch->name + " reads early what " + other->name + ", which may run yet, writes");
+    if (touch->beside || touch->late) violation("order", "launch: " + touch->name + " reads early, and stands beside or is late");
+  }
   if (touch->beside && running.empty()) violation("order", "launch: " + touch->name + " stands beside no launch");
   if (!touch->beside && touch->late) running.clear();
   running.push_back(touch);
