@@ -7,13 +7,14 @@ import ctypes
 import mmap
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
 from conftest import DEVICE, FAKE, count_case
-from metalmm import kernel_source
+from metalmm import kernel_source, manifest
 from test_matmul import ALL, shapes_of
 
 MSL = [v for v in ALL if not v.library]
@@ -140,7 +141,7 @@ EARLY = {
 
 
 @pytest.fixture(scope="module")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> dict[str, metalmm.Variant]:
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metalmm.Variant]]:
     """The variants, with all lanes of a threadgroup stopping for good where kernels/include/wait.h lets them wait; their compiler cannot know
     that it is for good, and leave out what is read beforehand."""
     folder = tmp_path_factory.mktemp("early") / "kernels"
@@ -152,7 +153,8 @@ def stopping(tmp_path_factory: pytest.TempPathFactory) -> dict[str, metalmm.Vari
         text = (folder / path).read_text()
         assert old in text
         (folder / path).write_text(text.replace(old, new))
-    return {v.removeprefix("stopping_"): v for v in metalmm.load_variants(folder / "variants.toml")}
+    yield {v.removeprefix("stopping_"): v for v in metalmm.load_variants(folder / "variants.toml")}
+    manifest.unload(folder / "variants.toml")  # other modules list the families there are
 
 
 @pytest.mark.skipif(DEVICE != "cpu" or not sys.platform.startswith("linux"), reason="a GPU has a copy of the memory")
