@@ -1538,6 +1538,25 @@ def test_what_a_dispatch_with_numpy_memory_wrote_is_not_read_early(device: metal
 
 
 @needs_fake
+def test_what_a_batch_before_wrote_is_not_read_early(device: metalmm.Device) -> None:
+    """It may be at work when this batch begins: an event between them, so the fake has it, holds nothing up."""
+    x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
+    w, u = device.array(half(64, 64)), device.array(half(64, 64))
+    first, second = device.batch(), device.batch()
+    first.matmul(GEMM, x, u, out=h)
+    first.matmul(OCTETS, x, u, transpose_b=True, out=w[3:4])
+    second.matmul(GEMM, h, u, out=y)
+    second.matmul(OCTETS, y, w, transpose_b=True, out=z)
+    before = FAKE.early()
+    for batch in (first, second):
+        batch.submit()
+    for batch in (first, second):
+        batch.wait()
+    assert FAKE.take_violations() == []
+    assert FAKE.early() - before == 1, "the second's first waits, and lets nothing begin before"
+
+
+@needs_fake
 def test_a_long_chain_of_results_is_early_nearly_everywhere(device: metalmm.Device) -> None:
     """What was written is forgotten where one waits before it lets the next begin, which then happens now and then."""
     w, x = device.array(half(8, 8)), [device.array(half(1, 8)) for _ in range(1000)]

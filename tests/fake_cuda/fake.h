@@ -76,6 +76,7 @@ struct Work {
   std::function<Result()> run;  // without the lock
   Uses uses;
   std::shared_ptr<Touch> touch;  // of a launch
+  bool lets_by = false;          // nothing says that a launch behind it begins only when what is before it is through
 };
 
 struct Memory : Object {

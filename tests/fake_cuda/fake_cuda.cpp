@@ -325,7 +325,7 @@ FAKE_EXPORT Result cuEventRecord(Event e, Stream s) {
     event->time = now();
     return 0;
   };
-  push(*stream, {record, {}, {}});
+  push(*stream, {record, {}, {}, true});
   return 0;
 }
 

@@ -68,9 +68,13 @@ def build(copy: Path) -> str:
     return ""
 
 
+# Without the finder of an editable install, which would find what is not broken.
+START = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; "
+
+
 def run_tests(copy: Path, tests: list[str], variants: str) -> str:
     """The first test that failed, or nothing."""
-    start = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    start = START + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     command = [sys.executable, "-c", start, "-x", "-q", "-p", "no:cacheprovider", "-k", "not every_compiler", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy / "python"), "METALMM_DEVICE": "cpu", "METALMM_CACHE": str(WORK / "cache")}
     environment |= {"METALMM_TEST_VARIANTS": variants}
@@ -83,6 +87,15 @@ def run_on_fake_metal(copy: Path) -> str:
     if made.returncode:
         return "does not compile"
     command = [sys.executable, "tests/on_fake_metal.py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_metal.py"]
+    return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
+
+
+def run_on_fake_cuda(copy: Path) -> str:
+    environment = {**os.environ, "METALMM_DEVICE": "cuda", "METALMM_CACHE": str(WORK / "cache")}
+    environment |= {"PYTHONPATH": f"{copy / 'python'}:{copy / 'tests'}"}
+    subprocess.run(["bash", "tests/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True, check=True)
+    start = START + "import runpy; runpy.run_path('tests/on_fake_cuda.py', run_name='__main__')"
+    command = [sys.executable, "-c", start, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py"]
     return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
 
 
@@ -122,6 +135,8 @@ def judge(copy: Path, mutant: dict[str, str]) -> str:
     try:
         if mutant.get("tests") == "metal":
             return run_on_fake_metal(copy)
+        if mutant.get("tests") == "cuda":
+            return "does not compile" if build(copy) else run_on_fake_cuda(copy)
         if mutant["file"].startswith("kernels/"):
             shared = mutant["file"].endswith("epilogue.h")
             return run_tests(copy, FIRST_OF_KERNELS, CORE_VARIANTS if shared else variants_of(copy, mutant["file"]))
