@@ -134,14 +134,19 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     first[c] = From::at(w, column[c], begin);
     for (uint i = 0; i < 16; i++) total[c][i] = 0.0f;
   }
-  uint next = CANONICAL ? 0 : uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the next thread's rows
+  uint next = uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the next thread's rows
   for (uint k = begin; k < whole; k += 32) {
-    float x[2][16];
-    for (uint i = 0; i < 16; i++) x[0][i] = float(a[k + (PAIRS ? 2 * i : i)]), x[1][i] = float(a[k + (PAIRS ? 2 * i + 1 : i + 16)]);
+    float row[2][16], x[2][16];
+    sixteen(a + k, row[0]);
+    sixteen(a + k + 16, row[1]);
+    for (uint i = 0; i < 16; i++) {
+      x[0][i] = PAIRS ? row[i / 8][2 * i % 16] : row[0][i];
+      x[1][i] = PAIRS ? row[i / 8][2 * i % 16 + 1] : row[1][i];
+    }
     for (uint c = 0; c < COLS; c++) {
       uint step = (k - begin) / 32 * PIECES;
       Cursor at = From::template moved<1>(w, first[c], column[c], begin, step);
-      prefetch(CANONICAL ? From::template moved<1>(w, first[c], column[c], begin, step + 4).values : at.values + next, 1);
+      prefetch(at.values + next, 1);
       float y[2][16], part[16];
       From::half_block(at, 0, y[0]);
       From::half_block(at, 1, y[1]);

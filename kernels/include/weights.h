@@ -9,6 +9,7 @@
 #include <metal_stdlib>
 
 #include "octet.h"
+#include "sixteen.h"
 
 enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4 };  // Storage::Format in csrc/core/storage.h
 
@@ -219,8 +220,7 @@ struct Weights<T, DENSE, CANONICAL> {
     return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases};
   }
   static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
-    const device T* values = reinterpret_cast<const device T*>(c.values) + 16 * which;
-    for (uint i = 0; i < 16; i++) x[i] = float(values[i]);
+    sixteen(reinterpret_cast<const device T*>(c.values) + 16 * which, x);
   }
   static METAL_FUNC float scale(Cursor) { return 1.0f; }
   static METAL_FUNC float bias(Cursor) { return 0.0f; }

@@ -472,9 +472,49 @@ template <class V, class T, int N> struct packed : storage<T, N, false> {
   template <class U> METALMM_INLINE packed& operator/=(const U& u) { return *this = V(*this) / u; }
 };
 
+#ifndef __CUDACC__
+// Floats of a matrix that lie side by side, and the halves that become them: eight or sixteen at once.
+template <int N> struct side_by_side;
+#define METALMM_SIDE_BY_SIDE(N, narrow_t, widened)                               \
+  template <> struct side_by_side<N> {                                           \
+    typedef float floats __attribute__((vector_size(4 * N)));                    \
+    typedef narrow_t halves __attribute__((vector_size(2 * N)));                 \
+    static METALMM_INLINE floats widen(const halves& narrow) { return widened; } \
+  };
+#if defined(__clang__) || !defined(__F16C__)
+METALMM_SIDE_BY_SIDE(8, half, __builtin_convertvector(narrow, floats))
+#else
+METALMM_SIDE_BY_SIDE(8, short, __builtin_ia32_vcvtph2ps256(narrow))
+#endif
+#if !defined(__clang__) && defined(__AVX512F__)  // clang puts two eights together itself, g++ element by element
+#define METALMM_SIXTEEN_AT_ONCE
+METALMM_SIDE_BY_SIDE(16, short, __builtin_ia32_vcvtph2ps512_mask(narrow, floats{}, -1, 4))  // 4: as MXCSR says
+#endif
+#undef METALMM_SIDE_BY_SIDE
+#endif
+
 // Column-major, C columns of R rows, as in MSL.
 template <class T, int C, int R> struct matrix {
   vec<T, R> columns[C];
+#ifdef __CUDACC__
+  static constexpr int AT_ONCE = 1;
+  typedef float some;
+  static constexpr bool is_wide = false;
+#else
+#ifdef METALMM_SIXTEEN_AT_ONCE
+  static constexpr int AT_ONCE = C * R % 16 ? 8 : 16;
+#else
+  static constexpr int AT_ONCE = 8;
+#endif
+  typedef typename side_by_side<AT_ONCE>::floats some;
+  static constexpr bool is_wide = is_same<T, float>::value && R != 3 && C * R % AT_ONCE == 0;
+#endif
+  METALMM_INLINE some wide(int i) const {
+    some v;
+    __builtin_memcpy(&v, reinterpret_cast<const char*>(this) + sizeof(v) * i, sizeof(v));  // by bytes: it is aligned to 16 alone
+    return v;
+  }
+  METALMM_INLINE void wide(int i, const some& v) { __builtin_memcpy(reinterpret_cast<char*>(this) + sizeof(v) * i, &v, sizeof(v)); }
   matrix() = default;
   explicit matrix(T diagonal) {
     for (int c = 0; c < C; c++)
@@ -483,23 +523,12 @@ template <class T, int C, int R> struct matrix {
   template <class... V, class = enable_if_t<sizeof...(V) == C && (C > 1)>>
   METALMM_CONSTEXPR matrix(const V&... v) : columns{vec<T, R>(v)...} {}
   template <class U> METALMM_INLINE explicit matrix(const matrix<U, C, R>& m) {
-#if defined(__clang__) || defined(__F16C__)
-    // Eight at once, where they lie side by side: half4x4 is how MSL says 16 neighbours.
-    if constexpr (is_same<T, float>::value && is_same<U, half>::value && R != 3 && C * R % 8 == 0) {
-      typedef float v8sf __attribute__((vector_size(32)));
-      for (int i = 0; i < C * R; i += 8) {
-#if defined(__clang__)
-        typedef half v8hf __attribute__((vector_size(16)));
-        v8hf narrow;
-        __builtin_memcpy(&narrow, reinterpret_cast<const char*>(&m) + 2 * i, sizeof(narrow));
-        v8sf wide = __builtin_convertvector(narrow, v8sf);
-#else
-        typedef short v8hi __attribute__((vector_size(16)));
-        v8hi narrow;
-        __builtin_memcpy(&narrow, reinterpret_cast<const char*>(&m) + 2 * i, sizeof(narrow));
-        v8sf wide = __builtin_ia32_vcvtph2ps256(narrow);
-#endif
-        __builtin_memcpy(reinterpret_cast<char*>(this) + 4 * i, &wide, sizeof(wide));
+#ifndef __CUDACC__
+    if constexpr (is_same<U, half>::value && is_wide) {  // half4x4 is how MSL says 16 neighbours
+      for (int i = 0; i < C * R / AT_ONCE; i++) {
+        typename side_by_side<AT_ONCE>::halves narrow;
+        __builtin_memcpy(&narrow, reinterpret_cast<const char*>(&m) + sizeof(narrow) * i, sizeof(narrow));
+        wide(i, side_by_side<AT_ONCE>::widen(narrow));
       }
       return;
     }
@@ -513,25 +542,11 @@ template <class T, int C, int R> struct matrix {
     for (int c = 0; c < C; c++) m.columns[c] = f(c);
     return m;
   }
-  // Eight floats at once, where they lie side by side.
-#ifdef __CUDACC__
-  typedef float eight;
-  static constexpr bool is_wide = false;
-#else
-  typedef float eight __attribute__((vector_size(32)));
-  static constexpr bool is_wide = is_same<T, float>::value && R != 3 && C * R % 8 == 0;
-#endif
-  METALMM_INLINE eight wide(int i) const {
-    eight v;
-    __builtin_memcpy(&v, reinterpret_cast<const char*>(this) + 32 * i, sizeof(v));  // by bytes: it is aligned to 16 alone
-    return v;
-  }
-  METALMM_INLINE void wide(int i, eight v) { __builtin_memcpy(reinterpret_cast<char*>(this) + 32 * i, &v, sizeof(v)); }
 #define METALMM_MATRIX_OP(op, B, b_wide, b_column)                                  \
   friend METALMM_INLINE matrix operator op(const matrix& a, B b) {                  \
     matrix m;                                                                       \
     if constexpr (is_wide)                                                          \
-      for (int i = 0; i < C * R / 8; i++) m.wide(i, a.wide(i) op b_wide);           \
+      for (int i = 0; i < C * R / AT_ONCE; i++) m.wide(i, a.wide(i) op b_wide);     \
     else                                                                            \
       for (int c = 0; c < C; c++) m.columns[c] = a.columns[c] op b_column;          \
     return m;                                                                       \
