@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import shutil
 import stat
+import subprocess
 import tomllib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -376,3 +379,19 @@ def test_kernels_of_one_library_from_many_threads(device: metalmm.Device) -> Non
     with ThreadPoolExecutor(8) as pool:
         kernels = list(pool.map(lambda i: library.kernel(f"k{i % 4}"), range(64)))
     assert {tuple(k.buffer_indices) for k in kernels} == {(1, 5)}
+
+
+@pytest.mark.parametrize("variant", ["q8/nk_wide_c4_tg32", "fused/nt_fused2_wide_c4_tg32"])
+def test_loops_over_sixteen_become_vectors(variant: str, fresh: Path, each_compiler: str, device: metalmm.Device) -> None:
+    """Five times the speed hangs on it, and in g++ on how a conversion is written (csrc/msl/runtime/types.h)."""
+    cpu = Path("/proc/cpuinfo")
+    if not shutil.which("objdump") or not cpu.exists() or "avx512f" not in cpu.read_text().split():
+        pytest.skip("NOT run: it looks for AVX-512 by objdump")
+    x, w = np.ones((1, 64), np.float16), np.ones((8, 64), np.float16)
+    if variant.startswith("q8"):
+        metalmm.matmul(variant, x, metalmm.quantize(w, "q8_0"), device=device)
+    else:
+        metalmm.matmul_fused(variant, x, [w, w], device=device)
+    (library,) = fresh.glob("*.so")
+    code = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert len(re.findall(r"v(?:mul|fmadd\w+)ps\s.*%[yz]mm\d+$", code, re.MULTILINE)) >= 2
