@@ -122,7 +122,7 @@ struct Shared {
 
 // For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors
 // of; that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
-template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS>
+template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS, bool WHOLE>
 METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&column)[COLS], uint begin, uint whole,
                            thread float4 (&sums)[ROWS][COLS]) {
   constexpr bool PAIRS = Packing<FORMAT>::BITS == 4, LATE = Packing<FORMAT>::SCALED && IsSmall<T>::VALUE;
@@ -134,11 +134,11 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     first[c] = From::at(w, column[c], begin);
     for (uint i = 0; i < 16; i++) total[c][i] = 0.0f;
   }
-  uint next = uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the next thread's rows
+  uint next = uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the rows of the thread COLS further
   for (uint k = begin; k < whole; k += 32) {
     float row[2][16], x[2][16];
-    sixteen(a + k, row[0]);
-    sixteen(a + k + 16, row[1]);
+    sixteen<WHOLE>(a + k, row[0]);
+    sixteen<WHOLE>(a + k + 16, row[1]);
     for (uint i = 0; i < 16; i++) {
       x[0][i] = PAIRS ? row[i / 8][2 * i % 16] : row[0][i];
       x[1][i] = PAIRS ? row[i / 8][2 * i % 16 + 1] : row[1][i];
@@ -148,8 +148,8 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
       Cursor at = From::template moved<1>(w, first[c], column[c], begin, step);
       prefetch(at.values + next, 1);
       float y[2][16], part[16];
-      From::half_block(at, 0, y[0]);
-      From::half_block(at, 1, y[1]);
+      From::template half_block<WHOLE>(at, 0, y[0]);
+      From::template half_block<WHOLE>(at, 1, y[1]);
       float scale = From::scale(at);
       if (Packing<FORMAT>::HAS_BIAS) {
         float bias = From::bias(at);
@@ -188,10 +188,10 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
   uint k = begin;
-  if (WIDE && WHOLE) {
+  if (WIDE) {
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
-    add_blocks<T, From, FORMAT, CANONICAL, ROWS, COLS>(a, w, column, begin, whole, sums);
+    add_blocks<T, From, FORMAT, CANONICAL, ROWS, COLS, WHOLE>(a, w, column, begin, whole, sums);
     k = whole;
   } else if (WHOLE) {
     uint whole = begin + (end - begin) / COUNT * COUNT;

@@ -279,7 +279,8 @@ Operand::Operand(nb::handle object, const char* name, DeviceState* state) {
   if (object.is_none()) return;
   if (array_ = array_of(object); array_) {
     if (state && array_->state != state) {
-      throw Error(ErrorKind::device, std::string(name) + " lies on another device; copy it with device.array(numpy.asarray(" + name + "))");
+      throw Error(ErrorKind::device, std::string(name) + " lies on another device; copy it with device.array(numpy.asarray(" + name +
+                                         ")), quantized weights with their to(device)");
     }
     array_->state->open();
     return;

@@ -4,8 +4,13 @@
 #pragma once
 #include <metal_stdlib>
 
-template <class T>
+// WHOLE: p stands on a vector of 4.
+template <bool WHOLE, class T>
 METAL_FUNC void sixteen(const device T* p, thread float (&x)[16]) {
-  metal::float4x4 values = metal::float4x4(*reinterpret_cast<const device metal::matrix<T, 4, 4>*>(p));
-  for (uint i = 0; i < 16; i++) x[i] = values[i / 4][i % 4];
+  if (WHOLE) {
+    metal::float4x4 values = metal::float4x4(*reinterpret_cast<const device metal::matrix<T, 4, 4>*>(p));
+    for (uint i = 0; i < 16; i++) x[i] = values[i / 4][i % 4];
+  } else {
+    for (uint i = 0; i < 16; i++) x[i] = float(p[i]);
+  }
 }

@@ -164,6 +164,7 @@ struct Weights {
 
   // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd. For a CPU,
   // in loops that become vectors, by way of int: g++ makes none of a signed byte.
+  template <bool WHOLE>
   static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
     if (Packing<FORMAT>::BITS == 4) {
       for (uint i = 0; i < 16; i++) x[i] = float(int(which ? c.values[i] >> 4 : c.values[i] & 15) - int(Packing<FORMAT>::OFFSET));
@@ -219,8 +220,9 @@ struct Weights<T, DENSE, CANONICAL> {
   static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint, uint times) {
     return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases};
   }
+  template <bool WHOLE>
   static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
-    sixteen(reinterpret_cast<const device T*>(c.values) + 16 * which, x);
+    sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which, x);
   }
   static METAL_FUNC float scale(Cursor) { return 1.0f; }
   static METAL_FUNC float bias(Cursor) { return 0.0f; }

@@ -176,8 +176,13 @@ def _ask(path: str) -> Compiler:
     if platform.machine() in ("arm64", "aarch64"):
         return Compiler(path, kind, version, int(major), ("-mcpu=native+nofp16",))
     native: tuple[str, ...] = ("-march=native", "-mno-avx512fp16")
-    if "__AVX512FP16__" in macros(*native):  # clang 19 takes it for part of avx10.1
+    machine = macros(*native)
+    if "__AVX512FP16__" in machine:  # clang 19 takes it for part of avx10.1
         native = (*native, "-mno-avx10.1")
+    if (
+        kind == "gcc" and "__AVX512F__" in machine
+    ):  # for Intel's it would take 256 bits, and vectors of 512 (runtime/types.h) apart into scalars
+        native = (*native, "-mprefer-vector-width=512")
     return Compiler(path, kind, version, int(major), native)
 
 

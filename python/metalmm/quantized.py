@@ -199,7 +199,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     if w.dtype not in _types("float16", "float32", "bfloat16"):
         raise DTypeError(f"quantize: w is {w.dtype}; it takes float16, bfloat16 or float32")
     if w.ndim != 2 or 0 in w.shape:
-        raise ShapeError(f"quantize: w has shape {w.shape}; it takes [n, k]")
+        raise ShapeError(f"quantize: w has shape {w.shape}; it takes [n, k], both at least 1")
     n, k = w.shape
     wide = w.astype(np.float32)
     if not np.isfinite(wide).all():

@@ -209,7 +209,12 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             )
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
-    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}")
+    way = ""
+    if spec.also_n and spec.m != 1:
+        way = "; fused variants take m=1: multiply by each matrix apart"
+    elif spec.also_n and ":canonical" in spec.b_storage:
+        way = "; fused variants of this format take rows: QuantizedArray.to_layout('nk'), or multiply by each matrix apart"
+    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
 def _stale_text(stale: list[str]) -> str:

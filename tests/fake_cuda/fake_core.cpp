@@ -284,7 +284,8 @@ static void follow(Touches& running, const std::shared_ptr<Touch>& touch) {
 }
 
 void push(StreamState& stream, Work work, bool at_once) {
-  if (!stream.capture && stream.done == stream.pushed) stream.running.clear();
+  if (!stream.capture && stream.done == stream.pushed && !stream.running.empty())
+    stream.running = {std::make_shared<Touch>()};  // a launch still comes before, which touches nothing any more
   if (!work.lets_by) follow(stream.capture ? stream.capture->running : stream.running, work.touch);
   if (stream.capture) {
     stream.capture->nodes.push_back(std::move(work));

@@ -93,7 +93,8 @@ def run_on_fake_metal(copy: Path) -> str:
 def run_on_fake_cuda(copy: Path) -> str:
     environment = {**os.environ, "METALMM_DEVICE": "cuda", "METALMM_CACHE": str(WORK / "cache")}
     environment |= {"PYTHONPATH": f"{copy / 'python'}:{copy / 'tests'}"}
-    subprocess.run(["bash", "tests/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True, check=True)
+    if subprocess.run(["bash", "tests/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True).returncode:
+        return "does not compile"
     start = START + "import runpy; runpy.run_path('tests/on_fake_cuda.py', run_name='__main__')"
     command = [sys.executable, "-c", start, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py"]
     return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
@@ -155,6 +156,8 @@ def main() -> int:
     if said := build(copy):
         raise SystemExit(said)
     if failed := run_tests(copy, FIRST_OF_CORE, CORE_VARIANTS):
+        raise SystemExit(f"{failed} fails without a mutant")
+    if any(m.get("tests") == "cuda" for m in mutants) and (failed := run_on_fake_cuda(copy)):
         raise SystemExit(f"{failed} fails without a mutant")
     killed, explained, wrong = 0, 0, 0
     for mutant in mutants:
