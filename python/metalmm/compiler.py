@@ -179,9 +179,8 @@ def _ask(path: str) -> Compiler:
     machine = macros(*native)
     if "__AVX512FP16__" in machine:  # clang 19 takes it for part of avx10.1
         native = (*native, "-mno-avx10.1")
-    if (
-        kind == "gcc" and "__AVX512F__" in machine
-    ):  # for Intel's it would take 256 bits, and vectors of 512 (runtime/types.h) apart into scalars
+    # For Intel's, g++ would take 256 bits, and take vectors of 512 (struct matrix in csrc/msl/runtime/types.h) apart into scalars.
+    if kind == "gcc" and "__AVX512F__" in machine:
         native = (*native, "-mprefer-vector-width=512")
     return Compiler(path, kind, version, int(major), native)
 
