@@ -307,20 +307,28 @@ t.join()
 
 @on_cpu
 def test_a_fork_in_a_signals_handler_ends_the_dispatch_in_the_child() -> None:
-    source = KERNEL.replace("x[0] = 1.0h;", "volatile int s = 0; for (int i = 0; i < 300000; i++) s = s + i; x[0] = 1.0h;")
+    # Each threadgroup works until the handler has forked, and no machine is too fast for it: y says that it runs, and takes the word.
+    source = KERNEL.replace("device half* x", "volatile device half* x").replace(
+        "x[0] = 1.0h;", "x[0] = 1.0h; volatile int s = 0; for (int i = 0; i < 30000 && x[1] == 0.0h; i++) s = s + i;"
+    )
     script = f"""
 import signal
 d = metalmm.Device('cpu', threads=3)
 k = d.compile({source!r}).kernel('k')
-child = []
-signal.signal(signal.SIGALRM, lambda *a: child.append(os.fork()))
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+child, y = [], np.zeros(4, np.float16)
+def handler(*_):
+    if not child and y[0]:
+        child.append(os.fork())
+        if child[0]: y[1] = 1
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
 try:
-    k(np.zeros(4, np.float16), grid=3000, threadgroup=1)
+    k(y, grid=1000000, threadgroup=1)
     said = 'done'
 except metalmm.DeviceError as error:
     said = str(error)
-if child and child[0] == 0:
+if child[0] == 0:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20)
     print('child:', said, metalmm.matmul('gemv/baseline', x[:1], w, device=d)[0, 0], flush=True)
     os._exit(0)
