@@ -34,7 +34,10 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert cli.main(["explain", "mlx/m1_fast_nt", "n=130", "k=64", "m=20", "batch=2", "nt"]) == 0
     assert "gemm_simdgroup<half, 8, 128, 64, 1, 4, false, true, false, false, true, true>" in capsys.readouterr().out
     assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
-    assert "barriers            0 a threadgroup" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "barriers            0 a threadgroup" in text
+    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64 k=64 batch=14 nt"]) == 0
+    assert capsys.readouterr().out == text, "a shape in one argument"
 
 
 def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:

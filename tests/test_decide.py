@@ -242,6 +242,7 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "precious.txt").write_text("precious")
     for arguments, message in [
         (["--spec", "n=4"], "k is missing"),
+        (["--spec", "n=64 k=64 q8_0", "--backends", "gemv"], "no variant of gemv takes any of the shapes on device"),
         (["--spec", "n=4 k=4 calls=x"], "calls=x"),
         (["--spec", "n=4 k=4", "--sizes", "sizes.md"], "give one of them"),
         (["--sizes", "sizes.md"], "loader=q9nk_split"),

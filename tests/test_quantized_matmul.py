@@ -344,7 +344,7 @@ def test_wrong_operands_are_refused(device: metalmm.Device) -> None:
         (metalmm.UnsupportedError, "b is dense; it takes q8_0", lambda: metalmm.matmul(v, a, q.dequantize(np.float16), transpose_b=True)),
         (metalmm.UnsupportedError, "m=2 is not 1", lambda: metalmm.matmul(v, np.ones((2, 96), np.float16), q)),
         (metalmm.ArgumentError, "transpose_b is False and b is quantized", lambda: metalmm.matmul(v, a, q, transpose_b=False)),
-        (metalmm.DTypeError, "b's scales .* is float16; it takes float32", lambda: metalmm.matmul("auto", a.astype(np.float32), affine)),
+        (metalmm.DTypeError, "b's scales .* is float16; it takes float32, a's type: convert a, or quantize", lambda: metalmm.matmul("auto", a.astype(np.float32), affine)),
         (metalmm.ShapeError, r"b's scales \(37, 2\) does not fit; it takes \(37, 3\)", lambda: metalmm.matmul(v, a, bad(q, scales=q.scales[:, :2].copy()))),
         (metalmm.ShapeError, r"b's values \(36, 96\) does not fit; it takes \(37, 96\)", lambda: metalmm.matmul(v, a, bad(q, values=q.values[:36]))),
         (metalmm.DTypeError, "b's values .* is uint8; it takes int8", lambda: metalmm.matmul(v, a, bad(q, values=q.values.view(np.uint8)))),
@@ -355,6 +355,7 @@ def test_wrong_operands_are_refused(device: metalmm.Device) -> None:
         (metalmm.ShapeError, r"sizes are 1 to 2\^32 - 1", lambda: metalmm.matmul(v, a, bad(q, shape=(0, 96)))),
         (metalmm.ShapeError, "has dimensions|2 dimensions|does not fit", lambda: metalmm.matmul(v, a, bad(q, values=q.values.reshape(-1)))),
         (metalmm.LayoutError, "out .* overlaps b's scales", lambda: metalmm.matmul(v, a[:, :32].copy(), replace(weights(3, 32, "q8_0"), scales=(room := np.zeros((3, 1), np.float16))), out=room.reshape(1, 3))),
+        (metalmm.ArgumentError, r"to\(\) takes a metalmm.Device, such as metalmm.Device\('cpu'\), and not 'cpu'", lambda: q.to("cpu")),  # type: ignore[arg-type]
         (metalmm.ArgumentError, "b_storage is q9", lambda: metalmm.MatmulSpec(1, 2, 3, b_storage="q9")),
         (metalmm.ArgumentError, "transpose_b is False", lambda: metalmm.MatmulSpec(1, 2, 3, transpose_b=False, b_storage="q8_0")),
     ]:  # fmt: skip

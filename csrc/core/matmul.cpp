@@ -104,13 +104,13 @@ MatmulSpec spec_of(const MatmulArgs& args) {
 
 // One of the arrays of a quantized B: C-contiguous, of a shape that its format gives. They are made by QuantizedArray, whose checks a
 // user can go round.
-void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, DType type) {
+void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, DType type, const char* more = "") {
   bool fits = static_cast<size_t>(t.ndim) == shape.size() &&
               std::equal(shape.begin(), shape.end(), t.shape, [](uint64_t x, int64_t y) { return x == static_cast<uint64_t>(y); });
   std::string expected;
   for (uint64_t s : shape) expected += (expected.empty() ? "(" : ", ") + std::to_string(s);
   if (!fits) bad(ErrorKind::shape, name, t, "does not fit; it takes " + expected + ")");
-  if (t.dtype != type) bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + type.name());
+  if (t.dtype != type) bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + type.name() + more);
   if (!t.contiguous()) bad(ErrorKind::layout, name, t, "is not C-contiguous; pass numpy.ascontiguousarray of it");
   if (t.address() % t.dtype.size) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(t.dtype.size) + " bytes");
 }
@@ -128,11 +128,12 @@ void check_quantized(const MatmulArgs& args) {
     check_part("b's values", *args.b, {n, q.storage.row_bytes(k)}, value);
   if (q.storage.value_bytes(n, k) * q.storage.per_byte() > UINT32_MAX)
     bad_shape("b has more than 2^32 - 1 weights; kernels count in 32 bits");
+  const char* as_a = q.storage.has_biases() ? ", a's type: convert a, or quantize weights of that type" : "";
   auto check_scales = [&](const char* name, const Tensor& t) {
     if (q.storage.canonical)
-      check_part(name, t, {groups, n}, scale);
+      check_part(name, t, {groups, n}, scale, as_a);
     else
-      check_part(name, t, {n, groups}, scale);
+      check_part(name, t, {n, groups}, scale, as_a);
   };
   check_scales("b's scales", *q.scales);
   if (q.biases) check_scales("b's biases", *q.biases);

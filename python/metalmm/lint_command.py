@@ -20,7 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=".metal files, each with what it includes")
     parser.add_argument("--all", action="store_true", help="every instance of every variant's kernel that a call can ask for")
     parser.add_argument(
-        "-I", dest="include_dirs", action="append", default=[], type=Path, metavar="FOLDER", help="where includes are looked for"
+        "-I",
+        dest="include_dirs",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="where includes are looked for, before the headers of metalmm's kernels",
     )
     parser.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME[=VALUE]", help="macros")
     parser.set_defaults(run=run)
@@ -48,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         start = time.perf_counter()
         try:
             text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-            found = lint.check(text, str(path), [path.resolve().parent, *args.include_dirs], defines)
+            found = lint.check(text, str(path), [path.resolve().parent, *args.include_dirs, KERNELS / "include"], defines)
         except (OSError, CompileError) as error:  # the other files are looked at all the same
             print(f"metalmm: {error}", file=sys.stderr)
             unread = True

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._core import Array
+from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ class QuantizedArray:
 
     def to(self, device: Device) -> QuantizedArray:
         """The same in memory of the device, which then need not be copied there for each call."""
+        if not isinstance(device, _CoreDevice):
+            raise ArgumentError(f"to() takes a metalmm.Device, such as metalmm.Device('cpu'), and not {device!r}")
         return self._each(device.array)
 
     def numpy(self) -> QuantizedArray:

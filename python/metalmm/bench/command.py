@@ -149,6 +149,9 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
             else:
                 chosen.append(v)
         work.append((shape, chosen))
+    if not any(chosen for _, chosen in work):
+        whose = f"of {', '.join(families)} " if families else ""
+        raise UsageError(f"no variant {whose}takes any of the shapes on device {device.name}; metalmm variants lists what each takes")
     return work, skipped
 
 
