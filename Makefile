@@ -20,10 +20,11 @@ ifeq ($(shell uname),Darwin)  # in a process that is started again: Metal's vali
 	echo "make test: device cpu: exit $$cpu; device metal: exit $$metal"; exit $$((cpu + metal))  # the GPU, whatever the CPU suite said
 else
 	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
-	@$(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda)
-	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then $(MAKE) --no-print-directory test-on-fake-metal; \
-	else echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
-	test -z "$(REQUIRE_METAL)"; fi
+	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then \
+	  $(MAKE) --no-print-directory test-on-fake-metal $(if $(ARGS),,BESIDE=test-on-fake-cuda); \
+	else $(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda &&) \
+	  echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
+	  test -z "$(REQUIRE_METAL)"; fi
 endif
 
 # The whole suite on the Metal device's own code, against the fake Metal of tests/fake_metal.
@@ -31,13 +32,15 @@ endif
 fake-metal: $(VENV)/.built
 	bash tests/fake_metal.sh $(BIN)/python
 # In two processes, which share the cache of compiled kernels: the fake lives in one process, so that pytest-xdist cannot divide its work.
-FAKE_FIRST := tests/test_matmul.py tests/test_edges.py tests/test_quantized_matmul.py
+# One also makes BESIDE, so that both take as long: FAKE_FIRST has about 100 s, test-on-fake-cuda 170, the rest 270.
+FAKE_FIRST := tests/test_matmul.py tests/test_edges.py tests/test_types.py
 test-on-fake-metal: export METALMM_DEVICE = metal
 test-on-fake-metal: fake-metal
 ifneq ($(ARGS),)
 	$(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
 else
-	$(BIN)/python tests/on_fake_metal.py -m pytest $(FAKE_FIRST) >build/fake-metal/first.log 2>&1 & first=$$!; \
+	{ $(if $(BESIDE),$(MAKE) --no-print-directory $(BESIDE); beside=$$?;) \
+	  $(BIN)/python tests/on_fake_metal.py -m pytest $(FAKE_FIRST) && exit $$beside; } >build/fake-metal/first.log 2>&1 & first=$$!; \
 	  $(BIN)/python tests/on_fake_metal.py -m pytest $(addprefix --ignore=,$(FAKE_FIRST)); rest=$$?; \
 	  wait $$first; status=$$?; cat build/fake-metal/first.log; exit $$((rest + status))
 endif

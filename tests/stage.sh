@@ -6,5 +6,6 @@ command -v cmake >/dev/null && command -v ninja >/dev/null || { "$python" -m pip
 stage() {
   rm -rf "$1/metalmm" && cp -r python/metalmm "$1/metalmm" && rm -f "$1"/metalmm/_core*.so
   cp "$1"/_core*.so "$1/metalmm/"
-  mkdir -p "$1/metalmm/resources/csrc" && cp -r kernels "$1/metalmm/resources/" && cp -r csrc/msl "$1/metalmm/resources/csrc/"
+  # Links: a kernel's text names its file, and modules that other builds compiled are taken from the cache.
+  mkdir -p "$1/metalmm/resources/csrc" && ln -s "$PWD/kernels" "$1/metalmm/resources/kernels" && ln -s "$PWD/csrc/msl" "$1/metalmm/resources/csrc/msl"
 }

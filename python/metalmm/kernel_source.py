@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def resource(name: str) -> Path:
     """Kernels and MSL headers: inside the installed package, or beside it in a source tree."""
     installed = _PACKAGE / "resources" / name
-    return installed if installed.is_dir() else _PACKAGE.parents[1] / name
+    return (installed if installed.is_dir() else _PACKAGE.parents[1] / name).resolve()
 
 
 KERNELS = resource("kernels")
