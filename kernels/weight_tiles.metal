@@ -1,6 +1,11 @@
 // B given as rows of quantized weights, float16 operands, m from 2 to 8: the products of simd_tiles.metal, of integers that become half two
 // at once, exactly and without a conversion; the scale of a row and a block of 32 of k waits for the sum of its products.
 //
+// Where a weight is scale * q + bias, it is taken as scale * (q - zero) + rest, zero the integer next to -bias / scale: q - zero is exact
+// in half, and the sum of A over the block, that of products by ones, is multiplied by the rest. Nothing is lost where a weight is near
+// zero: the rest is at most half a scale, which is no more than any weight of the block is, and so both terms are never much larger than
+// it. Without zero they may be (docs/quantized.md). Beyond 1023, zero stays there, and the weights are larger than the two terms differ.
+//
 // Per output: the bytes of its weights, once for all rows of A; DEPTH * TILES loads of 8 bytes (of 4 bits: 4) in flight a lane. Of integers
 // on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
 // a shift, where extracting and converting it is 5; for m = 1 weight_columns.metal, which is not bound by the products' latency, is faster.
@@ -41,16 +46,17 @@ struct Eighth {
     }
     return x;
   }
-  // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4. low: two that are 0xff, or 0xf,
-  // from the host (weights.h says why).
-  METAL_FUNC half2 pair(uint i, uint low) const {
-    if (FORMAT == Q8_0) {
+  // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; less `zero`. low: two that are
+  // 0xff, or 0xf, from the host (weights.h says why).
+  METAL_FUNC half2 pair(uint i, uint low, float zero) const {
+    constexpr uint SIGNS = FORMAT == Q8_0 ? 0x00800080u : 0;
+    if (Packing<FORMAT>::BITS == 8) {
       uint bits = word[i / 2 % WORDS];
-      return as_type<half2>(((i % 2 ? bits >> 8 : bits) & low) ^ 0x64806480u) - half2(half(1152.0f));
+      return as_type<half2>(((i % 2 ? bits >> 8 : bits) & low) ^ (0x64006400u | SIGNS)) - half2(half(1024.0f + zero));
     }
     uint bits = i / 2 ? word[0] >> 8 : word[0];
-    if (i % 2) return fma(as_type<half2>((bits & low << 4) | 0x64006400u), half2(half(0.0625f)), half2(half(-72.0f)));
-    return as_type<half2>((bits & low) | 0x64006400u) - half2(half(1032.0f));
+    if (i % 2) return fma(as_type<half2>((bits & low << 4) | 0x64006400u), half2(half(0.0625f)), half2(half(-64.0f - zero)));
+    return as_type<half2>((bits & low) | 0x64006400u) - half2(half(1024.0f + zero));
   }
   // Of eight neighbours of A what a lane needs for the four: the first of each pair, or the second.
   static METAL_FUNC half4 own(Octet<half> x, bool second) {
@@ -59,28 +65,70 @@ struct Eighth {
   }
 };
 
-// A block of 32 of k.
+// What a row's block of 32 of k is multiplied with and has added to it.
+struct Factors {
+  half scale, bias;
+
+  template <int FORMAT>
+  static METAL_FUNC Factors load(Cursor c) {
+    bool has_bias = Packing<FORMAT>::HAS_BIAS;
+    return {*reinterpret_cast<const device half*>(c.scales), has_bias ? *reinterpret_cast<const device half*>(c.biases) : half(0.0f)};
+  }
+  // Taken from the integers.
+  template <int FORMAT>
+  METAL_FUNC float zero() const {
+    if (!Packing<FORMAT>::HAS_BIAS) return float(uint(Packing<FORMAT>::OFFSET));
+    // Any integer near it would do: 1 / scale within 2^-11, without a division's branches, and of a scale that has none whatever it is.
+    float s = float(scale), r = as_type<float>(0x7ef311c7u - as_type<uint>(s));
+    r = r * fma(-s, r, 2.0f);
+    r = r * fma(-s, r, 2.0f);
+    return fmin(fmax(rint(-float(bias) * r), -1023.0f), 1023.0f);
+  }
+};
+
+// What a lane's two results take from K, begin to end, product by product.
+template <class From>
+METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, const device half* a1, uint begin, uint end) {
+  float2 sum = float2(0.0f);
+#pragma clang loop unroll(disable)
+  for (uint k = begin; k < end; k++) sum += From::one(b, column, k) * float2(float(a0[k]), float(a1[k]));
+  return sum;
+}
+
+// A block of 32 of k. of_a: the sums of A, where they are needed.
 template <int FORMAT, int TILES>
-METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread half (&scale)[TILES],
-                         Octet<half> x0, Octet<half> x1, bool second, uint low) {
+METAL_FUNC void multiply(thread float2 (&total)[TILES], thread float2& of_a, const thread Eighth<FORMAT> (&y)[TILES],
+                         const thread Factors (&by)[TILES], Octet<half> x0, Octet<half> x1, bool second, uint low) {
+  constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
   half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
-  simdgroup_float8x8 sum[TILES];
+  simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_half8x8 ones = make_filled_simdgroup_matrix<half, 8, 8>(half(1.0f));
+  float zero[TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (uint t = 0; t < TILES; t++) {
+    sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    zero[t] = by[t].template zero<FORMAT>();
+  }
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
     simdgroup_half8x8 x;
     x.thread_elements() = half2(own0[i], own1[i]);
+    if (HAS_BIAS) simdgroup_multiply_accumulate(all, ones, x, all);
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       simdgroup_half8x8 w;
-      w.thread_elements() = y[t].pair(i, low);
+      w.thread_elements() = y[t].pair(i, low, zero[t]);
       simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
     }
   }
+  float2 block = float2(all.thread_elements()[0], all.thread_elements()[1]);
+  if (HAS_BIAS) of_a += block;
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++)
-    total[t] = fma(float2(float(scale[t])), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
+  for (uint t = 0; t < TILES; t++) {
+    float scale = float(by[t].scale);
+    total[t] = fma(float2(scale), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
+    if (HAS_BIAS) total[t] = fma(float2(fma(scale, zero[t], float(by[t].bias))), block, total[t]);
+  }
 }
 
 // WHOLE: rows of A and of the weights begin on 16 bytes.
@@ -108,7 +156,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
-  float2 total[TILES];
+  float2 total[TILES], of_a = float2(0.0f);
   float added[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
@@ -127,14 +175,14 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       from[t].values += Bits::BYTES * pair;
     }
     Bits y[DEPTH][TILES];
-    half scale[DEPTH][TILES];
+    Factors by[DEPTH][TILES];
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
         y[d][t] = Bits::load(c.values);
-        scale[d][t] = *reinterpret_cast<const device half*>(c.scales);
+        by[d][t] = Factors::load<FORMAT>(c);
       }
     }
     wait_for_operands();
@@ -145,38 +193,47 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+        multiply(total, of_a, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
-          Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
+          Cursor c = From::template moved<1>(b, from[t], column[t], k + 32 * DEPTH, d);
           y[d][t] = Bits::load(c.values);
-          scale[d][t] = *reinterpret_cast<const device half*>(c.scales);
+          by[d][t] = Factors::load<FORMAT>(c);
         }
       }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], scale[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+    for (uint d = 0; d < DEPTH; d++)
+      multiply(total, of_a, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
     k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {
     Bits y[TILES];
-    half scale[TILES];
+    Factors by[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      scale[t] = *reinterpret_cast<const device half*>(c.scales);
+      by[t] = Factors::load<FORMAT>(c);
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;
     Octet<T> x0 = WHOLE && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
     Octet<T> x1 = WHOLE && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
-    multiply(total, y, scale, x0, x1, row % 2 == 1, low);
+    multiply(total, of_a, y, by, x0, x1, row % 2 == 1, low);
   }
   wait_for_operands();
+  // Of an infinite A the two terms of a weight may be infinities of both signs.
+  if (Packing<FORMAT>::HAS_BIAS && !(isfinite(of_a.x) && isfinite(of_a.y))) {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      float2 slowly = one_by_one<From>(b, column[t], a0, a1, begin, end);
+      total[t] = float2(isfinite(of_a.x) ? total[t].x : slowly.x, isfinite(of_a.y) ? total[t].y : slowly.y);
+    }
+  }
   if (SPLIT > 1) {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];

@@ -136,6 +136,24 @@ def test_the_extremes_of_a_format(v: metalmm.Variant, device: metalmm.Device) ->
     check(v, a, replace(q, scales=scales), options, device)
 
 
+@pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED if "affine" in v.storage])
+def test_a_bias_of_any_size(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """Weights near zero between terms that are not, wherever -bias / scale lies: on an integer, between two, far outside of them."""
+    rng = np.random.default_rng(5)
+    for k in (1, 40, 256):
+        q = weights(24, k, v.storage)
+        shape = q.scales.shape
+        scales = (rng.choice([1e-4, 0.01, -0.02, 1.0, 0.0], shape) * rng.uniform(0.5, 1, shape)).astype(np.float16)
+        zeros = rng.choice([1, 0.5, 0.03], shape) * rng.integers(-20, 300, shape) * rng.choice([1, 1, 1, 100], shape)
+        biases = np.clip(-zeros * scales, -2000, 2000).astype(np.float16)
+        a, options = draw(rows_of(v)[0], 24, k)
+        check(v, a, replace(q, scales=scales, biases=biases), options, device)
+        # Weights that are zero, or what the bias's rounding leaves of them.
+        same, half_byte = np.full_like(q.values, 0xDD), np.where(np.arange(scales.size).reshape(shape) % 2, 0.5, 0.37).astype(np.float16)
+        middle = np.float16(0xDD if "8" in v.storage else 0xD) * half_byte
+        check(v, a, replace(q, values=same, scales=half_byte, biases=-middle), options, device)
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_alignment_and_group(data: st.DataObject, device: metalmm.Device) -> None:

@@ -65,7 +65,7 @@ METAL_FUNC metal::float4 bytes_of(uint word, uint low_byte) {
 template <int FORMAT>
 METAL_FUNC metal::float4 nibbles_of(uint word, uint low_byte) {
   constexpr uint OFFSET = Packing<FORMAT>::OFFSET;
-  uint low = low_byte >> 4;
+  uint low = low_byte / 17;  // 15: a shift would be seen through, and four masks made of one at an instruction each time
   metal::uint4 bits = metal::uint4(word) & metal::uint4(low, low << 4, low << 8, low << 12);
   bits |= metal::uint4(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 524288.0f + OFFSET, 32768.0f + OFFSET, 2048.0f + OFFSET);
@@ -124,11 +124,11 @@ struct Weights {
     uint i = group(w, column, k);  // of elements, for bytes may be more than 32 bits count
     return {byte(w, column, k), further(w.scales, i), further(w.biases, i)};
   }
-  // STEP blocks of 32 further; in rows, where STEP is a whole number of groups or shares one, by as many bytes for every lane.
+  // STEP blocks of 32 further, `times` over, from k: by as many bytes for every lane, where STEP is a whole number of groups.
   template <uint STEP>
   static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint column, uint k, uint times) {
     uint groups = (STEP * 32 >> shift(w)) * times;
-    if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) return at(w, column, k + STEP * 32 * times);
+    if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = ((k + STEP * 32 * times) >> shift(w)) - (k >> shift(w));
     uint values = STEP * BLOCK * times;
     if (CANONICAL) values *= w.n, groups *= w.n;
     return {c.values + values, further(c.scales, groups), further(c.biases, groups)};
