@@ -22,9 +22,9 @@ else
 	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then \
 	  $(MAKE) --no-print-directory test-on-fake-metal $(if $(ARGS),,BESIDE=test-on-fake-cuda); \
-	else $(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda &&) \
+	else $(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda &&) { \
 	  echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
-	  test -z "$(REQUIRE_METAL)"; fi
+	  test -z "$(REQUIRE_METAL)"; }; fi
 endif
 
 # The whole suite on the Metal device's own code, against the fake Metal of tests/fake_metal.
@@ -39,7 +39,7 @@ test-on-fake-metal: fake-metal
 ifneq ($(ARGS),)
 	$(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
 else
-	{ $(if $(BESIDE),$(MAKE) --no-print-directory $(BESIDE); beside=$$?;) \
+	{ beside=0; $(if $(BESIDE),$(MAKE) --no-print-directory $(BESIDE) || beside=1;) \
 	  $(BIN)/python tests/on_fake_metal.py -m pytest $(FAKE_FIRST) && exit $$beside; } >build/fake-metal/first.log 2>&1 & first=$$!; \
 	  $(BIN)/python tests/on_fake_metal.py -m pytest $(addprefix --ignore=,$(FAKE_FIRST)); rest=$$?; \
 	  wait $$first; status=$$?; cat build/fake-metal/first.log; exit $$((rest + status))

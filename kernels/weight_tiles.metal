@@ -2,9 +2,11 @@
 // at once, exactly and without a conversion; the scale of a row and a block of 32 of k waits for the sum of its products.
 //
 // Where a weight is scale * q + bias, it is taken as scale * (q - zero) + rest, zero the integer next to -bias / scale: q - zero is exact
-// in half, and the sum of A over the block, that of products by ones, is multiplied by the rest. Nothing is lost where a weight is near
-// zero: the rest is at most half a scale, which is no more than any weight of the block is, and so both terms are never much larger than
-// it. Without zero they may be (docs/quantized.md). Beyond 1023, zero stays there, and the weights are larger than the two terms differ.
+// in half, and the sum of A over the block, that of products by ones, is multiplied by the rest. The rest is half a scale at most
+// (and 1.0067 times a weight, for zero is taken from a reciprocal within 2^-17), so that the two terms are at most 3.02 times the weight
+// where they cancel; where zero stops at 1023 they have one sign. Without zero they could be any number of times larger. The sums of a
+// block round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|, within the K + 1 of the bound where K is SURE or more:
+// else, and where something is infinite, of which the two terms may have both signs, product by product.
 //
 // Per output: the bytes of its weights, once for all rows of A; DEPTH * TILES loads of 8 bytes (of 4 bits: 4) in flight a lane. Of integers
 // on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
@@ -17,6 +19,8 @@ using namespace metal;  // what follows names its types
 #include "include/place.h"
 #include "include/wait.h"
 #include "include/weights.h"
+
+constexpr constant uint SURE = 128;
 
 // A lane's eight weights of a block of 32 of k.
 template <int FORMAT>
@@ -78,7 +82,7 @@ struct Factors {
   template <int FORMAT>
   METAL_FUNC float zero() const {
     if (!Packing<FORMAT>::HAS_BIAS) return float(uint(Packing<FORMAT>::OFFSET));
-    // Any integer near it would do: 1 / scale within 2^-11, without a division's branches, and of a scale that has none whatever it is.
+    // 1 / scale without a division's branches, and of a scale that has none whatever it is: fmax and fmin take the number of it and a NaN.
     float s = float(scale), r = as_type<float>(0x7ef311c7u - as_type<uint>(s));
     r = r * fma(-s, r, 2.0f);
     r = r * fma(-s, r, 2.0f);
@@ -95,10 +99,10 @@ METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, co
   return sum;
 }
 
-// A block of 32 of k. of_a: the sums of A, where they are needed.
+// A block of 32 of k.
 template <int FORMAT, int TILES>
-METAL_FUNC void multiply(thread float2 (&total)[TILES], thread float2& of_a, const thread Eighth<FORMAT> (&y)[TILES],
-                         const thread Factors (&by)[TILES], Octet<half> x0, Octet<half> x1, bool second, uint low) {
+METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Factors (&by)[TILES],
+                         Octet<half> x0, Octet<half> x1, bool second, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
   half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
   simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -122,7 +126,6 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], thread float2& of_a, con
     }
   }
   float2 block = float2(all.thread_elements()[0], all.thread_elements()[1]);
-  if (HAS_BIAS) of_a += block;
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     float scale = float(by[t].scale);
@@ -156,7 +159,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
-  float2 total[TILES], of_a = float2(0.0f);
+  float2 total[TILES];
   float added[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
@@ -193,7 +196,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        multiply(total, of_a, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+        multiply(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], column[t], k + 32 * DEPTH, d);
@@ -204,8 +207,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d++)
-      multiply(total, of_a, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+    for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
     k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {
@@ -223,15 +225,16 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;
     Octet<T> x0 = WHOLE && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
     Octet<T> x1 = WHOLE && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
-    multiply(total, of_a, y, by, x0, x1, row % 2 == 1, low);
+    multiply(total, y, by, x0, x1, row % 2 == 1, low);
   }
   wait_for_operands();
-  // Of an infinite A the two terms of a weight may be infinities of both signs.
-  if (Packing<FORMAT>::HAS_BIAS && !(isfinite(of_a.x) && isfinite(of_a.y))) {
+  if (Packing<FORMAT>::HAS_BIAS) {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
+      bool2 good = {p.k >= SURE && isfinite(total[t].x), p.k >= SURE && isfinite(total[t].y)};
+      if (good.x && good.y) continue;
       float2 slowly = one_by_one<From>(b, column[t], a0, a1, begin, end);
-      total[t] = float2(isfinite(of_a.x) ? total[t].x : slowly.x, isfinite(of_a.y) ? total[t].y : slowly.y);
+      total[t] = float2(good.x ? total[t].x : slowly.x, good.y ? total[t].y : slowly.y);
     }
   }
   if (SPLIT > 1) {

@@ -212,7 +212,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
         "4,6,7,8,9,10,11,12,13",
     ]
     run = started(*arguments)
-    for _ in range(600):
+    for _ in range(3000):
         time.sleep(0.1)
         with_shapes = Path("part.json").exists() and len(json.loads(Path("part.json").read_text())["shapes"]) >= 2
         if with_shapes or run.poll() is not None:
@@ -243,6 +243,7 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for arguments, message in [
         (["--spec", "n=4"], "k is missing"),
         (["--spec", "n=64 k=64 q8_0", "--backends", "gemv"], "no variant of gemv takes any of the shapes on device"),
+        (["--spec", "n=64 k=64 m=3", "--backends", "gemv"], "m=3 is not"),
         (["--spec", "n=4 k=4 calls=x"], "calls=x"),
         (["--spec", "n=4 k=4", "--sizes", "sizes.md"], "give one of them"),
         (["--sizes", "sizes.md"], "loader=q9nk_split"),

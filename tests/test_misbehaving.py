@@ -278,7 +278,7 @@ def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int,
 
 
 def test_a_timeout_ends_many_short_threadgroups_and_is_of_one_dispatch() -> None:
-    device = metalmm.Device("cpu", timeout=1.0)
+    device = metalmm.Device("cpu", threads=2, timeout=1.0)
     slow, y = device.compile(KERNELS).kernel("slow"), np.zeros(1 << 20, np.int32)
     with pytest.raises(metalmm.KernelError, match=r"kernel 'slow': .*stopped: it took longer"):
         slow(y, at(200_000), grid=1 << 20, threadgroup=1)
@@ -339,11 +339,11 @@ def test_ctrl_c_acts_between_threadgroups(threads: int) -> None:
     interrupt_after(0.2)
     with pytest.raises(KeyboardInterrupt):
         slow(y, at(200_000), grid=1 << 20, threadgroup=1)  # minutes
-    interrupt_after(0.2)
     batch = device.batch()
     for _ in range(5):
         slow(y, at(200_000), grid=1 << 20, threadgroup=1, batch=batch)
     batch.submit()
+    interrupt_after(0.2)
     with pytest.raises(KeyboardInterrupt):
         batch.wait()
     assert time.monotonic() - start < 30
@@ -417,7 +417,7 @@ def test_what_ctrl_c_kept_from_its_turn_runs_later() -> None:
 
 
 def test_ctrl_c_in_close_leaves_the_device_and_its_work() -> None:
-    device, y = metalmm.Device("cpu"), np.zeros(3000, np.int32)
+    device, y = metalmm.Device("cpu", threads=2), np.zeros(3000, np.int32)
     slow = device.compile(KERNELS).kernel("slow")
     last = np.zeros((1, 4), np.float16)
     long, after = device.batch(), device.batch()

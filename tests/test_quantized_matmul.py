@@ -16,7 +16,7 @@ import pytest
 from conftest import DEVICE, FAKE, carry_out, count_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from metalmm import numerics
+from metalmm import numerics, quantized
 from metalmm.manifest import STORAGES
 from test_edges import Pages
 
@@ -152,6 +152,24 @@ def test_a_bias_of_any_size(v: metalmm.Variant, device: metalmm.Device) -> None:
         same, half_byte = np.full_like(q.values, 0xDD), np.where(np.arange(scales.size).reshape(shape) % 2, 0.5, 0.37).astype(np.float16)
         middle = np.float16(0xDD if "8" in v.storage else 0xD) * half_byte
         check(v, a, replace(q, values=same, scales=half_byte, biases=-middle), options, device)
+
+
+@pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED if "affine" in v.storage])
+def test_terms_that_cancel(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """Weights of half a scale, between two integers: their terms are three times as large, and one element of A hides the others'. And
+    scales and biases that are infinite, where one sum would be of both signs."""
+    form, _, layout = v.storage.partition(":")
+    m, n = rows_of(v)[0], 8
+    for k in (4, 16, 32, 64, 96, 127, 128, 256):
+        integers, groups = np.ones((n, k), np.int64), (n, -(-k // 32))
+        integers[:, 0] = 3
+        made = functools.partial(quantized._stored, form, layout or "nk", integers, 32)
+        a = np.full((m, k), 1023 * 2.0**-24, np.float16)
+        a[:, 0] = 1025
+        q = made(np.full(groups, 1, np.float16), np.full(groups, -2.5, np.float16))
+        check(v, a, q, {"c": np.full((m, n), -512.5, np.float16), "beta": 1.0}, device)
+        for scale, bias in ((np.inf, 1), (np.inf, -1), (-np.inf, 0), (2, np.inf), (-1, -np.inf)):
+            check(v, a, made(np.full(groups, scale, np.float16), np.full(groups, bias, np.float16)), {}, device)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

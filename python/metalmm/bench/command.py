@@ -149,9 +149,6 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
             else:
                 chosen.append(v)
         work.append((shape, chosen))
-    if not any(chosen for _, chosen in work):
-        whose = f"of {', '.join(families)} " if families else ""
-        raise UsageError(f"no variant {whose}takes any of the shapes on device {device.name}; metalmm variants lists what each takes")
     return work, skipped
 
 
@@ -252,6 +249,11 @@ def main(args: argparse.Namespace) -> int:
     path = None if to_stdout else Path(args.json) if args.json else None if seeds_format else Path(DEFAULT_JSON)
     device = runner.measuring_device(args.device, args.timeout)
     work, skipped = choose(found.shapes, args, device)
+    if not any(chosen for _, chosen in work):
+        why = "; ".join([*dict.fromkeys(why for _, why in skipped)][:3]) or "metalmm variants lists what each takes"
+        raise UsageError(
+            f"no variant {f'of {args.backends} ' if args.backends else ''}takes any of the shapes on device {device.name}: {why}"
+        )
     run = start_run(args, device, found, skipped, rule)
     if args.resume:
         if path is None:
