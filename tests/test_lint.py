@@ -211,8 +211,7 @@ def test_branches_are_metals(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = tmp_path / "good.metal", tmp_path / "bad.metal"
     (tmp_path / "part.h").write_text("#pragma once\nfloat f(float* p) { return *p; }\n")
-    good.write_text(kernel("D[0] = WIDTH;"))
-    good.write_text('#include "params.h"\n' + good.read_text())  # of ours, as in a manifest's kernels
+    good.write_text('#include "params.h"\n' + kernel("D[0] = WIDTH;"))  # a header of ours, as in a manifest's kernels
     bad.write_text(kernel("float x = 1; D[0] = f(&x);", '#include "part.h"'))
     assert cli.main(["lint", str(good), "-D", "WIDTH=8"]) == 0
     assert "no findings" in capsys.readouterr().out

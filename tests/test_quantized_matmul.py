@@ -149,9 +149,9 @@ def test_a_bias_of_any_size(v: metalmm.Variant, device: metalmm.Device) -> None:
         a, options = draw(rows_of(v)[0], 24, k)
         check(v, a, replace(q, scales=scales, biases=biases), options, device)
         # Weights that are zero, or what the bias's rounding leaves of them.
-        same, half_byte = np.full_like(q.values, 0xDD), np.where(np.arange(scales.size).reshape(shape) % 2, 0.5, 0.37).astype(np.float16)
-        middle = np.float16(0xDD if "8" in v.storage else 0xD) * half_byte
-        check(v, a, replace(q, values=same, scales=half_byte, biases=-middle), options, device)
+        same, scales = np.full_like(q.values, 0xDD), np.where(np.arange(scales.size).reshape(shape) % 2, 0.5, 0.37).astype(np.float16)
+        zero = np.float16(0xDD if "8" in v.storage else 0xD)
+        check(v, a, replace(q, values=same, scales=scales, biases=-zero * scales), options, device)
 
 
 @pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED if "affine" in v.storage])

@@ -62,7 +62,7 @@ def kind_of(storage: str) -> str:
     return ":".join(word for word in storage.split(":") if not word.isdecimal())
 
 
-BUILTIN = (kernel_source.KERNELS / "variants.toml").resolve()
+BUILTIN = kernel_source.KERNELS / "variants.toml"
 
 _registry: dict[str, Variant] = {}
 _lock = Lock()
