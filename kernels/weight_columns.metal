@@ -17,16 +17,12 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weights.h"
 
-// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise
-// want the same bank.
-constexpr constant uint PITCH = 9;
-METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
-
 // Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for
 // nothing. STAGED: A comes from threadgroup memory, where WORKERS threads put it while the weights are on their way.
 template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool GUARDED>
 METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
-                          uint lane, bool is_first, threadgroup float4* staged, uint worker, thread float4 (&sums)[ROWS][COLS]) {
+                          uint lane, bool is_first, threadgroup float4* staged, uint worker, thread float4 (&sums)[ROWS][COLS],
+                          thread bool& exact) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   static_assert(!STAGED || ROWS == 1, "one row of A is staged");
@@ -68,17 +64,21 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
   for (uint d = 0; d < DEPTH; d++) {
     bool there = !GUARDED || own + STEP * d < whole;
     float4 part[COLS];  // of one row: LATE, the scale is for all of a piece. Of more rows it costs less on the weights.
+    Factors by[COLS];
 #pragma clang loop unroll(full)
-    for (uint c = 0; c < COLS; c++) part[c] = float4(0.0f);
+    for (uint c = 0; c < COLS; c++) {
+      part[c] = float4(0.0f);
+      by[c] = From::factors(pieces[d][c], exact);
+    }
 #pragma clang loop unroll(full)
     for (uint i = 0; i < COUNT / 8; i++) {
       Eight y[COLS];
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
-        y[c] = From::eight(pieces[d][c], i, w.low_byte);
+        y[c] = From::eight(pieces[d][c], by[c], i, w.low_byte);
         if (SCALED && !LATE) {
-          y[c].low *= float(pieces[d][c].scale);
-          y[c].high *= float(pieces[d][c].scale);
+          y[c].low *= by[c].scale;
+          y[c].high *= by[c].scale;
         }
       }
 #pragma clang loop unroll(full)
@@ -107,8 +107,23 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
     }
     if (ROWS == 1) {
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++)
-        sums[0][c] = LATE ? fma(float4(float(pieces[d][c].scale)), part[c], sums[0][c]) : sums[0][c] + part[c];
+      for (uint c = 0; c < COLS; c++) sums[0][c] = LATE ? fma(float4(by[c].scale), part[c], sums[0][c]) : sums[0][c] + part[c];
+    }
+  }
+}
+
+// Weights k, k + step and so on before `end`, wherever they stand.
+template <class From, class T, int ROWS, int COLS>
+METAL_FUNC void add_one_by_one(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint end,
+                               uint step, thread float4 (&sums)[ROWS][COLS]) {
+#pragma clang loop unroll(disable)
+  for (; k < end; k += step) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float y = From::one(w, column[c], k);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        if (ROWS == 1 || r < rows) sums[r][c].x += float(a[r * lda + k]) * y;
     }
   }
 }
@@ -200,28 +215,30 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
     uint worker = simdgroup / SPLIT * 32 + lane;
     // As many turns for all of a threadgroup, which meets in each where A is staged.
     uint done = 0;
+    bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
       add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                     done == 0, staged, worker, sums);
+                                                                                     done == 0, staged, worker, sums, exact);
     }
     for (; done < slice; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
       add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                    done == 0, staged, worker, sums);
+                                                                                    done == 0, staged, worker, sums, exact);
+    }
+    if (From::SHIFTED && !exact) {
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+        for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
+#pragma clang loop unroll(disable)
+      for (uint i = begin + COUNT * at; i < whole; i += COUNT * LANES)
+        add_one_by_one<From>(a, p.lda, w, column, rows, i, min(i + COUNT, whole), 1, sums);
     }
     k = whole;
   }
   wait_for_operands();
-  for (k += at; k < end; k += LANES) {
-#pragma clang loop unroll(full)
-    for (uint c = 0; c < COLS; c++) {
-      float y = From::one(w, column[c], k);
-#pragma clang loop unroll(full)
-      for (uint r = 0; r < ROWS; r++)
-        if (ROWS == 1 || r < rows) sums[r][c].x += float(a[r * p.lda + k]) * y;
-    }
-  }
+  add_one_by_one<From>(a, p.lda, w, column, rows, k + at, end, LANES, sums);
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)

@@ -70,11 +70,11 @@ struct Eighth {
 };
 
 // What a row's block of 32 of k is multiplied with and has added to it.
-struct Factors {
+struct Stored {
   half scale, bias;
 
   template <int FORMAT>
-  static METAL_FUNC Factors load(Cursor c) {
+  static METAL_FUNC Stored load(Cursor c) {
     bool has_bias = Packing<FORMAT>::HAS_BIAS;
     return {*reinterpret_cast<const device half*>(c.scales), has_bias ? *reinterpret_cast<const device half*>(c.biases) : half(0.0f)};
   }
@@ -101,7 +101,7 @@ METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, co
 
 // A block of 32 of k.
 template <int FORMAT, int TILES>
-METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Factors (&by)[TILES],
+METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Stored (&by)[TILES],
                          Octet<half> x0, Octet<half> x1, bool second, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
   half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
@@ -178,14 +178,14 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       from[t].values += Bits::BYTES * pair;
     }
     Bits y[DEPTH][TILES];
-    Factors by[DEPTH][TILES];
+    Stored by[DEPTH][TILES];
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
         y[d][t] = Bits::load(c.values);
-        by[d][t] = Factors::load<FORMAT>(c);
+        by[d][t] = Stored::load<FORMAT>(c);
       }
     }
     wait_for_operands();
@@ -201,7 +201,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], column[t], k + 32 * DEPTH, d);
           y[d][t] = Bits::load(c.values);
-          by[d][t] = Factors::load<FORMAT>(c);
+          by[d][t] = Stored::load<FORMAT>(c);
         }
       }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
@@ -212,14 +212,14 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   }
   for (; k < end; k += 32) {
     Bits y[TILES];
-    Factors by[TILES];
+    Stored by[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      by[t] = Factors::load<FORMAT>(c);
+      by[t] = Stored::load<FORMAT>(c);
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;

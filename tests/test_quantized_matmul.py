@@ -154,6 +154,42 @@ def test_a_bias_of_any_size(v: metalmm.Variant, device: metalmm.Device) -> None:
         check(v, a, replace(q, values=same, scales=scales, biases=-zero * scales), options, device)
 
 
+@pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED + ASKED_FUSED if "affine" in v.storage])
+def test_a_bias_that_is_tiny_beside_its_scale(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """Integers that are zero leave the bias alone, of which nothing may be lost: in some groups of a column, in some columns."""
+    rng = np.random.default_rng(6)
+    for n, k in ((9, 96), (600, 896), (70, 2000)):
+
+        def made(n: int) -> Any:
+            q = weights(n, k, v.storage)  # noqa: B023
+            scales, biases = rng.uniform(0.5, 2, q.scales.shape).astype(np.float16), q.biases.copy()
+            tiny = rng.random(q.scales.shape) < 0.1
+            biases[tiny] = (scales * rng.choice([0, 1 / 3, -1e-3, 1e-5], q.scales.shape))[tiny]
+            return replace(q, values=np.where(rng.random(q.values.shape) < 0.9, 0, q.values), scales=scales, biases=biases)
+
+        a, options = draw(rows_of(v)[0], n, k)
+        if v.weights == 1:
+            check(v, a, made(n), options, device)
+        else:
+            check_fused(v, a, [made(n if v.swiglu else n - i) for i in range(v.weights)], None, device)
+
+
+@pytest.mark.parametrize("v", ASKED_QUANTIZED)
+def test_infinities_stay_in_their_column(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """Of which a lane may have read a piece before one of another column, or in place of one that is not there: of 1024, behind 896."""
+    m, n, k = rows_of(v)[0], 600, 1024
+    q = weights(n, k, v.storage)
+    scales, columns = q.scales.copy(), np.arange(n) % 37 == 36
+    (scales if q.layout == "nk" else scales.T)[columns] = np.inf
+    a, options = draw(m, n, k)
+    reference, bound, _ = numerics.judged(a, q, **options)
+    out = metalmm.matmul(v, a, replace(q, scales=scales), device=device, **options)
+    rest = ~columns
+    assert not (wrong := numerics.mismatch(out[:, rest], reference[:, rest], bound[:, rest])), f"{v}: {wrong}"
+    assert not np.isfinite(out[:, columns]).any()
+    count_case()
+
+
 @pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED if "affine" in v.storage])
 def test_terms_that_cancel(v: metalmm.Variant, device: metalmm.Device) -> None:
     """Weights of half a scale, between two integers: their terms are three times as large, and one element of A hides the others'. And

@@ -5,6 +5,9 @@
 // into the mantissa of a power of two, which is taken away again. A mask, an exclusive or that also makes a signed byte an offset one, and
 // a subtraction; each is exact. `low_byte` is 0xff, from the host: a compiler that sees masks loads each anew for each use, for NVIDIA's
 // three-input logic takes but one constant. A CPU converts 8 or 16 at once in an instruction: `half_block`.
+//
+// Where scale * q + bias is asked for, nothing need be taken away: scale * (power + q) + (bias - scale * power) is the same rounding of the
+// same number if the difference is exact, and of 16-bit scales and biases it is, but where the bias is tiny beside the scale: `factors`.
 #pragma once
 #include <metal_stdlib>
 
@@ -51,6 +54,11 @@ struct Eight {
   metal::float4 low, high;
 };
 
+// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise
+// want the same bank.
+constexpr constant uint PITCH = 9;
+METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
+
 // Four bytes of a word, less the format's offset.
 template <int FORMAT>
 METAL_FUNC metal::float4 bytes_of(uint word, uint low_byte) {
@@ -80,18 +88,30 @@ struct ScaleType<true, T> {
   typedef T type;
 };
 
-// A column's place in memory: of weight k, and of the scale of its group.
+// A column's place in memory: of weight k, and of the scale of its group, which is the `group`th.
 struct Cursor {
   const device uchar* values;
   const device uchar* scales;
   const device uchar* biases;
+  uint group;
+};
+
+// What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
+// of bytes: 2^11), and where into 2^8 (2^7).
+struct Factors {
+  float scale;
+  metal::float2 rest;
 };
 
 // Weights of one format: CANONICAL blocks, or rows. T: the operands' type.
 template <class T, int FORMAT, bool CANONICAL>
 struct Weights {
   typedef typename ScaleType<Packing<FORMAT>::HAS_BIAS, T>::type S;
-  enum : uint { LOADS = Packing<FORMAT>::BITS / 4, BLOCK = 16 * LOADS };  // of 16 bytes; bytes
+  enum : uint {
+    LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
+    BLOCK = 16 * LOADS,                 // bytes
+    SHIFTED = Packing<FORMAT>::HAS_BIAS && sizeof(T) == 2
+  };
 
   struct Piece {
     metal::uint4 bits[LOADS];
@@ -122,7 +142,7 @@ struct Weights {
   }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
     uint i = group(w, column, k);  // of elements, for bytes may be more than 32 bits count
-    return {byte(w, column, k), further(w.scales, i), further(w.biases, i)};
+    return {byte(w, column, k), further(w.scales, i), further(w.biases, i), i};
   }
   // STEP blocks of 32 further, `times` over, from k: by as many bytes for every lane, where STEP is a whole number of groups.
   template <uint STEP>
@@ -131,7 +151,9 @@ struct Weights {
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = ((k + STEP * 32 * times) >> shift(w)) - (k >> shift(w));
     uint values = STEP * BLOCK * times;
     if (CANONICAL) values *= w.n, groups *= w.n;
-    return {c.values + values, further(c.scales, groups), further(c.biases, groups)};
+    uint i = c.group + groups;
+    if (Packing<FORMAT>::HAS_BIAS) return {c.values + values, further(w.scales, i), further(w.biases, i), i};  // one sum for both
+    return {c.values + values, further(c.scales, groups), c.biases, i};
   }
 
   // A whole block, which stands on sixteen bytes.
@@ -145,21 +167,53 @@ struct Weights {
     return p;
   }
 
+  // `exact` stays true if the weights that `eight` makes with them are each within one rounding; else `one` makes them.
+  static METAL_FUNC Factors factors(Piece piece, thread bool& exact) {
+    constexpr float HIGH = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, LOW = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
+    float scale = float(piece.scale), bias = float(piece.bias);
+    if (!SHIFTED) return {scale, metal::float2(bias)};
+    metal::float2 rest = metal::float2(metal::fma(-HIGH, scale, bias), metal::fma(-LOW, scale, bias));
+    exact = exact && metal::fma(HIGH, scale, rest.x) == bias;
+    return {scale, rest};
+  }
   // Weights 8 * i to 8 * i + 7 of a piece; of those that are SCALED by a factor alone, without it.
-  static METAL_FUNC Eight eight(Piece piece, uint i, uint low_byte) {
-    Eight x;
-    if (Packing<FORMAT>::BITS == 4) {
-      uint word = piece.bits[0][i];
-      x = {nibbles_of<FORMAT>(word, low_byte), nibbles_of<FORMAT>(word >> 16, low_byte)};
-    } else {
-      metal::uint4 bits = piece.bits[i / 2 % LOADS];
-      x = {bytes_of<FORMAT>(bits[i % 2 * 2], low_byte), bytes_of<FORMAT>(bits[i % 2 * 2 + 1], low_byte)};
+  static METAL_FUNC Eight eight(Piece piece, Factors by, uint i, uint low_byte) {
+    if (SHIFTED) {
+      bool halves = Packing<FORMAT>::BITS == 4;
+      metal::uint4 bits = piece.bits[halves ? 0 : i / 2 % LOADS];
+      uint first = halves ? bits[i] : bits[i % 2 * 2], second = halves ? first >> 16 : bits[i % 2 * 2 + 1];
+      // 15 << 12 and 15 << 16; 255 << 7 and 255 << 15. Of shifts a compiler makes one mask and shifts what it leaves, each time.
+      uint near = halves ? low_byte / 17 * 4000 + 1440 : low_byte * 127 + 255;
+      uint far = halves ? low_byte / 17 * 65000 + 8040 : low_byte * 32512 + 65280;
+      metal::uint4 mask = metal::uint4(near, far, near, far);
+      uint high = halves ? 0x45000000u : 0x47800000u, low = 0x43000000u | (halves ? 0 : 0x800000u);
+      metal::uint4 power = metal::uint4(high, low, high, low);
+      metal::uint4 a, b;
+      if (halves) {
+        a = metal::uint4(first << 12, first << 12, first << 4, first << 4);
+        b = metal::uint4(first >> 4, first >> 4, first >> 12, first >> 12);
+      } else {
+        a = metal::uint4(first << 7, first << 7, first >> 9, first >> 9);
+        b = metal::uint4(second << 7, second << 7, second >> 9, second >> 9);
+      }
+      metal::float4 scale = metal::float4(by.scale), rest = by.rest.xyxy;
+      return {metal::fma(scale, as_type<metal::float4>((a & mask) | power), rest),
+              metal::fma(scale, as_type<metal::float4>((b & mask) | power), rest)};
     }
+    Eight x = integers(piece, i, low_byte);
     if (Packing<FORMAT>::HAS_BIAS) {
-      x.low = metal::fma(metal::float4(float(piece.scale)), x.low, metal::float4(float(piece.bias)));
-      x.high = metal::fma(metal::float4(float(piece.scale)), x.high, metal::float4(float(piece.bias)));
+      x.low = metal::fma(metal::float4(by.scale), x.low, metal::float4(by.rest.x));
+      x.high = metal::fma(metal::float4(by.scale), x.high, metal::float4(by.rest.x));
     }
     return x;
+  }
+  static METAL_FUNC Eight integers(Piece piece, uint i, uint low_byte) {
+    if (Packing<FORMAT>::BITS == 4) {
+      uint word = piece.bits[0][i];
+      return {nibbles_of<FORMAT>(word, low_byte), nibbles_of<FORMAT>(word >> 16, low_byte)};
+    }
+    metal::uint4 bits = piece.bits[i / 2 % LOADS];
+    return {bytes_of<FORMAT>(bits[i % 2 * 2], low_byte), bytes_of<FORMAT>(bits[i % 2 * 2 + 1], low_byte)};
   }
 
   // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd. For a CPU,
@@ -185,11 +239,10 @@ struct Weights {
       p.bits[0].x = *reinterpret_cast<const device uint*>(c.values);
     else
       p.bits[0].xy = *reinterpret_cast<const device metal::uint2*>(c.values);
-    p.scale = *reinterpret_cast<const device S*>(c.scales);
-    if (Packing<FORMAT>::HAS_BIAS) p.bias = *reinterpret_cast<const device S*>(c.biases);
-    Eight x = eight(p, 0, w.low_byte);
-    if (Packing<FORMAT>::SCALED) x.low *= float(p.scale), x.high *= float(p.scale);
-    return x;
+    Eight x = integers(p, 0, w.low_byte);
+    metal::float4 by = metal::float4(scale(c)), then = metal::float4(bias(c));
+    if (Packing<FORMAT>::SCALED) return {by * x.low, by * x.high};
+    return {metal::fma(by, x.low, then), metal::fma(by, x.high, then)};
   }
 
   // One weight, wherever it stands.
@@ -205,20 +258,20 @@ struct Weights {
 
 template <class T, bool CANONICAL>
 struct Weights<T, DENSE, CANONICAL> {
+  enum : uint { SHIFTED = 0 };
   struct Piece {
     Octet<T> elements;
-    float scale;
   };
-  static METAL_FUNC Piece nothing() { return {{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))}, 0.0f}; }
+  static METAL_FUNC Piece nothing() { return {{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))}}; }
   static METAL_FUNC const device T* element(WeightsAt w, uint column, uint k) {
     return reinterpret_cast<const device T*>(w.values) + (column * w.ldb + k);
   }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
-    return {reinterpret_cast<const device uchar*>(element(w, column, k)), w.scales, w.biases};
+    return {reinterpret_cast<const device uchar*>(element(w, column, k)), w.scales, w.biases, 0};
   }
   template <uint STEP>
   static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint, uint times) {
-    return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases};
+    return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases, 0};
   }
   template <bool WHOLE>
   static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
@@ -226,7 +279,10 @@ struct Weights<T, DENSE, CANONICAL> {
   }
   static METAL_FUNC float scale(Cursor) { return 1.0f; }
   static METAL_FUNC float bias(Cursor) { return 0.0f; }
-  static METAL_FUNC Piece load(Cursor c) { return {load_octet(reinterpret_cast<const device T*>(c.values)), 1.0f}; }
-  static METAL_FUNC Eight eight(Piece piece, uint, uint) { return {metal::float4(piece.elements.low), metal::float4(piece.elements.high)}; }
+  static METAL_FUNC Piece load(Cursor c) { return {load_octet(reinterpret_cast<const device T*>(c.values))}; }
+  static METAL_FUNC Factors factors(Piece, thread bool&) { return {1.0f, metal::float2(0.0f)}; }
+  static METAL_FUNC Eight eight(Piece piece, Factors, uint, uint) {
+    return {metal::float4(piece.elements.low), metal::float4(piece.elements.high)};
+  }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return float(*element(w, column, k)); }
 };

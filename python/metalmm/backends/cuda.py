@@ -66,6 +66,9 @@ class _Cuda:
         "q8/canonical_tiles_t4_s4_d3_tg128",
         "q4/nk_tiles_t2_s4_d4_tg128",
         "q4/canonical_tiles_t4_s1_d3_tg64",
+        "affine/a8_nk_l4_c1_s1_d7_x_tg128",
+        "affine/a8_nk_tiles_t2_s4_d4_tg128",
+        "affine/a4_nk_tiles_t2_s4_d4_tg128",
         "gemm_tiled/baseline",
     )
 
