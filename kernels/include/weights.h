@@ -8,6 +8,8 @@
 //
 // Where scale * q + bias is asked for, nothing need be taken away: scale * (power + q) + (bias - scale * power) is the same rounding of the
 // same number if the difference is exact, and of 16-bit scales and biases it is, but where the bias is tiny beside the scale: `factors`.
+// Where it is thousands of times the scale, a difference may round, and a weight twice: the bound is K + 1 roundings, of which sums of 32
+// and more take K / 4 + 6.
 #pragma once
 #include <metal_stdlib>
 
@@ -167,7 +169,8 @@ struct Weights {
     return p;
   }
 
-  // `exact` stays true if the weights that `eight` makes with them are each within one rounding; else `one` makes them.
+  // `exact` stays true if the weights that `eight` makes with them lose nothing to a bias that is tiny beside its scale; else `one` makes
+  // them.
   static METAL_FUNC Factors factors(Piece piece, thread bool& exact) {
     constexpr float HIGH = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, LOW = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
     float scale = float(piece.scale), bias = float(piece.bias);

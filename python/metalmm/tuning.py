@@ -196,7 +196,10 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             continue
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
-    measured = [(Key(1, n, k, 1, layout, False, False, False, "float16"), name) for layout, n, k, name in device.backend.winners]
+    measured = [
+        (Key(1, n, k, 1, layout, False, False, False, "float16", manifest.get(name).storage), name)
+        for layout, n, k, name in device.backend.winners
+    ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR) and usable(name):
             return name, f"measured best on n={n} k={k} by the user's runs on such a device; not tuned on this one" + _stale_text(stale)

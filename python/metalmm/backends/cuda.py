@@ -55,6 +55,11 @@ class _Cuda:
         ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg224"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
         ("nt", 151936, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
+        # Of benchmarks/quantized.py: docs/quantized.md.
+        ("nt", 151936, 896, "q8/nk_turns_l4_c1_d7_t9_tg256"),
+        ("nt", 151936, 896, "q4/nk_turns_l4_c1_d7_t6_tg384"),
+        ("nt", 151936, 896, "affine/a8_nk_turns_l4_c1_d7_t9_tg256"),
+        ("nt", 151936, 896, "affine/a4_nk_turns_l4_c1_d7_t3_tg128"),
     )
     preferred: Sequence[str] = (
         "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
@@ -64,6 +69,7 @@ class _Cuda:
         "q8/nk_l4_c1_s1_d7_x_tg256",
         "q8/nk_tiles_t4_s4_d3_tg128",
         "q8/canonical_tiles_t4_s4_d3_tg128",
+        "q4/nk_l4_c2_s4_d2_x_tg128",
         "q4/nk_tiles_t2_s4_d4_tg128",
         "q4/canonical_tiles_t4_s1_d3_tg64",
         "affine/a8_nk_l4_c1_s1_d7_x_tg128",
