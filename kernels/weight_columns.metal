@@ -34,7 +34,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       if (!GUARDED || own + STEP * d < whole)
-        pieces[d][c] = From::load(From::template moved<LANES>(w, first, column[c], own, d));
+        pieces[d][c] = From::load(From::template moved<LANES>(w, first, own, d));
       else
         pieces[d][c] = From::nothing();
     }
@@ -160,7 +160,7 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     }
     for (uint c = 0; c < COLS; c++) {
       uint step = (k - begin) / 32 * PIECES;
-      Cursor at = From::template moved<1>(w, first[c], column[c], begin, step);
+      Cursor at = From::template moved<1>(w, first[c], begin, step);
       prefetch(at.values + next, 1);
       float y[2][16], part[16];
       From::template half_block<WHOLE>(at, 0, y[0]);

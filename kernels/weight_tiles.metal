@@ -183,7 +183,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
     for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
-        Cursor c = From::template moved<1>(b, from[t], column[t], k, d);
+        Cursor c = From::template moved<1>(b, from[t], k, d);
         y[d][t] = Bits::load(c.values);
         by[d][t] = Stored::load<FORMAT>(c);
       }
@@ -193,13 +193,13 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
     // What is used up makes room for what is DEPTH further: always as much in flight.
     for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
 #pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], column[t], k, DEPTH);
+      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         multiply(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
-          Cursor c = From::template moved<1>(b, from[t], column[t], k + 32 * DEPTH, d);
+          Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
           y[d][t] = Bits::load(c.values);
           by[d][t] = Stored::load<FORMAT>(c);
         }

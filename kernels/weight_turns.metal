@@ -42,12 +42,11 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
   typename From::Piece pieces[DEPTH][COLS];
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
-    uint column = min(first + c * ACROSS, last);
-    Cursor from = From::at(w, column, min(own, p.k - 1));
+    Cursor from = From::at(w, min(first + c * ACROSS, last), min(own, p.k - 1));
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       pieces[d][c] = From::nothing();
-      if (own + STEP * d < whole) pieces[d][c] = From::load(From::template moved<LANES>(w, from, column, own, d));
+      if (own + STEP * d < whole) pieces[d][c] = From::load(From::template moved<LANES>(w, from, own, d));
     }
   }
   wait_for_operands();
@@ -100,9 +99,8 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) {
           sums[c] = LATE ? fma(float4(by[c].scale), part[c], sums[c]) : part[c];
-          uint from = min(next_column + c * ACROSS, last);
           if (next_k + STEP * d < whole)
-            pieces[d][c] = From::load(From::template moved<LANES>(w, next[c], from, next_k, d));
+            pieces[d][c] = From::load(From::template moved<LANES>(w, next[c], next_k, d));
           else
             pieces[d][c].scale = pieces[d][c].bias = typename From::S(0.0f);  // its integers, whatever they are, count for nothing
         }

@@ -417,8 +417,14 @@ def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         type(device.backend),
         "winners",
-        (("nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"), ("nn", 900, 4000, "gemv/baseline")),
+        (
+            ("nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
+            ("nn", 900, 4000, "gemv/baseline"),
+            ("nt", 900, 4000, "q8/nk_wide_c4_tg32"),
+            ("nt", 900, 4000, "in no/manifest"),
+        ),
     )
+    assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_wide_c4_tg32"
     assert tuning.choose(device, spec) == (
         "m1_optimized_v5/nt_bn4_largek_smalln_tg256",
         "measured best on n=896 k=4864 by the user's runs on such a device; not tuned on this one",

@@ -158,20 +158,20 @@ def test_a_bias_of_any_size(v: metalmm.Variant, device: metalmm.Device) -> None:
 def test_a_bias_that_is_tiny_beside_its_scale(v: metalmm.Variant, device: metalmm.Device) -> None:
     """Integers that are zero leave the bias alone, of which nothing may be lost: in some groups of a column, in some columns."""
     rng = np.random.default_rng(6)
+
+    def made(n: int, k: int) -> Any:
+        q = weights(n, k, v.storage)
+        scales, biases = rng.uniform(0.5, 2, q.scales.shape).astype(np.float16), q.biases.copy()
+        tiny = rng.random(q.scales.shape) < 0.1
+        biases[tiny] = (scales * rng.choice([0, 1 / 3, -1e-3, 1e-5], q.scales.shape))[tiny]
+        return replace(q, values=np.where(rng.random(q.values.shape) < 0.9, 0, q.values), scales=scales, biases=biases)
+
     for n, k in ((9, 96), (600, 896), (70, 2000)):
-
-        def made(n: int) -> Any:
-            q = weights(n, k, v.storage)  # noqa: B023
-            scales, biases = rng.uniform(0.5, 2, q.scales.shape).astype(np.float16), q.biases.copy()
-            tiny = rng.random(q.scales.shape) < 0.1
-            biases[tiny] = (scales * rng.choice([0, 1 / 3, -1e-3, 1e-5], q.scales.shape))[tiny]
-            return replace(q, values=np.where(rng.random(q.values.shape) < 0.9, 0, q.values), scales=scales, biases=biases)
-
         a, options = draw(rows_of(v)[0], n, k)
         if v.weights == 1:
-            check(v, a, made(n), options, device)
+            check(v, a, made(n, k), options, device)
         else:
-            check_fused(v, a, [made(n if v.swiglu else n - i) for i in range(v.weights)], None, device)
+            check_fused(v, a, [made(n if v.swiglu else n - i, k) for i in range(v.weights)], None, device)
 
 
 @pytest.mark.parametrize("v", ASKED_QUANTIZED)

@@ -148,7 +148,7 @@ struct Weights {
   }
   // STEP blocks of 32 further, `times` over, from k: by as many bytes for every lane, where STEP is a whole number of groups.
   template <uint STEP>
-  static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint column, uint k, uint times) {
+  static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint k, uint times) {
     uint groups = (STEP * 32 >> shift(w)) * times;
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = ((k + STEP * 32 * times) >> shift(w)) - (k >> shift(w));
     uint values = STEP * BLOCK * times;
@@ -273,7 +273,7 @@ struct Weights<T, DENSE, CANONICAL> {
     return {reinterpret_cast<const device uchar*>(element(w, column, k)), w.scales, w.biases, 0};
   }
   template <uint STEP>
-  static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint, uint times) {
+  static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint times) {
     return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases, 0};
   }
   template <bool WHOLE>

@@ -199,9 +199,10 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     measured = [
         (Key(1, n, k, 1, layout, False, False, False, "float16", manifest.get(name).storage), name)
         for layout, n, k, name in device.backend.winners
+        if usable(name)
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
-        if distance <= math.log2(_NEAR) and usable(name):
+        if distance <= math.log2(_NEAR):
             return name, f"measured best on n={n} k={k} by the user's runs on such a device; not tuned on this one" + _stale_text(stale)
     for name in device.backend.preferred:
         if usable(name):
