@@ -7,7 +7,7 @@ matrices of a batch, 256 of which stay in it); each contender has its own. Two c
 waits for the one before it, as a model's layers do; `apart`, each has a result of its own, and a recording lets calls that share nothing run
 beside each other, which a graph captured from one stream does not. `baseline` is blas/baseline in a recording of ours: cuBLAS without torch.
 `no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own, read and
-written bytes. Results are checked against float64.
+written bytes. Results are checked against float64. cuBLAS, `chain` and both with a bias are measured by turns.
 
     python benchmarks/peers_cuda.py [--only REGEX] [--shapes 1,3] [--json FILE] [--skip shapes,step,host]
 """
@@ -159,10 +159,6 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     plain = of_torch([lambda w=w: torch.matmul(ta, w, out=out) for w in seen])
     biased = of_torch([lambda w=w: torch.addmm(t_bias, ta, w, out=out) for w in seen]) if not lead else None
     found: dict[str, Any] = {"shape": str(shape), "bytes": b.nbytes, "copies": count}
-    found["cublas"] = median_us(plain, REPLAYS, len(seen))
-    found["cublas_bias"] = median_us(biased, REPLAYS, len(seen)) if biased else None
-    del weights, seen, plain, biased
-    torch.cuda.empty_cache()
 
     held: dict[str, Any] = {}
 
@@ -170,12 +166,15 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
         held.clear()
         held.update(a=on.array(a), bias=on.array(bias), b=[on.array(b) for _ in range(count)], out=on.empty(out.shape))
 
-    def ours(on: metalmm.Device, v: metalmm.Variant, replays: int, outs: list[Any] | None = None, **options: Any) -> float:
+    def recorded(on: metalmm.Device, v: str, outs: list[Any] | None = None, **options: Any) -> Callable[[], float]:
         outs = outs or [held["out"]]
         calls = [
             on.prepare(v, held["a"], w, transpose_b=is_nt, out=outs[i % len(outs)], **options) for i, w in enumerate(held["b"] * turns)
         ]
-        return median_us(of_ours(on, calls), replays, len(calls))
+        return of_ours(on, calls)
+
+    def ours(on: metalmm.Device, v: str, replays: int, outs: list[Any] | None = None, **options: Any) -> float:
+        return median_us(recorded(on, v, outs, **options), replays, count * turns)
 
     place(device)
     reference, bound = metalmm.reference(a, b, transpose_b=is_nt), metalmm.error_bound(a, b, transpose_b=is_nt)
@@ -193,8 +192,13 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     best = [v for _, v in screened[:FINALISTS]]
     pick = {v: ours(device, v, REPLAYS) for v in best}
     winner = min(pick, key=pick.__getitem__)
-    found |= {"variant": winner, "chain": ours(device, winner, REPLAYS)}
-    found["chain_bias"] = ours(device, winner, REPLAYS, bias=held["bias"])
+    contenders = {"cublas": plain, "chain": recorded(device, winner), "chain_bias": recorded(device, winner, bias=held["bias"])}
+    contenders |= {"cublas_bias": biased} if biased else {}
+    by_turns = [[run() * 1e6 / len(seen) for run in contenders.values()] for _ in range(REPLAYS + 3)][3:]
+    found |= {name: statistics.median(times) for name, times in zip(contenders, zip(*by_turns, strict=True), strict=True)}
+    found["variant"] = winner
+    del weights, seen, plain, biased, contenders
+    torch.cuda.empty_cache()
     own = [device.empty(out.shape) for _ in range(len(held["b"]) * turns)]
     apart = {v: ours(device, v, REPLAYS, own) for v in best}
     found["apart_variant"] = min(apart, key=apart.__getitem__)

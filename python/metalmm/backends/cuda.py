@@ -56,8 +56,13 @@ class _Cuda:
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
         ("nt", 151936, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
         # Of benchmarks/quantized.py: docs/quantized.md.
+        ("nt", 896, 4864, "q8/nk_l4_c1_s19_d2_tg608"),
+        ("nt", 896, 896, "q8/nk_l4_c1_s7_d1_tg448"),
         ("nt", 151936, 896, "q8/nk_turns_l4_c1_d7_t9_tg256"),
+        ("nt", 896, 4864, "q4/nk_l4_c1_s19_d2_tg608"),
+        ("nt", 896, 896, "q4/nk_l4_c1_s7_d1_tg448"),
         ("nt", 151936, 896, "q4/nk_turns_l4_c1_d7_t6_tg384"),
+        ("nt", 896, 896, "affine/a8_nk_l4_c1_s7_d1_tg448"),
         ("nt", 151936, 896, "affine/a8_nk_turns_l4_c1_d7_t9_tg256"),
         ("nt", 151936, 896, "affine/a4_nk_turns_l4_c1_d7_t3_tg128"),
     )
