@@ -7,7 +7,8 @@ matrices of a batch, 256 of which stay in it); each contender has its own. Two c
 waits for the one before it, as a model's layers do; `apart`, each has a result of its own, and a recording lets calls that share nothing run
 beside each other, which a graph captured from one stream does not. `baseline` is blas/baseline in a recording of ours: cuBLAS without torch.
 `no overlap` is the chain on Device("cuda", overlap=False): kernels alone, without programmatic launches. A copy is torch's own, read and
-written bytes. Results are checked against float64. cuBLAS, `chain` and both with a bias are measured by turns.
+written bytes. Results are checked against float64. cuBLAS, `baseline`, `chain` and those with a bias are measured by
+turns, in an order that changes.
 
     python benchmarks/peers_cuda.py [--only REGEX] [--shapes 1,3] [--json FILE] [--skip shapes,step,host]
 """
@@ -150,7 +151,7 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     b = rng.standard_normal((*lead, shape.n, shape.k) if is_nt else (*lead, shape.k, shape.n)).astype(np.float16)
     bias = rng.standard_normal(shape.n).astype(np.float16)
     count = max(3, min(256, (512 << 20) // b.nbytes + 1))
-    turns = max(1, 48 // count)
+    turns = -(-48 // count)
 
     ta, t_bias = torch.from_numpy(a).cuda(), torch.from_numpy(bias).cuda()
     weights = [torch.from_numpy(b).cuda() for _ in range(count)]
@@ -178,8 +179,6 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
 
     place(device)
     reference, bound = metalmm.reference(a, b, transpose_b=is_nt), metalmm.error_bound(a, b, transpose_b=is_nt)
-    if nvrtc.find_cublas():
-        found["baseline"] = ours(device, manifest.get("blas/baseline"), REPLAYS)
     right = []
     for v in candidates(shape, device, only):
         result = np.asarray(metalmm.matmul(v, held["a"], held["b"][0], transpose_b=is_nt, out=held["out"]))
@@ -194,9 +193,13 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     winner = min(pick, key=pick.__getitem__)
     contenders = {"cublas": plain, "chain": recorded(device, winner), "chain_bias": recorded(device, winner, bias=held["bias"])}
     contenders |= {"cublas_bias": biased} if biased else {}
-    by_turns = [[run() * 1e6 / len(seen) for run in contenders.values()] for _ in range(REPLAYS + 3)][3:]
-    found |= {name: statistics.median(times) for name, times in zip(contenders, zip(*by_turns, strict=True), strict=True)}
-    found["variant"] = winner
+    contenders |= {"baseline": recorded(device, "blas/baseline")} if nvrtc.find_cublas() else {}
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(REPLAYS + 3):
+        for name in rng.permutation(list(contenders)):  # none always after the same other
+            us = contenders[name]() * 1e6 / len(seen)
+            samples[name] += [us] if i >= 3 else []
+    found |= {"cublas_bias": None, "variant": winner, **{name: statistics.median(times) for name, times in samples.items()}}
     del weights, seen, plain, biased, contenders
     torch.cuda.empty_cache()
     own = [device.empty(out.shape) for _ in range(len(held["b"]) * turns)]

@@ -3,13 +3,14 @@
 
 Each contender is one recording in which weights take turns in copies, together past the last-level cache, every copy read once before the
 first comes again; all calls of a recording write one result, so that each waits for the one before it. On a GPU a recording has 48 calls or
-more, for its start is a part of each one's time. A contender is the fastest of the variants of m1_optimized_v6, _v7, small_m and of the
+more, which share the cost of its start. A contender is the fastest of the variants of m1_optimized_v6, _v7, small_m and of the
 quantized and fused families that take the operation, each checked against float64 first, the best three measured by turns; it is then
 measured anew, by turns with what it is compared with. Of separate calls, which write a result each, every combination of the best three is
 measured, and the least counts. 256 copies at most: at n = 128 they stay in a large cache. The step: 24 layers of q-k-v, scores at 95
 positions, heads, o, gate and up, down, and the head of Qwen2.5-0.5B, each reading what the one before it wrote; attention stays float16.
-Its variants are those with which the step itself takes least, one shape after the other, twice, of the best twelve of each alone; or the
-best of each alone, if with them it takes less.
+Its variants are those with which the step itself takes least, one shape after the other, twice, of the best twelve of each alone and not
+twice as slow as the first (of float16 there are more than twelve, of quantized weights fewer); or the best of each alone, if with them it
+takes less.
 
     METALMM_DEVICE=cuda python benchmarks/quantized.py [--json FILE] [--skip shapes,fused,step]
 """
@@ -62,7 +63,7 @@ class Contender:
     def __init__(self, device: metalmm.Device, shape: sizes.Shape, copies: int | None = None) -> None:
         self.shape, self.device = shape, device
         self.inputs = runner.Inputs(device, shape, 0, copies or max(3, min(256, runner.cold_copies(shape, device))))
-        timed = {}
+        self.alone = timed = dict[str, float]()  # microseconds, of a few replays
         candidates = [v for v in metalmm.variants(shape.spec, device=device, enabled=True) if v.family in FAMILIES and "gemm" not in v]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda v: _core._prepare_pipeline(device, v, shape.spec), candidates))
@@ -193,8 +194,10 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
         picked = [c.variant for c in shapes]
         for i, c in [*enumerate(shapes)] * 2:
             tried = list(dict.fromkeys([picked[i], *c.ranked[:12]]))
+            tried = [v for v in tried if c.alone[v] <= 2 * c.alone[c.ranked[0]]]
             times = medians([recorded([*picked[:i], v, *picked[i + 1 :]]) for v in tried], REPLAYS // 2)
-            picked[i] = tried[times.index(min(times))]
+            if min(times) < 0.995 * times[tried.index(picked[i])]:  # less is noise
+                picked[i] = tried[times.index(min(times))]
         size = sum(c.shape.spec.b_bytes for c in shapes[:-1]) * LAYERS + shapes[-1].shape.spec.b_bytes
         alone = [c.variant for c in shapes]
         runs += [recorded(picked), recorded(alone)]
@@ -206,7 +209,7 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
         if us == us_of_alone:
             step["variants"] = step["alone"]
         print(
-            f"step in {storage:10s}{us:9.0f} us{times[0] / us:7.2f}  {step['matmuls']} matmuls, {step['bytes'] / 1e6:.0f} MB, "
+            f"step in {storage:10s}{us:9.0f} us{step['ratio']:7.2f}  {step['matmuls']} matmuls, {step['bytes'] / 1e6:.0f} MB, "
             f"{step['bytes'] / us / 1e3:.0f} GB/s; with the best of each alone {us_of_alone:.0f} us"
         )
         print("  " + " ".join(dict.fromkeys(step["variants"])))

@@ -6,9 +6,8 @@
 // loads of 16 bytes always in flight a lane; of A two loads a lane and 32 of k, from the cache, for TILES columns. Apple's GPUs multiply
 // such matrices at the rate of their FMA pipes: m = 8 costs what 8 rows cost there, in a fraction of the instructions of simd_columns.
 //
-// A row has four lanes. Where DEPTH is even a lane's two loads are neighbours, so that the first asks for all 128 bytes of the four and the
-// second finds them: asked for 64 bytes at a time an H200 was 2.4% slower at 4 x 151936 x 896. To Apple's GPUs it is as many bytes and
-// loads.
+// Four lanes read a row. Of 16-bit types and with an even DEPTH a lane's two loads are neighbours, so that the first touches the whole line
+// of 128 bytes; with 64 bytes of two places an H200 was 2.4% slower at 4 x 151936 x 896. On Apple's GPUs neither was measured.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
@@ -49,7 +48,7 @@ METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], con
   }
 }
 
-// Where the dth of a lane's loads of a window is, from its first on.
+// Offset of a lane's dth load in a window, from its first element.
 template <bool PAIRS>
 METAL_FUNC uint place_of_load(uint d) {
   return PAIRS ? d / 2 * 64 + d % 2 * 8 : 32 * d;
@@ -60,7 +59,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr bool PAIRS = DEPTH % 2 == 0;
+  constexpr bool PAIRS = DEPTH % 2 == 0 && sizeof(T) == 2;
   constexpr uint SETS = TG / 32 / SPLIT, EACH = PAIRS ? 16 : 8;  // neighbours of a lane
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];

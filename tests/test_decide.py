@@ -411,6 +411,17 @@ def test_a_choice_whose_kernel_has_changed_is_not_used(device: metalmm.Device, m
     assert set(tuning.read(Path("t.json"))) == {tuning.device_key(device), "another device"}
 
 
+def test_what_devices_prefer_is_there() -> None:
+    """A winner that no manifest has is passed over: for a user's. Ours are ids, and take the shapes they won."""
+    ids = set(metalmm.variants())
+    for backend in map(backends.get, ("cpu", "cuda", "metal")):
+        assert {*backend.preferred, *(name for *_, name in backend.winners)} <= ids
+        for layout, n, k, name in backend.winners:
+            v = manifest.get(name)
+            spec = metalmm.MatmulSpec(1, n, k, transpose_b=layout == "nt", b_storage=v.storage)
+            assert not v.lacks(spec), name
+
+
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearer choices first; winners of the user's runs near their shapes alone; then the preferred; a choice for another kind never."""
     spec = metalmm.MatmulSpec(1, 900, 4000, transpose_b=True)

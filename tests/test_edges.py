@@ -8,6 +8,7 @@ import mmap
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import metalmm
@@ -71,6 +72,30 @@ def test_long_sums_are_exact(v: metalmm.Variant, device: metalmm.Device) -> None
             along_a, along_b = (0 if layout[0] == "t" else 1), (1 if layout[1] == "t" else 0)
             np.swapaxes(a, 0, along_a)[-1], np.swapaxes(b, 0, along_b)[-1] = 1, 1  # the last term is there
             equal(v, placed(a, offset=offset), placed(b, offset=offset), device, layout)
+
+
+@pytest.mark.parametrize("depth, split", [(1, 1), (3, 1), (4, 1), (4, 2), (7, 4)])
+def test_tiles_of_depths_that_no_id_has(depth: int, split: int, device: metalmm.Device, tmp_path: Path) -> None:
+    """`tune --search` tries them; of an even one a lane's loads are neighbours."""
+    (tmp_path / "m.toml").write_text(f"""format = 2
+[kernels.simd_tiles]
+source = "{kernel_source.KERNELS / "simd_tiles.metal"}"
+template = ["type", "tiles", "split", "depth", "threads", "vec8"]
+tile = [8, "threads // 32 // split * tiles * 8"]
+supports = {{ layouts = ["nt"] }}
+[families.deep]
+kernel = "simd_tiles"
+[families.deep.variants]
+one = {{ tiles = 2, split = {split}, depth = {depth}, threads = 128 }}
+""")
+    (v,) = metalmm.load_variants(tmp_path / "m.toml")
+    try:
+        rng = np.random.default_rng(depth)
+        for m, n, k in ((3, 67, 1040), (8, 130, 896), (2, 64, 33 * depth)):
+            for offset in (0, 1):
+                equal(v, placed(integers(rng, m, k), offset=offset), placed(integers(rng, n, k), offset=offset), device, "nt")
+    finally:
+        manifest.unload(tmp_path / "m.toml")
 
 
 @pytest.mark.parametrize("v", ALL)

@@ -62,7 +62,7 @@ class _Cuda:
         ("nt", 896, 4864, "q4/nk_l4_c1_s19_d2_tg608"),
         ("nt", 896, 896, "q4/nk_l4_c1_s7_d1_tg448"),
         ("nt", 151936, 896, "q4/nk_turns_l4_c1_d7_t6_tg384"),
-        ("nt", 896, 896, "affine/a8_nk_l4_c1_s7_d1_tg448"),
+        ("nt", 896, 896, "affine/a8_nk_l4_c1_s7_d1_tg448"),  # of calls that do not wait for each other
         ("nt", 151936, 896, "affine/a8_nk_turns_l4_c1_d7_t9_tg256"),
         ("nt", 151936, 896, "affine/a4_nk_turns_l4_c1_d7_t3_tg128"),
     )
@@ -80,6 +80,7 @@ class _Cuda:
         "affine/a8_nk_l4_c1_s1_d7_x_tg128",
         "affine/a8_nk_tiles_t2_s4_d4_tg128",
         "affine/a4_nk_tiles_t2_s4_d4_tg128",
+        "fused/nt_fused2_l8_c1_s1_d7_x_tg256",
         "gemm_tiled/baseline",
     )
 

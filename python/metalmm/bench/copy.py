@@ -37,12 +37,12 @@ def measured_copy(device: Device, repeats: int = 7) -> float:
         for run in (1, 16, 1024):
             kernel = library.kernel(f"copy_{run}")
             times, copies = list[float](), 1
-            for _ in range(repeats + 1):
+            for _ in range(repeats + 2):
                 with plain.batch() as batch:
                     for _ in range(copies):
                         kernel(source, target, threads=size // 16 // run, threadgroup=256, batch=batch)
                 times.append((batch.timing.device if batch.timing.device is not None else batch.timing.wait) / copies)
-                if len(times) == 1:  # the warm-up
-                    copies = max(1, min(64, round(_LASTS / max(times[0], 1e-6))))
-            best = max(best, 2 * size / statistics.median(times[1:]) / 1e9)
+                if len(times) == 2:  # those that warm up
+                    copies = max(1, min(64, round(_LASTS / max(times[1], 1e-6))))
+            best = max(best, 2 * size / statistics.median(times[2:]) / 1e9)
     return best
