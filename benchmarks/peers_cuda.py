@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -33,6 +34,7 @@ from metalmm import kernel_source, manifest, nvrtc
 from metalmm.backends import cuda
 
 REPLAYS, SCREENING, FINALISTS = 25, 6, 4
+CALLS = 48  # of a recording at least, which share the cost of its start
 LAYERS, HEADS, POSITIONS = 24, 14, 95  # Qwen2.5-0.5B
 
 
@@ -62,9 +64,15 @@ SHAPES = [
 Calls = list[Callable[[], object]]
 
 
-def median_us(run: Callable[[], float], replays: int, calls: int) -> float:
-    """Of one call, in microseconds; the first runs warm up."""
-    return statistics.median([run() for _ in range(replays + 3)][3:]) * 1e6 / calls
+def medians(contenders: Sequence[Callable[[], float]], replays: int = REPLAYS) -> list[float]:
+    """Microseconds of each, by turns, none always after the same other; the first three do not count."""
+    samples: list[list[float]] = [[] for _ in contenders]
+    order, draw = list(range(len(contenders))), random.Random(0)
+    for _ in range(replays + 3):
+        draw.shuffle(order)
+        for i in order:
+            samples[i].append(contenders[i]() * 1e6)
+    return [statistics.median(s[3:]) for s in samples]
 
 
 def of_torch(calls: Calls) -> Callable[[], float]:
@@ -151,7 +159,7 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     b = rng.standard_normal((*lead, shape.n, shape.k) if is_nt else (*lead, shape.k, shape.n)).astype(np.float16)
     bias = rng.standard_normal(shape.n).astype(np.float16)
     count = max(3, min(256, (512 << 20) // b.nbytes + 1))
-    turns = -(-48 // count)
+    turns = -(-CALLS // count)
 
     ta, t_bias = torch.from_numpy(a).cuda(), torch.from_numpy(bias).cuda()
     weights = [torch.from_numpy(b).cuda() for _ in range(count)]
@@ -175,7 +183,7 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
         return of_ours(on, calls)
 
     def ours(on: metalmm.Device, v: str, replays: int, outs: list[Any] | None = None, **options: Any) -> float:
-        return median_us(recorded(on, v, outs, **options), replays, count * turns)
+        return medians([recorded(on, v, outs, **options)], replays)[0] / (count * turns)
 
     place(device)
     reference, bound = metalmm.reference(a, b, transpose_b=is_nt), metalmm.error_bound(a, b, transpose_b=is_nt)
@@ -194,12 +202,8 @@ def measured(shape: Shape, device: metalmm.Device, alone: metalmm.Device, only: 
     contenders = {"cublas": plain, "chain": recorded(device, winner), "chain_bias": recorded(device, winner, bias=held["bias"])}
     contenders |= {"cublas_bias": biased} if biased else {}
     contenders |= {"baseline": recorded(device, "blas/baseline")} if nvrtc.find_cublas() else {}
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for i in range(REPLAYS + 3):
-        for name in rng.permutation(list(contenders)):  # none always after the same other
-            us = contenders[name]() * 1e6 / len(seen)
-            samples[name] += [us] if i >= 3 else []
-    found |= {"cublas_bias": None, "variant": winner, **{name: statistics.median(times) for name, times in samples.items()}}
+    times = medians(list(contenders.values()))
+    found |= {"cublas_bias": None, "variant": winner, **{name: us / len(seen) for name, us in zip(contenders, times, strict=True)}}
     del weights, seen, plain, biased, contenders
     torch.cuda.empty_cache()
     own = [device.empty(out.shape) for _ in range(len(held["b"]) * turns)]
@@ -282,13 +286,8 @@ def step(device: metalmm.Device, picked: dict[str, str], rng: np.random.Generato
 
     chain(with_ours, oa)
     ours = of_ours(device, prepared)
-    samples: dict[str, list[float]] = {"torch": [], "ours": []}
-    for _ in range(REPLAYS):  # by turns
-        samples["torch"].append(theirs())
-        samples["ours"].append(ours())
     size = sum(w.nbytes * (LAYERS if i < 6 else 1) for i, w in enumerate(host))
-    found = {name: statistics.median(s[3:]) * 1e6 for name, s in samples.items()}
-    return {"matmuls": len(prepared), "bytes": size, **found}
+    return {"matmuls": len(prepared), "bytes": size, **dict(zip(("torch", "ours"), medians([theirs, ours]), strict=True))}
 
 
 def host(device: metalmm.Device, rng: np.random.Generator) -> dict[str, float]:

@@ -22,7 +22,6 @@ import importlib.util
 import itertools
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +34,8 @@ from metalmm import _core
 from metalmm.bench import runner, sizes
 from metalmm.bench.copy import measured_copy
 from metalmm.quantized import FORMATS, parts_of_storage
-from peers_cuda import LAYERS, activations, chain, of_ours
+from peers_cuda import CALLS, LAYERS, REPLAYS, activations, chain, medians, of_ours
 
-REPLAYS, CALLS = 25, 48
 FAMILIES = ("m1_optimized_v6", "m1_optimized_v7", "small_m", "q8", "q4", "affine", "fused")
 STORAGES = ("dense", "q8_0", "q8_0:canonical", "affine8", "q4_0", "affine4")
 LAYER = ("n=1152 k=896 {s}", "batch=14 n=95 k=64 nt", "batch=14 n=64 k=95", "n=896 k=896 {s}", "n=9728 k=896 {s}", "n=896 k=4864 {s}")
@@ -48,22 +46,13 @@ def shape_of(spec: str, storage: str = "dense") -> sizes.Shape:
     return sizes.from_specs([spec.format(s="nt" if storage == "dense" else storage)]).shapes[0]
 
 
-def medians(contenders: Sequence[Callable[[], float]], replays: int = REPLAYS) -> list[float]:
-    """Microseconds of each, by turns; the first three do not count."""
-    samples: list[list[float]] = [[] for _ in contenders]
-    for _ in range(replays + 3):
-        for run, mine in zip(contenders, samples, strict=True):
-            mine.append(run() * 1e6)
-    return [statistics.median(s[3:]) for s in samples]
-
-
 class Contender:
     """The fastest variant for a shape, and its recording over the copies of the weights."""
 
     def __init__(self, device: metalmm.Device, shape: sizes.Shape, copies: int | None = None) -> None:
         self.shape, self.device = shape, device
         self.inputs = runner.Inputs(device, shape, 0, copies or max(3, min(256, runner.cold_copies(shape, device))))
-        self.alone = timed = dict[str, float]()  # microseconds, of a few replays
+        self.timed = dict[str, float]()  # microseconds, of a few replays
         candidates = [v for v in metalmm.variants(shape.spec, device=device, enabled=True) if v.family in FAMILIES and "gemm" not in v]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda v: _core._prepare_pipeline(device, v, shape.spec), candidates))
@@ -71,8 +60,8 @@ class Contender:
             if wrong := self.inputs.judge(device, v):
                 print(f"{shape.short}: {v} is WRONG: {wrong}")
             else:
-                timed[str(v)] = medians([self.run(v)], 5)[0]
-        self.ranked = sorted(timed, key=timed.__getitem__)
+                self.timed[str(v)] = medians([self.run(v)], 5)[0]
+        self.ranked = sorted(self.timed, key=self.timed.__getitem__)
         # A few replays do not tell the first three apart.
         self.finalists = self.ranked[:3]
         times = medians([self.run(v) for v in self.finalists])
@@ -151,10 +140,10 @@ def compare_fused(device: metalmm.Device) -> list[dict[str, Any]]:
             together = [dict(zip(best, variants, strict=True)) for variants in itertools.product(*best.values())]
             runs = []
             for variant in together:
-                calls = zip(*(c.calls(variant[c.shape.n]) for c in apart), strict=True)
-                runs.append(of_ours(device, [call for turn in calls for call in turn]))
+                turns = list(zip(*(c.calls(variant[c.shape.n]) for c in apart), strict=True))
+                runs.append(of_ours(device, [call for turn in turns for call in turn]))
             one, *each = medians([fused.run(), *runs])
-            many = min(each) / len(fused.calls())
+            many = min(each) / len(turns)
             rows.append(
                 {
                     "n": widths,
@@ -177,7 +166,6 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
     x = np.random.default_rng(0).standard_normal((1, 896)).astype(np.float16)
     for storage in ("dense", "q8_0", "q4_0"):
         shapes = [Contender(device, shape_of(spec, storage)) for spec in (*LAYER, HEAD)]
-
         between = activations(device, x)
 
         def recorded(picked: Sequence[str], shapes: Any = shapes, between: Any = between) -> Callable[[], float]:
@@ -193,8 +181,7 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
 
         picked = [c.variant for c in shapes]
         for i, c in [*enumerate(shapes)] * 2:
-            tried = list(dict.fromkeys([picked[i], *c.ranked[:12]]))
-            tried = [v for v in tried if c.alone[v] <= 2 * c.alone[c.ranked[0]]]
+            tried = [v for v in c.ranked[:12] if v == picked[i] or c.timed[v] <= 2 * c.timed[c.ranked[0]]]
             times = medians([recorded([*picked[:i], v, *picked[i + 1 :]]) for v in tried], REPLAYS // 2)
             if min(times) < 0.995 * times[tried.index(picked[i])]:  # less is noise
                 picked[i] = tried[times.index(min(times))]

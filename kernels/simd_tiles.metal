@@ -50,7 +50,7 @@ METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], con
 
 // Offset of a lane's dth load in a window, from its first element.
 template <bool PAIRS>
-METAL_FUNC uint place_of_load(uint d) {
+METAL_FUNC uint offset_of_load(uint d) {
   return PAIRS ? d / 2 * 64 + d % 2 * 8 : 32 * d;
 }
 
@@ -95,7 +95,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + place_of_load<PAIRS>(d));
+      for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + offset_of_load<PAIRS>(d));
     }
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
@@ -105,15 +105,15 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
       for (uint t = 0; t < TILES; t++) from[t] += 32 * DEPTH;
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        multiply(sum, y[d], load_octet(x0 + place_of_load<PAIRS>(d)), load_octet(x1 + place_of_load<PAIRS>(d)), row % 2 == 1);
+        multiply(sum, y[d], load_octet(x0 + offset_of_load<PAIRS>(d)), load_octet(x1 + offset_of_load<PAIRS>(d)), row % 2 == 1);
 #pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + place_of_load<PAIRS>(d));
+        for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + offset_of_load<PAIRS>(d));
       }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++)
-      multiply(sum, y[d], load_octet(x0 + place_of_load<PAIRS>(d)), load_octet(x1 + place_of_load<PAIRS>(d)), row % 2 == 1);
+      multiply(sum, y[d], load_octet(x0 + offset_of_load<PAIRS>(d)), load_octet(x1 + offset_of_load<PAIRS>(d)), row % 2 == 1);
     k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {

@@ -8,7 +8,6 @@ import mmap
 import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import metalmm
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import DEVICE, FAKE, count_case
 from metalmm import kernel_source, manifest
+from metalmm.bench import search, sizes
 from test_matmul import ALL, shapes_of
 
 MSL = [v for v in ALL if not v.library]
@@ -75,27 +75,16 @@ def test_long_sums_are_exact(v: metalmm.Variant, device: metalmm.Device) -> None
 
 
 @pytest.mark.parametrize("depth, split", [(1, 1), (3, 1), (4, 1), (4, 2), (7, 4)])
-def test_tiles_of_depths_that_no_id_has(depth: int, split: int, device: metalmm.Device, tmp_path: Path) -> None:
+def test_tiles_of_depths_that_no_id_has(depth: int, split: int, device: metalmm.Device) -> None:
     """`tune --search` tries them; of an even one a lane's loads are neighbours."""
-    (tmp_path / "m.toml").write_text(f"""format = 2
-[kernels.simd_tiles]
-source = "{kernel_source.KERNELS / "simd_tiles.metal"}"
-template = ["type", "tiles", "split", "depth", "threads", "vec8"]
-tile = [8, "threads // 32 // split * tiles * 8"]
-supports = {{ layouts = ["nt"] }}
-[families.deep]
-kernel = "simd_tiles"
-[families.deep.variants]
-one = {{ tiles = 2, split = {split}, depth = {depth}, threads = 128 }}
-""")
-    (v,) = metalmm.load_variants(tmp_path / "m.toml")
-    try:
-        rng = np.random.default_rng(depth)
+    space = search.Space([kernel_source.KERNELS / "variants.toml"], sizes.from_specs(["m=8 n=130 k=896 nt"]).shapes[0])
+    asked = search.Candidate("simd_tiles", (("tiles", 2), ("split", split), ("depth", depth), ("threads", 128)))
+    assert asked in space.candidates["simd_tiles"]
+    with space.registered([asked]) as known:
+        (v,), rng = map(manifest.get, known), np.random.default_rng(depth)
         for m, n, k in ((3, 67, 1040), (8, 130, 896), (2, 64, 33 * depth)):
             for offset in (0, 1):
                 equal(v, placed(integers(rng, m, k), offset=offset), placed(integers(rng, n, k), offset=offset), device, "nt")
-    finally:
-        manifest.unload(tmp_path / "m.toml")
 
 
 @pytest.mark.parametrize("v", ALL)

@@ -6,7 +6,7 @@ import statistics
 
 import numpy as np
 
-from .. import Device
+from .. import Device, Kernel
 from .runner import last_level_cache
 
 # A thread's share is one vector of four (neighbouring threads, neighbouring vectors, as a GPU likes it), or a run of them (as a CPU does).
@@ -34,15 +34,17 @@ def measured_copy(device: Device, repeats: int = 7) -> float:
         library = plain.compile(_SOURCE)
         source, target = plain.empty(size // 4, "float32"), plain.empty(size // 4, "float32")
         source.write(np.ones(size // 4, np.float32))
+
+        def seconds(kernel: Kernel, run: int, copies: int) -> float:
+            """Of one of so many copies in a row."""
+            with plain.batch() as batch:
+                for _ in range(copies):
+                    kernel(source, target, threads=size // 16 // run, threadgroup=256, batch=batch)
+            return (batch.timing.device if batch.timing.device is not None else batch.timing.wait) / copies
+
         for run in (1, 16, 1024):
             kernel = library.kernel(f"copy_{run}")
-            times, copies = list[float](), 1
-            for _ in range(repeats + 2):
-                with plain.batch() as batch:
-                    for _ in range(copies):
-                        kernel(source, target, threads=size // 16 // run, threadgroup=256, batch=batch)
-                times.append((batch.timing.device if batch.timing.device is not None else batch.timing.wait) / copies)
-                if len(times) == 2:  # those that warm up
-                    copies = max(1, min(64, round(_LASTS / max(times[1], 1e-6))))
-            best = max(best, 2 * size / statistics.median(times[2:]) / 1e9)
+            seconds(kernel, run, 1)  # warms up
+            copies = max(1, min(64, round(_LASTS / max(seconds(kernel, run, 1), 1e-6))))
+            best = max(best, 2 * size / statistics.median(seconds(kernel, run, copies) for _ in range(repeats)) / 1e9)
     return best
