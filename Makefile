@@ -64,7 +64,7 @@ sanitize: $(VENV)/.built
 
 # Breaks kernels and core on purpose, one place at a time, and sees whether a test fails: tests/mutants. Half an hour and more.
 mutants: $(VENV)/.built
-	$(BIN)/python tests/mutants/run.py $(ARGS)
+	python=$(BIN)/python; . tests/stage.sh && $(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -14,18 +14,21 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/prefetch.h"
+#include "include/tensor.h"
 #include "include/wait.h"
 #include "include/weights.h"
 
 // Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for
-// nothing. STAGED: A comes from threadgroup memory, where WORKERS threads put it while the weights are on their way.
-template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool GUARDED>
+// nothing. STAGED: A comes from threadgroup memory, where WORKERS threads put it while the weights are on their way. MMA:
+// NVIDIA's tensor cores multiply.
+template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool MMA, bool GUARDED>
 METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
                           uint lane, bool is_first, threadgroup float4* staged, uint worker, thread float4 (&sums)[ROWS][COLS],
                           thread bool& exact) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   static_assert(!STAGED || ROWS == 1, "one row of A is staged");
+  static_assert(!MMA || (LATE && LANES == 4), "for tensor cores four lanes share a column, and a scale waits");
   uint own = k + COUNT * lane;
   typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
 #pragma clang loop unroll(full)
@@ -42,23 +45,57 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
   if (is_first) wait_for_operands();
   if (STAGED) {
     constexpr uint TURNS = (STEP * DEPTH - 1) / (8 * WORKERS) + 1;
-    Octet<T> x[TURNS];
+    OctetBits<T> x[TURNS];
 #pragma clang loop unroll(full)
     for (uint j = 0; j < TURNS; j++) {
       uint i = 8 * (WORKERS * j + worker);
-      x[j] = {vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))};
-      if (i < STEP * DEPTH && (!GUARDED || k + i < whole)) x[j] = load_octet(a + k + i);
+      x[j] = bits_of(Octet<T>{vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))});
+      if (i < STEP * DEPTH && (!GUARDED || k + i < whole)) x[j] = load_bits(a + k + i);
     }
 #pragma clang loop unroll(full)
     for (uint j = 0; j < TURNS; j++) {
       uint i = 8 * (WORKERS * j + worker);
       if (i >= STEP * DEPTH) continue;
-      staged[staged_at(i)] = float4(x[j].low);
-      staged[staged_at(i) + 1] = float4(x[j].high);
+      if (MMA) {
+        TensorCores<MMA>::template put<FORMAT>(staged, i, x[j]);
+        continue;
+      }
+      Octet<T> eight = octet_of(x[j]);
+      staged[staged_at(i)] = float4(eight.low);
+      staged[staged_at(i) + 1] = float4(eight.high);
     }
+    TensorCores<MMA>::put_zeros(staged, LANES * DEPTH, worker);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   } else if (LANES > 1) {
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
+  }
+  if (MMA) {
+    constexpr bool APART = COLS % 2 != 0;  // two blocks of a column at once, else one of two columns
+    uint brought = TensorCores<MMA>::brought(worker % 32), low = low_pair<FORMAT>(w.low_byte);
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d += APART ? 2 : 1) {
+      bool brings = brought < (APART ? min(2u, DEPTH - d) : 1);
+      uint from = own + STEP * (d + brought);
+      uint4 x[4];
+      if (STAGED) {
+        TensorCores<MMA>::bring(staged, lane + LANES * (d + brought), LANES * DEPTH, brings, x);
+      } else {
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; i++) {
+          OctetBits<T> loaded = bits_of(Octet<T>{vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))});
+          if (brings && (!GUARDED || from < whole)) loaded = load_bits(a + from + 8 * i);
+          x[i] = TensorCores<MMA>::template arranged<FORMAT>(loaded);
+        }
+      }
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
+        uint e = APART ? min(d + 1, uint(DEPTH - 1)) : d, f = APART ? c : c + 1;
+        float2 products = TensorCores<MMA>::template multiply<FORMAT, APART>(pieces[d][c], pieces[e][f], x, low);
+        sums[0][c].x = fma(From::factors(pieces[d][c], exact).scale, products.x, sums[0][c].x);
+        if (e != d || f != c) sums[0][f].x = fma(From::factors(pieces[e][f], exact).scale, products.y, sums[0][f].x);
+      }
+    }
+    return;
   }
 #pragma clang loop unroll(full)
   for (uint d = 0; d < DEPTH; d++) {
@@ -184,7 +221,7 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
 // The sums of this lane's columns, `first` and each 32 / LANES further; a threadgroup has TG / 32 / SPLIT sets of 32 / LANES * COLS. False
 // for simdgroups whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
 template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
-          bool WHOLE>
+          bool MMA, bool WHOLE>
 METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p, uint rows, uint first, uint simdgroup, uint lane,
                        threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared, thread float (&sum)[ROWS][COLS]) {
   typedef Weights<T, FORMAT, CANONICAL> From;
@@ -218,13 +255,13 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
     bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, false>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                     done == 0, staged, worker, sums, exact);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, false>(a, p.lda, w, column, rows, k + done, whole, at,
+                                                                                          done == 0, staged, worker, sums, exact);
     }
     for (; done < slice; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, true>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                    done == 0, staged, worker, sums, exact);
+      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, true>(a, p.lda, w, column, rows, k + done, whole, at,
+                                                                                         done == 0, staged, worker, sums, exact);
     }
     if (From::SHIFTED && !exact) {
 #pragma clang loop unroll(full)
@@ -277,7 +314,7 @@ METAL_FUNC uint first_column(uint index, uint simdgroup, uint lane) {
 
 // What a threadgroup does.
 template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
-          bool WHOLE>
+          bool MMA, bool WHOLE>
 METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const device T* C, const device T* bias, constant MatmulParams& p,
                          uint3 group, uint simdgroup, uint lane,
                          threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared) {
@@ -288,8 +325,8 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
     uint column = first + c * (32 / LANES);
     added[c] = simdgroup % SPLIT == 0 && lane % LANES == c % LANES && column < p.n ? bias_of(bias, p, column) : 0.0f;
   }
-  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A + group.z * p.stride_a + row0 * p.lda, w, p,
-                                                                                              rows, first, simdgroup, lane, shared, sum))
+  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(
+          A + group.z * p.stride_a + row0 * p.lda, w, p, rows, first, simdgroup, lane, shared, sum))
     return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
@@ -302,7 +339,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
 }
 
 template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
-          bool WHOLE>
+          bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_columns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -310,8 +347,8 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, i
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane,
-                                                                                           shared);
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane,
+                                                                                                shared);
 }
 
 template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED, bool WHOLE>
@@ -322,13 +359,14 @@ template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, 
   threadgroup Shared<DENSE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
   WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte};
-  multiply<T, DENSE, false, false, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane, shared);
+  multiply<T, DENSE, false, false, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, false, WHOLE>(A, w, D, C, bias, p, group, simdgroup, lane,
+                                                                                              shared);
 }
 
 // WEIGHTS matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the same
 // columns of two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
 template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH,
-          int TG, bool STAGED, bool WHOLE>
+          int TG, bool STAGED, bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
     const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
@@ -347,11 +385,11 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
     uint row0 = group.y * ROWS, rows = min(uint(ROWS), p0.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
     const device T* a = A + group.z * p0.stride_a + row0 * p0.lda;
     float gate[ROWS][COLS], up[ROWS][COLS];
-    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w0, p0, rows, first, simdgroup, lane, shared,
-                                                                                           gate);
+    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(a, w0, p0, rows, first, simdgroup, lane,
+                                                                                                shared, gate);
     if (SPLIT > 1 || STAGED) threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(a, w1, p1, rows, first, simdgroup, lane,
-                                                                                                shared, up))
+    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(a, w1, p1, rows, first, simdgroup,
+                                                                                                     lane, shared, up))
       return;
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) {
@@ -384,13 +422,13 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
                  p.ldb,
                  p.group_shift,
                  p.low_byte};
-  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, WHOLE>(A, w,
-                                                                                           i == 0   ? D0
-                                                                                           : i == 1 ? D1
-                                                                                                    : D2,
-                                                                                           A,
-                                                                                           i == 0   ? bias0
-                                                                                           : i == 1 ? bias1
-                                                                                                    : bias2,
-                                                                                           p, group, simdgroup, lane, shared);
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(A, w,
+                                                                                                i == 0   ? D0
+                                                                                                : i == 1 ? D1
+                                                                                                         : D2,
+                                                                                                A,
+                                                                                                i == 0   ? bias0
+                                                                                                : i == 1 ? bias1
+                                                                                                         : bias2,
+                                                                                                p, group, simdgroup, lane, shared);
 }

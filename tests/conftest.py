@@ -22,7 +22,7 @@ FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the f
 
 import metalmm  # noqa: E402
 import numpy as np  # noqa: E402
-from metalmm import backends, manifest, numerics  # noqa: E402
+from metalmm import backends, kernel_source, manifest, numerics  # noqa: E402
 from metalmm.bench import runner  # noqa: E402
 
 if FAKE_CUDA:  # a sample of some calls says as much as one of hundreds
@@ -54,6 +54,24 @@ KNOWN = ["g++", "g++-13", "g++-14", "clang++", "clang++-14", "clang++-16", "clan
 if sys.platform == "darwin":
     KNOWN = ["clang++"]
 ALL_COMPILERS = list({os.path.realpath(path): name for name in KNOWN if (path := shutil.which(name))}.values()) or COMPILERS
+
+
+def changed_kernels(folder: Path, prefix: str, *changes: tuple[str, str, str]) -> Iterator[dict[str, metalmm.Variant]]:
+    """For a fixture: every variant by its id, from a copy of the kernels with `changes`, a file's old text and its new. On the CPU device, too,
+    what asks for tensor cores: lanes are fibers, and a product of theirs is what the fake GPU makes of it."""
+    for path, old, new in (
+        *changes,
+        ("include/tensor.h", "#ifdef __METALMM_CUDA__", "#if 1"),
+        ("variants.toml", 'devices = ["cuda"], ', ""),
+        ("variants.toml", "[families.", f"[families.{prefix}"),
+    ):
+        if not folder.exists():
+            shutil.copytree(kernel_source.KERNELS, folder)
+        text = (folder / path).read_text()
+        assert old in text
+        (folder / path).write_text(text.replace(old, new))
+    yield {v.removeprefix(prefix): v for v in metalmm.load_variants(folder / "variants.toml")}
+    manifest.unload(folder / "variants.toml")  # other modules list the families there are
 
 
 @pytest.fixture(scope="session")

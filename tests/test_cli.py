@@ -14,6 +14,8 @@ def test_variants_lists_every_id_and_why_one_is_off(capsys: pytest.CaptureFixtur
     for v in metalmm.variants():
         assert any(row.split()[0] == v for row in text.splitlines()), v
     assert "off: staging B" in text
+    fused = next(row for row in text.splitlines() if row.startswith("q8/canonical_fused3_"))
+    assert "q8_0:canonical 3 of one A nt m=1 no c" in fused
     assert cli.main(["variants", "--family", "m1_optimized_v3"]) == 0
     text = capsys.readouterr().out
     assert "_tg64 " not in text

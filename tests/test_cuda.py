@@ -281,6 +281,16 @@ MISUSES: dict[Callable[[Raw], None], str] = {
 }
 
 
+def test_products_on_tensor_cores(device: metalmm.Device) -> None:
+    """Kernels that no other device has (kernels/include/tensor.h): over windows of K."""
+    rng = np.random.default_rng(5)
+    for v in [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.weights == 1]:
+        form, _, layout = v.storage.partition(":")
+        a, w = rng.standard_normal((1, 1376)).astype(np.float16), rng.standard_normal((37, 1376)).astype(np.float16)
+        q = metalmm.quantize(w, form, layout=layout or "nk")
+        right(metalmm.matmul(v, a, q, device=device), a, q)
+
+
 @needs_fake
 @pytest.mark.parametrize("misuse", MISUSES, ids=lambda f: f.__name__)
 def test_the_fake_sees_each_misuse(misuse: Callable[[Raw], None], like: Callable[..., None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from conftest import DEVICE, FAKE, count_case
+from conftest import DEVICE, FAKE, changed_kernels, count_case
 from metalmm import kernel_source, manifest
 from metalmm.bench import search, sizes
 from test_matmul import ALL, shapes_of
@@ -146,7 +145,7 @@ def test_nothing_is_read_or_written_outside_an_operand(v: metalmm.Variant, pages
 
 
 EARLY = {
-    (v.kernel, v.storage, v.params.get("staged"), v.params.get("wide"), v.weights, v.swiglu): v
+    (v.kernel, v.storage, *map(v.params.get, ("staged", "wide", "mma")), v.weights, v.swiglu): v
     for v in metalmm.variants()
     if v.source
     and kernel_source.KernelText(v.source.read_text(), str(v.source)).is_early
@@ -158,17 +157,9 @@ EARLY = {
 def stopping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metalmm.Variant]]:
     """The variants, with all lanes of a threadgroup stopping for good where kernels/include/wait.h lets them wait; their compiler cannot know
     that it is for good, and leave out what is read beforehand."""
-    folder = tmp_path_factory.mktemp("early") / "kernels"
-    shutil.copytree(kernel_source.KERNELS, folder)
-    for path, old, new in (
-        ("include/wait.h", "{ metal::simdgroup_barrier(metal::mem_flags::mem_none); }", "{ do metal::threadgroup_barrier(metal::mem_flags::mem_none); while (metal::simd_sum(1.0f) > 0.0f); }"),
-        ("variants.toml", "[families.", "[families.stopping_"),
-    ):  # fmt: skip
-        text = (folder / path).read_text()
-        assert old in text
-        (folder / path).write_text(text.replace(old, new))
-    yield {v.removeprefix("stopping_"): v for v in metalmm.load_variants(folder / "variants.toml")}
-    manifest.unload(folder / "variants.toml")  # other modules list the families there are
+    wait = "{ metal::simdgroup_barrier(metal::mem_flags::mem_none); }"
+    stop = "{ do metal::threadgroup_barrier(metal::mem_flags::mem_none); while (metal::simd_sum(1.0f) > 0.0f); }"
+    yield from changed_kernels(tmp_path_factory.mktemp("early") / "kernels", "stopping_", ("include/wait.h", wait, stop))
 
 
 @pytest.mark.skipif(DEVICE != "cpu" or not sys.platform.startswith("linux"), reason="a GPU has a copy of the memory")

@@ -6,6 +6,7 @@ import functools
 import gc
 import pickle
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import DEVICE, FAKE, carry_out, count_case
+from conftest import DEVICE, FAKE, carry_out, changed_kernels, count_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics, quantized
@@ -522,6 +523,26 @@ def test_rows_of_a_further_apart_than_they_are_long(v: metalmm.Variant, device: 
         wide = np.full((m, (k + 7) // 8 * 8 + 8), np.nan, np.float16)
         wide[:, :k] = a
         check(v, wide[:, :k], weights(n, k, v.storage), options, device)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metalmm.Variant]]:
+    yield from changed_kernels(tmp_path_factory.mktemp("mma") / "kernels", "cpu_")
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")
+@pytest.mark.parametrize("name", [v for v in metalmm.variants() if v.params.get("mma")])
+def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant]) -> None:
+    """What device cuda alone has, with lanes in any order: below, at and above a window of K, with odd ends, infinities among A."""
+    v = on_cpu[name]
+    with metalmm.Device("cpu", debug=True) as device:
+        for n, k in ((37, 161), (9, 1040), (70, 896), (5, 2112)):
+            if v.weights > 1:
+                check_fused(v, draw(1, n, k)[0], parts_of(v, k), None, device)
+                continue
+            a, options = draw(1, n, k, bias=True, alpha=0.5, **({"c": True, "beta": 2.0} if k == 896 else {}))
+            a[0, k // 2] = np.inf if n == 5 else a[0, k // 2]
+            check(v, a, weights(n, k, v.storage), options, device)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")

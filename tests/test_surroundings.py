@@ -377,6 +377,13 @@ def test_the_statistical_bound_sees_a_dropped_term() -> None:
     np.testing.assert_array_equal(*one)
 
 
+def test_what_falls_below_float32_may_be_zero() -> None:
+    a, b = np.full((1, 3), 1e-20, np.float32), np.full((3, 1), 1e-19, np.float32)
+    ref, bound = metalmm.reference(a, b), metalmm.error_bound(a, b)
+    assert not numerics.mismatch(np.zeros((1, 1), np.float32), ref, bound)
+    assert numerics.mismatch(np.zeros((1, 1), np.float32), *(f(100 * a, b) for f in (metalmm.reference, metalmm.error_bound)))
+
+
 def test_a_variant_that_fails_is_a_line_of_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,9 @@ from .profile import command as profile_command
 
 
 def _supports(v: Variant) -> str:
-    parts = [",".join(v.supports["layouts"])]
+    parts = [] if v.storage == "dense" else [v.storage]
+    parts += [f"{v.weights} of one A"] if v.weights > 1 else []
+    parts.append(",".join(v.supports["layouts"]))
     for size in ("m", "n", "k", "batch"):
         if (value := v.supports.get(size)) is not None:
             text = f"{value.get('min', 1)}..{value.get('max', '')}" if isinstance(value, dict) else str(value).replace(" ", "")
@@ -55,6 +57,7 @@ def _list(args: argparse.Namespace) -> int:
                 "threads": v.threads,
                 "supports": v.supports,
                 "without": v.without,
+                "storage": v.storage,
                 "devices": v.devices,
                 "off": v.reason or None,
             }

@@ -96,7 +96,7 @@ def error_bound(
     result beyond it is no proof of a mistake, and a reason to look for one. Never more than the other bound.
 
     Of a QuantizedArray it is the bound of the dense product of its dequantized weights; with biases K + 1 in place of K, for the rounding
-    of scale * q + bias.
+    of scale * q + bias. In either, K products below 2^-126, the least normal float32, may be zero.
     """
     options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
     return judged(a, b, **options)[2 if statistical else 1]
@@ -120,6 +120,7 @@ def judged(
     summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
     summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
     fixed = half_ulp(ref, _type_of(a)) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)
+    fixed = fixed + abs(alpha) * k * 2.0**-126
     return ref, fixed + k * 2.0**-24 * magnitude, fixed + min(k, 4.0 * np.sqrt(k)) * 2.0**-24 * magnitude
 
 

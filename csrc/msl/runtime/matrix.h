@@ -63,4 +63,28 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
 }
 
+// What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float.
+struct Mma {
+  static constexpr bool uses_arg = false;
+  struct alignas(32) In {
+    uint4 a;
+    uint2 b;
+  };
+  static void run(uint, const In* in, const uint*, float4* out) {
+    for (uint i = 0; i < 4 * 32; i++) {
+      uint lane = i / 4, element = i % 4;
+      const In *row = in + lane / 4 * 4, *column = in + (lane % 4 * 2 + element % 2) * 4;
+      float sum = 0.0f;
+      for (uint k = 0; k < 8; k++) {  // pairs
+        half2 x = as_type<half2>(row[k % 4].a[static_cast<int>(element / 2 + k / 4 * 2)]), y = as_type<half2>(column[k % 4].b[static_cast<int>(k / 4)]);
+        sum += static_cast<float>(x[0]) * static_cast<float>(y[0]) + static_cast<float>(x[1]) * static_cast<float>(y[1]);
+      }
+      out[lane][static_cast<int>(element)] = sum;
+    }
+  }
+};
+METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+  return sum + metalmm::fiber::exchange<Mma, Mma::In, float4>(Mma::In{a, b}, 0, METALMM_SITE_VALUE);
+}
+
 }  // namespace metalmm::msl::library

@@ -148,7 +148,9 @@ def build(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
     def compile_to(target: Path) -> None:
-        text = source.text if source.is_preprocessed else compiler.preprocess(source.text, source.name, for_metal=True)
+        text = source.text
+        if not source.is_preprocessed:
+            text = compiler.preprocess(text, source.name, defines={"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/include/tensor.h asks
 
         places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
         for _ in range(16):

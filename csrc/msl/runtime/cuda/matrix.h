@@ -80,4 +80,13 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   d.set_fragment(vec<D, 2>(static_cast<D>(x), static_cast<D>(y)));
 }
 
+// What kernels/include/tensor.h has of tensor cores: mma.m16n8k16 of half, sums in float, lanes as PTX says.
+METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b) {
+  float4 d;
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(sum[0]), "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+  return d;
+}
+
 }  // namespace metalmm::msl::library
