@@ -70,11 +70,11 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
   }
   if (MMA) {
-    constexpr bool APART = COLS % 2 != 0;  // two blocks of a column at once, else one of two columns
+    constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1;  // blocks at once
     uint brought = TensorCores<MMA>::brought(worker % 32), low = low_pair<FORMAT>(w.low_byte);
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d += APART ? 2 : 1) {
-      bool brings = brought < (APART ? min(2u, DEPTH - d) : 1);
+    for (uint d = 0; d < DEPTH; d += BESIDE) {
+      bool brings = TensorCores<MMA>::template brings<COLS, DEPTH>(brought, d);
       uint from = own + STEP * (d + brought);
       uint4 x[4];
       if (STAGED) {
@@ -87,13 +87,13 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
           x[i] = TensorCores<MMA>::template arranged<FORMAT>(loaded);
         }
       }
+      float part[2][COLS];
+      TensorCores<MMA>::template multiply<FORMAT>(pieces, d, x, low, part);
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
-        uint e = APART ? min(d + 1, uint(DEPTH - 1)) : d, f = APART ? c : c + 1;
-        float2 products = TensorCores<MMA>::template multiply<FORMAT, APART>(pieces[d][c], pieces[e][f], x, low);
-        sums[0][c].x = fma(From::factors(pieces[d][c], exact).scale, products.x, sums[0][c].x);
-        if (e != d || f != c) sums[0][f].x = fma(From::factors(pieces[e][f], exact).scale, products.y, sums[0][f].x);
-      }
+      for (uint c = 0; c < COLS; c++)
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < min(BESIDE, DEPTH - d); e++)
+          sums[0][c].x = fma(From::factors(pieces[d + e][c], exact).scale, part[e][c], sums[0][c].x);
     }
     return;
   }

@@ -32,9 +32,8 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
   typedef Weights<T, FORMAT, CANONICAL> From;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && IsSmall<T>::VALUE;
   constexpr uint STEP = 32 * LANES, WINDOW = STEP * DEPTH, ACROSS = 32 / LANES;
-  constexpr uint STRIDE = TG / 32 * ACROSS * COLS;  // columns of a turn
-  constexpr bool APART = COLS % 2 != 0;             // two blocks of a column at once
-  constexpr uint BESIDE = MMA && APART ? 2 : 1;
+  constexpr uint STRIDE = TG / 32 * ACROSS * COLS;       // columns of a turn
+  constexpr uint BESIDE = MMA && COLS % 2 != 0 ? 2 : 1;  // blocks at once
   constexpr uint STAGES = (WINDOW - 1) / (8 * TG) + 1;
   static_assert(!MMA || (LATE && LANES == 4), "for tensor cores four lanes share a column, and a scale waits");
   threadgroup Shared<LANES, COLS, DEPTH, TURNS, TG> shared;
@@ -101,16 +100,15 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
         }
         if (MMA) {
           uint brought = TensorCores<MMA>::brought(lane);
+          bool brings = TensorCores<MMA>::template brings<COLS, DEPTH>(brought, d);
           uint4 arranged[4];
-          TensorCores<MMA>::bring(shared.staged, at + LANES * (d + brought), LANES * DEPTH, brought < (APART ? min(2u, DEPTH - d) : 1),
-                                  arranged);
+          TensorCores<MMA>::bring(shared.staged, at + LANES * (d + brought), LANES * DEPTH, brings, arranged);
+          float sum[2][COLS];
+          TensorCores<MMA>::template multiply<FORMAT>(pieces, d, arranged, low, sum);
 #pragma clang loop unroll(full)
-          for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
-            uint e = APART ? min(d + 1, uint(DEPTH - 1)) : d, f = APART ? c : c + 1;
-            float2 products = TensorCores<MMA>::template multiply<FORMAT, APART>(pieces[d][c], pieces[e][f], arranged, low);
-            part[0][c].x = products.x;
-            part[BESIDE - 1][f].x = products.y;
-          }
+          for (uint c = 0; c < COLS; c++)
+#pragma clang loop unroll(full)
+            for (uint e = 0; e < BESIDE; e++) part[e][c].x = sum[e][c];
         }
 #pragma clang loop unroll(full)
         for (uint i = 0; i < (MMA ? 0 : 4); i++) {

@@ -263,6 +263,8 @@ def test_filter_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cli.main(["profile", "analyze", str(path), "--kernel-filter", "SDPA"]) == 0
     text = capsys.readouterr().out
     assert "sdpa: count=" in text and "rope" not in text
+    assert cli.main(["profile", "analyze", str(path), "--kernel-filter", "nobody"]) == 0
+    assert "no row's name contains 'nobody'" in capsys.readouterr().err
     assert cli.main(["profile", "analyze", str(path), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["events"], data["broken"]["count"], data["unknown"].keys()) == ("metalmm-profile", 800, 0, {"NewThing"})

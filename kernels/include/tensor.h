@@ -19,15 +19,18 @@ struct TensorCores {
   static METAL_FUNC void put(threadgroup float4*, uint, OctetBits<T>) {}
   static METAL_FUNC void put_zeros(threadgroup float4*, uint, uint) {}
   static METAL_FUNC uint brought(uint) { return 0; }
+  template <int COLS, int DEPTH>
+  static METAL_FUNC bool brings(uint, uint) {
+    return false;
+  }
   template <int FORMAT, class T>
   static METAL_FUNC metal::uint4 arranged(OctetBits<T>) {
     return metal::uint4(0);
   }
   static METAL_FUNC void bring(const threadgroup float4*, uint, uint, bool, thread metal::uint4 (&)[4]) {}
-  template <int FORMAT, bool APART, class Piece>
-  static METAL_FUNC float2 multiply(Piece, Piece, const thread metal::uint4 (&)[4], uint) {
-    return float2(0.0f);
-  }
+  template <int FORMAT, class Piece, int COLS, int DEPTH>
+  static METAL_FUNC void multiply(const thread Piece (&)[DEPTH][COLS], uint, const thread metal::uint4 (&)[4], uint,
+                                  thread float (&)[2][COLS]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -42,6 +45,11 @@ struct TensorCores<true> {
   }
   // Of the two columns of A for a lane's quarter, the one that it brings: 0 or 1. More: it brings zeros.
   static METAL_FUNC uint brought(uint lane) { return lane / 4 - lane % 4 * 2; }
+  // Whether it brings one for block d of DEPTH: of an odd number of columns two blocks are multiplied at once.
+  template <int COLS, int DEPTH>
+  static METAL_FUNC bool brings(uint brought, uint d) {
+    return brought < (COLS % 2 != 0 ? metal::min(2u, DEPTH - d) : 1);
+  }
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT>
   static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
@@ -54,20 +62,27 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) x[i] = from[i];
   }
-  // This lane's sums over two blocks: APART, the first with the first column of A, the second with the second; else both with the first.
-  template <int FORMAT, bool APART, class Piece>
-  static METAL_FUNC float2 multiply(Piece first, Piece second, const thread metal::uint4 (&x)[4], uint low) {
-    float4 sum[2] = {float4(0.0f), float4(0.0f)};
+  // This lane's sums over block d of each column; of an odd number of columns also over block d + 1. x: of A, arranged, what it brings.
+  template <int FORMAT, class Piece, int COLS, int DEPTH>
+  static METAL_FUNC void multiply(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
+                                  thread float (&sum)[2][COLS]) {
+    constexpr bool APART = COLS % 2 != 0;
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-      Eighth<FORMAT> y = eighth_of<FORMAT>(first, i), z = eighth_of<FORMAT>(second, i);
+    for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
+      uint second = APART ? metal::min(d + 1, uint(DEPTH - 1)) : d, beside = APART ? c : c + 1;
+      float4 both[2] = {float4(0.0f), float4(0.0f)};
 #pragma clang loop unroll(full)
-      for (uint j = 0; j < 2; j++) {
-        metal::uint4 weights = {pair(y, 2 * j, low), pair(z, 2 * j, low), pair(y, 2 * j + 1, low), pair(z, 2 * j + 1, low)};
-        sum[j] = metal::mma_16x8x16(sum[j], weights, j == 0 ? x[i].xy : x[i].zw);
+      for (uint i = 0; i < 4; i++) {
+        Eighth<FORMAT> y = eighth_of<FORMAT>(pieces[d][c], i), z = eighth_of<FORMAT>(pieces[second][beside], i);
+#pragma clang loop unroll(full)
+        for (uint j = 0; j < 2; j++) {
+          metal::uint4 weights = {pair(y, 2 * j, low), pair(z, 2 * j, low), pair(y, 2 * j + 1, low), pair(z, 2 * j + 1, low)};
+          both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
+        }
       }
+      sum[0][c] = both[0].x + both[1].x;
+      sum[APART ? 1 : 0][beside] = APART ? both[0].w + both[1].w : both[0].z + both[1].z;
     }
-    return {sum[0].x + sum[1].x, APART ? sum[0].w + sum[1].w : sum[0].z + sum[1].z};
   }
 
  private:

@@ -57,6 +57,8 @@ def _analyze(args: argparse.Namespace) -> int:
     _tell(found)
     if found.broken and not found.events:
         raise log.LogError(f"{args.log}: no line of it is an event")
+    if args.kernel_filter and len(sections) == 2:  # the two that it leaves alone
+        print(f"metalmm profile: --kernel-filter: no row's name contains {args.kernel_filter!r}", file=sys.stderr)
     return 0
 
 
