@@ -227,6 +227,7 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
   typedef Weights<T, FORMAT, CANONICAL> From;
   constexpr uint SETS = TG / 32 / SPLIT, ACROSS = 32 / LANES, COUNT = Packing<FORMAT>::COUNT, WINDOW = COUNT * LANES * DEPTH;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
+  static_assert(!MMA || !WIDE, "a thread that walks columns alone has no tensor cores");
   uint share = simdgroup % SPLIT, at = lane % LANES;
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);

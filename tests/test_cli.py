@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import metalmm
 import pytest
 from conftest import DEVICE
@@ -16,6 +18,10 @@ def test_variants_lists_every_id_and_why_one_is_off(capsys: pytest.CaptureFixtur
     assert "off: staging B" in text
     fused = next(row for row in text.splitlines() if row.startswith("q8/canonical_fused3_"))
     assert "q8_0:canonical 3 of one A nt m=1 no c" in fused
+    assert all(f"  {part} nt m=1" in text for part in ("q4_0", "q8_0 2 of one A", "2 of one A, swiglu"))
+    assert cli.main(["variants", "--family", "q8", "--json"]) == 0
+    listed = {v["id"]: v for v in json.loads(capsys.readouterr().out)["variants"]}
+    assert [listed["q8/nk_swiglu_wide_c4_tg32"][key] for key in ("storage", "weights", "swiglu")] == ["q8_0", 2, True]
     assert cli.main(["variants", "--family", "m1_optimized_v3"]) == 0
     text = capsys.readouterr().out
     assert "_tg64 " not in text
@@ -49,9 +55,14 @@ def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         ("gemv/baseline n=4", 2, "k is missing"),
         ("gemv/baseline n=4 k=4 nx", 2, "'nx' is no part of a shape"),
         ("gemv/baseline n=0 k=4", 2, "a size of 0"),
+        ("gemv/baseline n=4 k=4 nn nt", 2, "'nn' and 'nt': a shape has one layout"),
+        ("gemv/baseline n=4 k=4 n=5", 2, "'n=4' and 'n=5': a shape has one n"),
+        ("gemv/baseline n=4 k=4 float16 float32", 2, "a shape has one type"),
+        ("q8/nk_l4_c1_s1_d7_tg64 n=4 k=4 q8_0 q4_0:canonical", 2, "a shape has one format"),
+        ("gemv/baseline n=4 k=4 nt", 1, "layout nt is not one of nn (nn: transpose_b=False)"),
     ]:
         assert cli.main(["explain", *words.split()]) == code
         assert message in capsys.readouterr().err
     if DEVICE == "cpu" and not metalmm.metal_devices():
         assert cli.main(["explain", "mps/baseline", "n=4", "k=4"]) == 2
-        assert "no Metal device" in capsys.readouterr().err
+        assert "mps/baseline is of device metal alone: no Metal device" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -106,10 +107,44 @@ def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, d
     kept = next(fresh.glob("*.pch"))
     kept.write_bytes(b"nothing that clang has parsed")
     assert result(device, GOOD.replace("7.0f", "9.0f")) == 9
-    assert parsed() == 1 and builds(calls) == 4
-    kept.unlink()
+    assert parsed() == 1 and builds(calls) == 4 and not kept.exists()
     assert result(device, GOOD.replace("7.0f", "10.0f")) == 10
-    assert parsed() == 2 and builds(calls) == 5
+    assert parsed() == 1 and builds(calls) == 5, "not tried again in this process"
+    compiler._parsed.clear()
+    assert result(device, GOOD.replace("7.0f", "11.0f")) == 11 and kept.exists() and parsed() == 2
+    kept.unlink()
+    assert result(device, GOOD.replace("7.0f", "12.0f")) == 12 and parsed() == 3
+    with pytest.raises(metalmm.CompileError, match="nobody"):
+        result(device, GOOD.replace("7.0f", "nobody"))
+    assert builds(calls) == 8, "a mistake is compiled once"
+    monkeypatch.setenv("METALMM_LINT", "0")
+    swaps = GOOD.replace("y[0] = 7.0f;", "float a = 7.0f, b = 1.0f; metal::swap(a, b); y[0] = b;")
+    assert result(device, swaps) == 7 and builds(calls) == 9 and "-include-pch" not in next(c for c in reversed(calls) if "-shared" in c)
+    with metalmm.Device("cpu", debug=True) as strict:
+        assert result(strict) == 7 and parsed() == 4
+        assert any("-include-pch" in c and "-c" in c for c in calls)
+    if shutil.which("g++") and sys.platform.startswith("linux"):
+        monkeypatch.setenv("METALMM_CXX", "g++")
+        assert result(device) == 7 and parsed() == 4
+    a, flags = compiler.find_compiler(), ["-O1"]
+    keys = {compiler._header_key(a, flags), compiler._header_key(a, ["-O2"])}
+    monkeypatch.setattr(compiler, "_runtime_digest", lambda: "another")
+    assert len(keys | {compiler._header_key(a, flags)}) == 3
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
+@pytest.mark.parametrize("trouble", ["other headers", "no file"])
+def test_parsed_headers_that_are_not_to_be_had(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+    """Those that changed under a process would be kept under the name of what it has read, for every process and kernel."""
+    monkeypatch.setenv("METALMM_CXX", "clang++")
+    monkeypatch.setattr(compiler, "_parsed", {})
+    calls, run = counting(monkeypatch), compiler._run
+    if trouble == "other headers":
+        monkeypatch.setattr(compiler._runtime_digest, "__wrapped__", lambda: "of others")
+    else:
+        monkeypatch.setattr(compiler, "_run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
+    assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
+    assert builds(calls) == 2 and not any("-include-pch" in c for c in calls) and not list(fresh.glob("*.pch*"))
 
 
 def test_an_unwritable_cache_falls_back_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:

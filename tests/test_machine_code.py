@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +119,24 @@ ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES
 @pytest.mark.parametrize("name", ALL)
 def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
     assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
+
+
+def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
+    """The one instruction that the fake GPU has its own version of: runtime/matrix.h, beside runtime/cuda/matrix.h."""
+    source = HEAD + (
+        "kernel void k(device const float4* c, device const uint4* a, device const uint2* b, device float4* d) {"
+        " d[0] = mma_16x8x16(c[0], a[0], b[0]); }\n"
+    )
+    text = KernelText(
+        metalmm.compiler.preprocess(source.replace("mma_", "metal::mma_"), "own.metal", for_metal=True), "own.metal", is_preprocessed=True
+    )
+    lowered = cuda.cxx.lower(text.text, "k", {}, compiler="nvrtc")
+    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
+    loads = {re.sub(r"\s", "", row[1]) for row in re.finditer(r"ld\.global[.\w]*\.v[24]\.\w+\s+\{([^}]*)\}", ptx)}
+    product = re.search(
+        r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32\s+\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\}", ptx
+    )
+    stored = re.search(r"st\.global[.\w]*\.v4\.\w+\s+\[[^]]*\],\s*\{([^}]*)\}", ptx)
+    assert product and stored, ptx
+    d, a, b, c = (re.sub(r"\s", "", part) for part in product.groups())
+    assert {a, b, c} <= loads and d == re.sub(r"\s", "", stored[1]), ptx

@@ -377,6 +377,12 @@ def test_the_statistical_bound_sees_a_dropped_term() -> None:
     np.testing.assert_array_equal(*one)
 
 
+@pytest.mark.parametrize("alpha", [np.float16(100), np.uint8(1), np.float64(1e-3), np.float32(np.inf)])
+def test_an_alpha_of_any_type(alpha: Any) -> None:
+    a, b = np.ones((1, 896), np.float16), np.ones((896, 2), np.float16)
+    np.testing.assert_array_equal(metalmm.error_bound(a, b, alpha=alpha), metalmm.error_bound(a, b, alpha=float(alpha)))
+
+
 def test_what_falls_below_float32_may_be_zero() -> None:
     a, b = np.full((1, 3), 1e-20, np.float32), np.full((3, 1), 1e-19, np.float32)
     ref, bound = metalmm.reference(a, b), metalmm.error_bound(a, b)

@@ -84,7 +84,8 @@ MatmulSpec spec_of(const MatmulArgs& args) {
   if (k != kb) {
     std::string of_b = is_dense ? b.shape_text() : q.storage.name() + " (" + std::to_string(q.n) + ", " + std::to_string(q.k) + ")";
     bad_shape("a " + a.shape_text() + " and b " + of_b + " differ in k: " + std::to_string(k) + " and " + std::to_string(kb) +
-              " (transpose_a=" + flag(args.transpose_a) + ", transpose_b=" + flag(args.transpose_b) + ")");
+              " (transpose_a=" + flag(args.transpose_a) + ", transpose_b=" + flag(args.transpose_b) +
+              (is_dense && n == k ? std::string("); b would fit with transpose_b=") + flag(!args.transpose_b) : ")"));
   }
   int64_t batch = batch_of(a);
   if (is_dense && b.ndim == 3 && a.ndim == 2)

@@ -112,7 +112,10 @@ std::string Variant::lacks(const MatmulSpec& s) const {
     std::string list;
     for (unsigned i = 0; i < kLayouts; i++)
       if (layouts >> i & 1) list += (list.empty() ? "" : ", ") + std::string(kLayoutNames[i]);
-    return std::string("layout ") + s.layout() + " is not one of " + list;
+    bool turned = layouts >> (s.layout_index() ^ 2u) & 1;  // b's is the second letter
+    return std::string("layout ") + s.layout() + " is not one of " + list +
+           (turned ? std::string(" (") + kLayoutNames[s.layout_index() ^ 2u] + ": transpose_b=" + (s.transpose_b ? "False" : "True") + ")"
+                   : "");
   }
   if (s.bias && !bias) return "it takes no bias";
   if (s.c && !c) return "it adds no beta*c";

@@ -37,7 +37,7 @@ void PyDevice::close() {
 
 DeviceState& state_of(nb::handle device) {
   if (!nb::isinstance<PyDevice>(device) || !nb::inst_ready(device))
-    throw Error(ErrorKind::device, "device is " + repr_of(device) + "; it takes a metalmm.Device");
+    throw Error(ErrorKind::device, "device is " + repr_of(device) + "; it takes a metalmm.Device, such as metalmm.Device('cpu')");
   DeviceState* state = nb::inst_ptr<PyDevice>(device)->state;
   state->open();
   return *state;

@@ -1,9 +1,10 @@
 // Inner products of a simdgroup's lanes on NVIDIA's tensor cores, of one row of half by integers. Four lanes share a column, each with a
 // quarter of what is taken of K at once; eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x
 // 16 weights by 16 x 8 of A has eight weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are
-// zero where other quarters' weights meet them: a lane finds its own two sums among the four that it holds. Products of half are exact, and
-// sums are of float. A turn of weight_turns.metal, its loads included, has 2.1 instructions a weight of q8_0 so for 4.3, and 1.8 of q4_0
-// (with one column a lane 2.3) for 4.0.
+// zero where other quarters' weights meet them: a lane finds its own two sums among the four that it holds. Of an odd number of blocks in
+// flight and of columns the last product is half empty. Products of half are exact, and sums are of float, as tensor cores add: they may
+// cut off where they should round. A turn of weight_turns.metal, from its head to the sums, has 2.4 instructions a weight so for 4.3 of
+// q8_0, and 2.4 for 4.1 of q4_0.
 //
 // For device cuda alone (csrc/msl/runtime/cuda/matrix.h): a simdgroup matrix is 8 x 8, and Apple's GPUs multiply them on the units that
 // multiply and add, to which the zeros would be as much work.
@@ -15,6 +16,7 @@
 // Of a kernel that does without, nothing.
 template <bool YES>
 struct TensorCores {
+  static_assert(!YES, "a variant with mma = true is of device cuda alone: devices = [\"cuda\"]");
   template <int FORMAT, class T>
   static METAL_FUNC void put(threadgroup float4*, uint, OctetBits<T>) {}
   static METAL_FUNC void put_zeros(threadgroup float4*, uint, uint) {}

@@ -17,14 +17,14 @@ from .bench import command as bench_command
 from .bench import compare, frameworks, html, results, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
-from .errors import Error
+from .errors import DeviceError, Error
 from .manifest import Variant, load_variants, variants
 from .profile import command as profile_command
 
 
 def _supports(v: Variant) -> str:
     parts = [] if v.storage == "dense" else [v.storage]
-    parts += [f"{v.weights} of one A"] if v.weights > 1 else []
+    parts += [f"{v.weights} of one A{', swiglu' * v.swiglu}"] if v.weights > 1 else []
     parts.append(",".join(v.supports["layouts"]))
     for size in ("m", "n", "k", "batch"):
         if (value := v.supports.get(size)) is not None:
@@ -58,6 +58,8 @@ def _list(args: argparse.Namespace) -> int:
                 "supports": v.supports,
                 "without": v.without,
                 "storage": v.storage,
+                "weights": v.weights,
+                "swiglu": v.swiglu,
                 "devices": v.devices,
                 "off": v.reason or None,
             }
@@ -119,7 +121,10 @@ def _explain(args: argparse.Namespace) -> int:
         print(f"{v} does not take {spec!r}: {lack}; supported by {', '.join(others[:5]) or 'none'}{more}", file=sys.stderr)
         return 1
     if v.devices and device.name not in v.devices:
-        device = Device(v.devices[0])
+        try:
+            device = Device(v.devices[0])
+        except Error as error:
+            raise DeviceError(f"{v} is of device {' and '.join(v.devices)} alone: {error}") from error
     lines = [
         f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}",
         f"  {spec!r}",

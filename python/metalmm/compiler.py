@@ -297,32 +297,42 @@ _DEBUG_FLAGS = {
 }
 
 
-_parsed: dict[str, Path] = {}
+_parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
+_BLAMES = re.compile("PCH|precompiled|AST file")  # clang's words of parsed headers that it does not take
 
 
 def _without_link(flags: Sequence[str]) -> list[str]:
     return [f for f in flags if f != "-shared" and not f.startswith("-Wl,")]
 
 
-def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
-    """Flags that name the runtime's headers as clang keeps them once parsed: without them a kernel takes it half as long again. g++, which
-    would gain a tenth of it, has none."""
-    if compiler.kind != "clang":
-        return []
+def _header_key(compiler: Compiler, flags: Sequence[str]) -> str:
     header = MSL / "runtime" / "msl.h"
     parts = [str(header), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-    if not (key in _parsed and _parsed[key].is_file()):
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
+    """Flags that name the runtime's headers as clang keeps them once parsed: without them a kernel takes it half as long again. None where
+    they cannot be made, and for g++, which would gain a tenth of it."""
+    if compiler.kind != "clang":
+        return []
+    key = _header_key(compiler, flags)
+    kept = _parsed.get(key)
+    if key not in _parsed or (kept and not kept.is_file()):
 
         def parse(target: Path) -> None:
             timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
-            _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", str(header), "-o", str(target)])
+            header = str(MSL / "runtime" / "msl.h")
+            _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
+            # Of headers that changed while this process lived it would be another's, under their name and for every kernel.
+            if not target.is_file() or _runtime_digest.__wrapped__() != _runtime_digest():
+                raise CompileError("no headers were parsed, or others")
 
         try:
-            _parsed[key] = cache.fetch(f"{key}.pch", parse)
+            _parsed[key] = kept = cache.fetch(f"{key}.pch", parse)
         except CompileError:  # the kernel's own compilation says it, if there is more to it
-            return []
-    return ["-include-pch", str(_parsed[key])]
+            _parsed[key] = kept = None
+    return ["-include-pch", str(kept)] if kept else []
 
 
 def build(
@@ -357,14 +367,18 @@ def build(
 
     def checked(target: Path) -> None:
         expanded = text if is_preprocessed else preprocess(text, name)
-        target.with_suffix(".cpp").write_text(cpu_target.lower(expanded, kernel, constants, name=name, compiler=compiler.kind))
-        parsed, plain = _parsed_header(compiler, flags), [f"-I{MSL / 'runtime'}"]
+        lowered = cpu_target.lower(expanded, kernel, constants, name=name, compiler=compiler.kind)
+        target.with_suffix(".cpp").write_text(lowered)
+        is_plain = lowered.startswith("#include")  # else it asks for more of them than they have by themselves
+        parsed, plain = _parsed_header(compiler, flags) if is_plain else [], [f"-I{MSL / 'runtime'}"]
         try:
             compile_to(target, [*parsed, *plain])
-        except CompileError:
-            if not parsed:
+        except CompileError as error:
+            if not parsed or not _BLAMES.search(str(error)):
                 raise
-            compile_to(target, plain)  # whether or not they are to blame: the words are of a compiler without them
+            compile_to(target, plain)
+            _parsed[_header_key(compiler, flags)] = None
+            Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
         if not target.is_file():
             raise CompileError(f"{compiler.path} ended as if all were well, and made no file")
 

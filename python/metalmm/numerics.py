@@ -114,6 +114,7 @@ def judged(
     transpose_b: bool = False,
 ) -> tuple[Float64, Float64, Float64]:
     """The reference, error_bound and its statistical form, for the cost of two products in float64."""
+    alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
     k = _array(a).shape[-2 if transpose_a else -1] + (isinstance(b, QuantizedArray) and b.biases is not None)
     magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))

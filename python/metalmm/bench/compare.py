@@ -95,6 +95,8 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= args.least < 10:
         raise results.ResultError("--least takes a part such as 0.1")
     old, new = _load(args.old), _load(args.new)
+    if (_STEP in [s.shape for s in old.shapes]) != (_STEP in [s.shape for s in new.shapes]):
+        raise results.ResultError(f"{args.old} and {args.new}: one is of step and one is not; compare takes two of a kind")
     found = changes(old, new, args.least)
     counts = {
         v: sum(c.verdict == v for c in found) for v in ("faster", "slower", "broke", "mended", "same", "unclear", "stopped", "gone", "new")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import Device, Variant, manifest, variants
+from .. import Device, Variant, manifest
 from ..errors import Error
 from ..terminal import Progress
 from . import runner
@@ -132,10 +132,23 @@ class Found:
 
 
 def search(
-    device: Device, shape: Shape, paths: list[Path], *, budget: int, rule: Rule, copies: int, seed: int, progress: Progress
+    device: Device,
+    shape: Shape,
+    paths: list[Path],
+    ids: list[Variant],
+    kernels: set[str] | None,
+    *,
+    budget: int,
+    rule: Rule,
+    copies: int,
+    seed: int,
+    progress: Progress,
 ) -> Found:
-    """Half of the budget goes to a sample, evenly over the kernels, the rest to neighbours of the best so far."""
+    """Half of the budget goes to a sample, evenly over the kernels (None: all), the rest to neighbours of the best so far. ids: what the best
+    are measured beside at last."""
     space, draw = Space(paths, shape), random.Random(seed)
+    if kernels is not None:
+        space.candidates = {name: found for name, found in space.candidates.items() if name in kernels}
     tried: dict[Candidate, tuple[float | None, str]] = {}
     pools = {name: draw.sample(all_of_it, len(all_of_it)) for name, all_of_it in space.candidates.items() if all_of_it}
     progress.begin(f"searching {shape.short}", budget)
@@ -168,7 +181,6 @@ def search(
     ranked = sorted((t, c.name, c) for c, (t, _) in tried.items() if t is not None)
     finalists = [c for _, _, c in ranked[:_FINALISTS]]
     with space.registered(finalists) as known:
-        ids = [v for v in variants(shape.spec, device=device, enabled=True) if str(v) not in known]
         everyone: list[Variant] = [*ids, *(manifest.get(name) for name in known)]
         failures = _compiled(device, shape, everyone)
         last = runner.run_shape(device, shape, everyone, rule=rule, copies=copies, seed=seed, progress=progress, failures=failures)

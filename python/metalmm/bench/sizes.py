@@ -359,8 +359,14 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
     """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``, of quantized weights ``q8_0`` and the like, of a fused call ``n=896+128+128``
     or ``n=4864+4864 swiglu``; only n and k must be there. Raises ShapeError."""
     options: dict[str, Any] = {"m": 1}
+    said: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
+        what = "layout" if word in manifest.LAYOUTS else "type" if word in manifest.OPERAND_TYPES else key.split(":")[0]
+        what = "format" if what in _core._FORMATS else what
+        if what in said:
+            raise ShapeError(f"'{said[what]}' and '{word}': a shape has one {what}")
+        said[what] = word
         try:
             if word in manifest.LAYOUTS:
                 options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")

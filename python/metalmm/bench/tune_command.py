@@ -50,10 +50,11 @@ def main(args: argparse.Namespace) -> int:
             run.copy_readings.append(measured_copy(device))
             if args.search:
                 paths = [manifest.BUILTIN, *(p.resolve() for p in args.manifest)]
-                for shape, _ in work:
+                for shape, ids in work:
+                    kernels = {v.kernel for v in ids} if args.backends else None
                     copies = runner.cold_copies(shape, device) if args.cold else 1
                     one = search.search(
-                        device, shape, paths, budget=args.budget, rule=rule, copies=copies, seed=args.seed, progress=progress
+                        device, shape, paths, ids, kernels, budget=args.budget, rule=rule, copies=copies, seed=args.seed, progress=progress
                     )
                     searched.append(one)
                     run.shapes.append(_ids_alone(one))
