@@ -24,7 +24,11 @@ STORE = half(64)
 CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"a": half(4)}, metalmm.ShapeError, r"a \(4,\) has 1 dimension; it takes 2, or 3 with a batch"),
     ({"b": half(1, 1, 4, 4)}, metalmm.ShapeError, r"b \(1, 1, 4, 4\) has 4 dimensions"),
-    ({"b": half(5, 4)}, metalmm.ShapeError, r"a \(2, 4\) and b \(5, 4\) differ in k: 4 and 5 \(transpose_a=False, transpose_b=False\); b would fit with transpose_b=True"),
+    (
+        {"b": half(5, 4)},
+        metalmm.ShapeError,
+        r"a \(2, 4\) and b \(5, 4\) differ in k: 4 and 5 \(transpose_a=False, transpose_b=False\); b would fit with transpose_b=True",
+    ),
     (
         {"b": half(5, 4), "transpose_b": True, "a": half(2, 3)},
         metalmm.ShapeError,
