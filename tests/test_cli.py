@@ -44,7 +44,7 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
     text = capsys.readouterr().out
     assert "barriers            0 a threadgroup" in text
-    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64 k=64 batch=14 nt"]) == 0
+    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64 k=64 batch=14 nt calls=24"]) == 0
     assert capsys.readouterr().out == text, "a shape in one argument"
 
 

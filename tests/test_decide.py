@@ -249,7 +249,7 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--sizes", "sizes.md"], "loader=q9nk_split"),
         (["--spec", "n=4 k=4", "--json", "precious.txt"], "no metalmm-bench JSON of ours"),
         (["--spec", "n=4 k=4", "--json", "."], "a folder"),
-        (["--spec", "n=4 k=4", "--json", "none/x.json"], "No such file"),
+        (["--spec", "n=4 k=4", "--json", "none/x.json"], "none/x.json: there is no folder"),
         (["--spec", "n=4 k=4", "--resume", "--json", "none.json"], "there is no none.json"),
         (["--spec", "n=4 k=4", "--spread", "0"], "--spread"),
         (["--spec", "n=4 k=4", "--rounds", "0"], "--rounds"),
@@ -343,7 +343,7 @@ def test_files_of_other_kinds_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     for text, message in [
         ("{}", "it holds None"),
         ("[]", "it holds 'list'"),
-        ("{", "Expecting"),
+        ("{", "no JSON, such as bench, tune and step write: Expecting"),
         ('{"schema": "metalmm-bench", "version": 9}', "version 9"),
         ('{"schema": "metalmm-bench", "version": 1}', "missing"),
         ('{"schema": "metalmm-bench", "version": 1, "environment": 3, "arguments": 4, "shapes": 5}', "missing"),

@@ -234,6 +234,22 @@ class Kernel {
                                       "; the parameter is of type " + type + ": pass a Python number, which becomes that");
   }
 
+  // An array may be read as another type, of which its bytes are as good; but hardly float16 as float, and NumPy makes float64 and int64,
+  // which few kernels have, where nobody said a type.
+  void check_array(uint32_t index, DType dtype) const {
+    for (const KernelArgument& a : pipeline_->arguments) {
+      if (a.kind != KernelArgument::Kind::buffer || a.index != index) continue;
+      DType wanted = number_dtype(a.type);
+      auto is_real = [](DType t) { return t.kind == DType::kFloat || t.kind == DType::kBFloat; };
+      bool is_number = is_real(dtype) || dtype.kind == DType::kInt || dtype.kind == DType::kUInt;
+      if (wanted.size < 2 || wanted.size == dtype.size || !is_number) return;
+      if (dtype.size == 8 || (is_real(dtype) && is_real(wanted)))
+        throw Error(ErrorKind::dtype, what() + "buffer " + std::to_string(index) + " is an array of " + dtype.name() +
+                                          "; the parameter is of type " + a.type +
+                                          ": convert it (astype), or pass its bytes as they are (x.view(numpy.uint8))");
+    }
+  }
+
   void bind(Bound& bound, uint32_t index, nb::handle value) {
     if (index >= kMaxBuffers) throw Error(ErrorKind::kernel, what() + "buffer index " + std::to_string(index) + " is not in 0 to 30");
     if (!(pipeline_->declared >> index & 1))
@@ -261,7 +277,10 @@ class Kernel {
       return;
     }
     if (!t->contiguous()) throw Error(ErrorKind::layout, what() + name + " is not C-contiguous; pass numpy.ascontiguousarray of it");
-    if (t->ndim == 0 && bound.operands.back().own_buffer()) check_scalar(index, t->dtype);
+    if (t->ndim == 0 && bound.operands.back().own_buffer())
+      check_scalar(index, t->dtype);
+    else
+      check_array(index, t->dtype);
     t->buffer->mutable_since = true;
     bound.buffers.push_back({index, &t->buffer, t->offset});
   }

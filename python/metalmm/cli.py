@@ -106,7 +106,8 @@ _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 
 
 def _explain(args: argparse.Namespace) -> int:
-    spec = parse_spec(" ".join([*args.spec, args.spec_text or ""]).split())
+    words = " ".join([*args.spec, args.spec_text or ""]).split()
+    spec = parse_spec([w for w in words if not w.startswith("calls=")])  # which --spec of others says
     device = default_device()
     facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
     why = ""

@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_instances(chosen: Sequence[Variant]) -> dict[Path, tuple[int, list[lint.Finding]]]:
-    """By source file: every instance of its templates that a call of some variants can ask for, counted, and what is wrong with them."""
+    """By source file: every instance of its templates that a call of some variants can ask for on Metal, counted, and what is wrong with
+    them."""
     asked = dict[Path, dict[str, None]]()
     for v in chosen:
-        if v.kernel:
+        if v.kernel and (not v.devices or "metal" in v.devices):
             asked.setdefault(v.source, {}).update(dict.fromkeys(v.instances()))
     found = {}
     for source, instances in asked.items():

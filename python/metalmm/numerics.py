@@ -144,7 +144,9 @@ def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
     if good.all():
         return ""
     first = tuple(int(i) for i in np.argwhere(~good)[0])
-    return f"{int((~good).sum())} of {good.size} elements; first at {first}: {out[first]!r} instead of {ref[first]!r} (bound {bound[first]:.3g})"
+    return (
+        f"{int((~good).sum())} of {good.size} elements; first at {first}: {out[first]} instead of {ref[first]} (bound {bound[first]:.3g})"
+    )
 
 
 def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:

@@ -232,6 +232,8 @@ def check_output(path: Path, mark: str, what: str) -> None:
         if start.strip() and mark.encode() not in start:
             raise ResultError(f"{path}: there is a file that is no {what} of ours; it would be overwritten")
     target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise ResultError(f"{path}: there is no folder {target.parent}")
     handle, probe = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     os.unlink(probe)
@@ -253,8 +255,10 @@ def _json_of(path: str | Path) -> tuple[object, Any]:
     """What a file says that it is, and what it holds."""
     try:
         data = json.loads(_text_of(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ResultError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ResultError(f"{path}: no JSON, such as bench, tune and step write: {error}") from error
     return data.get("schema") if isinstance(data, dict) else type(data).__name__, data
 
 
