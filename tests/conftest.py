@@ -59,14 +59,13 @@ ALL_COMPILERS = list({os.path.realpath(path): name for name in KNOWN if (path :=
 def changed_kernels(folder: Path, prefix: str, *changes: tuple[str, str, str]) -> Iterator[dict[str, metalmm.Variant]]:
     """For a fixture: every variant by its id, from a copy of the kernels with `changes`, a file's old text and its new. On the CPU device, too,
     what asks for tensor cores: lanes are fibers, and a product of theirs is what the fake GPU makes of it."""
+    shutil.copytree(kernel_source.KERNELS, folder)
     for path, old, new in (
         *changes,
         ("include/tensor.h", "#ifdef __METALMM_CUDA__", "#if 1"),
         ("variants.toml", 'devices = ["cuda"], ', ""),
         ("variants.toml", "[families.", f"[families.{prefix}"),
     ):
-        if not folder.exists():
-            shutil.copytree(kernel_source.KERNELS, folder)
         text = (folder / path).read_text()
         assert old in text
         (folder / path).write_text(text.replace(old, new))

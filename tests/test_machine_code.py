@@ -130,11 +130,9 @@ def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
     """The one instruction that the fake GPU has its own version of: runtime/matrix.h, beside runtime/cuda/matrix.h."""
     source = HEAD + (
         "kernel void k(device const float4* c, device const uint4* a, device const uint2* b, device float4* d) {"
-        " d[0] = mma_16x8x16(c[0], a[0], b[0]); }\n"
+        " d[0] = metal::mma_16x8x16(c[0], a[0], b[0]); }\n"
     )
-    text = KernelText(
-        metalmm.compiler.preprocess(source.replace("mma_", "metal::mma_"), "own.metal", for_metal=True), "own.metal", is_preprocessed=True
-    )
+    text = KernelText(metalmm.compiler.preprocess(source, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
     lowered = cuda.cxx.lower(text.text, "k", {}, compiler="nvrtc")
     ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
     loads = {re.sub(r"\s", "", row[1]) for row in re.finditer(r"ld\.global[.\w]*\.v[24]\.\w+\s+\{([^}]*)\}", ptx)}

@@ -219,11 +219,16 @@ class Kernel {
     return "the buffer indices " + (list.empty() ? "none" : list);
   }
 
+  const KernelArgument* argument_at(uint32_t index) const {
+    for (const KernelArgument& a : pipeline_->arguments)
+      if (a.kind == KernelArgument::Kind::buffer && a.index == index) return &a;
+    return nullptr;
+  }
+
   // The MSL type of an argument that one number can be bound to, or nothing.
   std::string type_of(uint32_t index) const {
-    for (const KernelArgument& a : pipeline_->arguments)
-      if (a.kind == KernelArgument::Kind::buffer && a.index == index && a.is_const && number_dtype(a.type).size) return a.type;
-    return {};
+    const KernelArgument* a = argument_at(index);
+    return a && a->is_const && number_dtype(a->type).size ? a->type : std::string();
   }
 
   // A number of NumPy has a type of its own, whose bits another one would read as something else.
@@ -237,17 +242,15 @@ class Kernel {
   // An array may be read as another type, of which its bytes are as good; but hardly float16 as float, and NumPy makes float64 and int64,
   // which few kernels have, where nobody said a type.
   void check_array(uint32_t index, DType dtype) const {
-    for (const KernelArgument& a : pipeline_->arguments) {
-      if (a.kind != KernelArgument::Kind::buffer || a.index != index) continue;
-      DType wanted = number_dtype(a.type);
-      auto is_real = [](DType t) { return t.kind == DType::kFloat || t.kind == DType::kBFloat; };
-      bool is_number = is_real(dtype) || dtype.kind == DType::kInt || dtype.kind == DType::kUInt;
-      if (wanted.size < 2 || wanted.size == dtype.size || !is_number) return;
-      if (dtype.size == 8 || (is_real(dtype) && is_real(wanted)))
-        throw Error(ErrorKind::dtype, what() + "buffer " + std::to_string(index) + " is an array of " + dtype.name() +
-                                          "; the parameter is of type " + a.type +
-                                          ": convert it (astype), or pass its bytes as they are (x.view(numpy.uint8))");
-    }
+    const KernelArgument* a = argument_at(index);
+    DType wanted = number_dtype(a ? a->type : std::string());
+    auto is_real = [](DType t) { return t.kind == DType::kFloat || t.kind == DType::kBFloat; };
+    bool is_number = is_real(dtype) || dtype.kind == DType::kInt || dtype.kind == DType::kUInt;
+    if (wanted.size < 2 || wanted.size == dtype.size || !is_number) return;
+    if (dtype.size == 8 || (is_real(dtype) && is_real(wanted)))
+      throw Error(ErrorKind::dtype, what() + "buffer " + std::to_string(index) + " is an array of " + dtype.name() +
+                                        "; the parameter is of type " + a->type +
+                                        ": convert it (astype), or pass its bytes as they are (x.view(numpy.uint8))");
   }
 
   void bind(Bound& bound, uint32_t index, nb::handle value) {
