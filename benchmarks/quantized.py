@@ -8,9 +8,10 @@ quantized and fused families that take the operation, each checked against float
 measured anew, by turns with what it is compared with. Of separate calls, which write a result each, every combination of the best three is
 measured, and the least counts. 256 copies at most: at n = 128 they stay in a large cache. The step: 24 layers of q-k-v, scores at 95
 positions, heads, o, gate and up, down, and the head of Qwen2.5-0.5B, each reading what the one before it wrote; attention stays float16.
-Its variants are those with which the step itself takes least, one shape after the other, twice, of the best twelve of each alone and not
-twice as slow as the first (of float16 there are more than twelve, of quantized weights fewer); or the best of each alone, if with them it
-takes less.
+Its variants are those with which the step itself takes least: one shape after the other, twice, of the best twelve of each alone, then two
+that follow each other in a layer, of the best six of each, none twice as slow as its first (float16 has the most that are left out), then
+one after the other again; and all that four times (device cpu: once), once from the best of each alone and else from some of the best six,
+drawn. Or the best of each alone, if with them it takes less.
 
     METALMM_DEVICE=cuda python benchmarks/quantized.py [--json FILE] [--skip shapes,fused,step]
 """
@@ -22,6 +23,7 @@ import importlib.util
 import itertools
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +42,7 @@ FAMILIES = ("m1_optimized_v6", "m1_optimized_v7", "small_m", "q8", "q4", "affine
 STORAGES = ("dense", "q8_0", "q8_0:canonical", "affine8", "q4_0", "affine4")
 LAYER = ("n=1152 k=896 {s}", "batch=14 n=95 k=64 nt", "batch=14 n=64 k=95", "n=896 k=896 {s}", "n=9728 k=896 {s}", "n=896 k=4864 {s}")
 HEAD = "n=151936 k=896 {s}"
+STARTS = 4  # of the search of a step's variants
 
 
 def shape_of(spec: str, storage: str = "dense") -> sizes.Shape:
@@ -161,6 +164,32 @@ def compare_fused(device: metalmm.Device) -> list[dict[str, Any]]:
     return rows
 
 
+def best_together(shapes: list[Contender], recorded: Callable[[Sequence[str]], Callable[[], float]]) -> list[str]:
+    """A variant for each shape, with which `recorded` takes least of those that were tried: what follows what matters."""
+
+    def best(i: int, most: int) -> list[str]:
+        timed, ranked = shapes[i].timed, shapes[i].ranked
+        return [v for v in ranked[:most] if timed[v] <= 2 * timed[ranked[0]]]
+
+    draw, each = random.Random(0), range(len(shapes))
+    rounds = [((i,), 12) for i in each]
+    rounds = rounds * 2 + [((i, (i + 1) % len(LAYER)), 6) for i in range(len(LAYER))] + rounds
+    ends = []
+    for start in range(1 if shapes[0].device.name == "cpu" else STARTS):
+        picked = [draw.choice(best(i, 6)) if start else shapes[i].variant for i in each]
+        for together, most in rounds:
+            tried = []
+            for choice in itertools.product(*(dict.fromkeys([picked[i], *best(i, most)]) for i in together)):  # the first: what is picked
+                other = dict(zip(together, choice, strict=True))
+                tried.append([other.get(i, v) for i, v in enumerate(picked)])
+            times = medians([recorded(t) for t in tried], REPLAYS // 2)
+            if min(times) < 0.995 * times[0]:  # less is noise
+                picked = tried[times.index(min(times))]
+        ends.append(picked)
+    times = medians([recorded(end) for end in ends])
+    return ends[times.index(min(times))]
+
+
 def compare_steps(device: metalmm.Device) -> dict[str, Any]:
     runs, found = [], dict[str, Any]()
     x = np.random.default_rng(0).standard_normal((1, 896)).astype(np.float16)
@@ -179,12 +208,7 @@ def compare_steps(device: metalmm.Device) -> dict[str, Any]:
             chain(matmul, between)
             return of_ours(device, calls)
 
-        picked = [c.variant for c in shapes]
-        for i, c in [*enumerate(shapes)] * 2:
-            tried = [v for v in c.ranked[:12] if v == picked[i] or c.timed[v] <= 2 * c.timed[c.ranked[0]]]
-            times = medians([recorded([*picked[:i], v, *picked[i + 1 :]]) for v in tried], REPLAYS // 2)
-            if min(times) < 0.995 * times[tried.index(picked[i])]:  # less is noise
-                picked[i] = tried[times.index(min(times))]
+        picked = best_together(shapes, recorded)
         size = sum(c.shape.spec.b_bytes for c in shapes[:-1]) * LAYERS + shapes[-1].shape.spec.b_bytes
         alone = [c.variant for c in shapes]
         runs += [recorded(picked), recorded(alone)]
