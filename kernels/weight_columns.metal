@@ -19,25 +19,26 @@ using namespace metal;  // what follows names its types
 #include "include/weights.h"
 
 // Adds DEPTH steps of LANES pieces, this lane's first at k + COUNT * lane. GUARDED: those that begin at `whole` or behind it count for
-// nothing. STAGED: A comes from threadgroup memory, where WORKERS threads put it while the weights are on their way. MMA:
-// NVIDIA's tensor cores multiply.
-template <class T, class From, int FORMAT, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool MMA, bool GUARDED>
-METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint whole,
-                          uint lane, bool is_first, threadgroup float4* staged, uint worker, thread float4 (&sums)[ROWS][COLS],
-                          thread bool& exact) {
+// nothing. Of several MATRICES each has its columns by turns. STAGED: A comes from threadgroup memory, where WORKERS threads put it while
+// the weights are on their way. MMA: NVIDIA's tensor cores multiply.
+template <class T, class From, int FORMAT, int MATRICES, int ROWS, int LANES, int COLS, int DEPTH, uint WORKERS, bool STAGED, bool MMA,
+          bool GUARDED>
+METAL_FUNC void add_steps(const device T* a, uint lda, const thread WeightsAt (&w)[MATRICES], const thread uint (&column)[COLS], uint rows,
+                          uint k, uint whole, uint lane, bool is_first, threadgroup float4* staged, uint worker,
+                          thread float4 (&sums)[ROWS][COLS], thread bool& exact) {
   constexpr uint COUNT = Packing<FORMAT>::COUNT, STEP = COUNT * LANES;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   static_assert(!STAGED || ROWS == 1, "one row of A is staged");
-  static_assert(!MMA || (LATE && LANES == 4), "for tensor cores four lanes share a column, and a scale waits");
+  static_assert(!MMA || (STAGED && IsSmall<T>::VALUE && LANES == 4), "for tensor cores A is staged, and four lanes share a column");
   uint own = k + COUNT * lane;
   typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
-    Cursor first = From::at(w, column[c], GUARDED ? min(own, w.k - 1) : own);
+    Cursor first = From::at(w[c % MATRICES], column[c], GUARDED ? min(own, w[0].k - 1) : own);
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       if (!GUARDED || own + STEP * d < whole)
-        pieces[d][c] = From::load(From::template moved<LANES>(w, first, own, d));
+        pieces[d][c] = From::load(From::template moved<LANES>(w[c % MATRICES], first, own, d));
       else
         pieces[d][c] = From::nothing();
     }
@@ -71,29 +72,13 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
   }
   if (MMA) {
     constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1;  // blocks at once
-    uint brought = TensorCores<MMA>::brought(worker % 32), low = low_pair<FORMAT>(w.low_byte);
+    uint brought = TensorCores<MMA>::brought(worker % 32), low = low_pair<FORMAT>(w[0].low_byte);
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d += BESIDE) {
       bool brings = TensorCores<MMA>::template brings<COLS, DEPTH>(brought, d);
-      uint from = own + STEP * (d + brought);
       uint4 x[4];
-      if (STAGED) {
-        TensorCores<MMA>::bring(staged, lane + LANES * (d + brought), LANES * DEPTH, brings, x);
-      } else {
-#pragma clang loop unroll(full)
-        for (uint i = 0; i < 4; i++) {
-          OctetBits<T> loaded = bits_of(Octet<T>{vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))});
-          if (brings && (!GUARDED || from < whole)) loaded = load_bits(a + from + 8 * i);
-          x[i] = TensorCores<MMA>::template arranged<FORMAT>(loaded);
-        }
-      }
-      float part[2][COLS];
-      TensorCores<MMA>::template multiply<FORMAT>(pieces, d, x, low, part);
-#pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++)
-#pragma clang loop unroll(full)
-        for (uint e = 0; e < min(BESIDE, DEPTH - d); e++)
-          sums[0][c].x = fma(From::factors(pieces[d + e][c], exact).scale, part[e][c], sums[0][c].x);
+      TensorCores<MMA>::bring(staged, lane + LANES * (d + brought), LANES * DEPTH, brings, x);
+      TensorCores<MMA>::template add<FORMAT>(pieces, d, x, low, sums[0]);
     }
     return;
   }
@@ -112,7 +97,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
       Eight y[COLS];
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
-        y[c] = From::eight(pieces[d][c], by[c], i, w.low_byte);
+        y[c] = From::eight(pieces[d][c], by[c], i, w[0].low_byte);
         if (SCALED && !LATE) {
           y[c].low *= by[c].scale;
           y[c].high *= by[c].scale;
@@ -150,14 +135,14 @@ METAL_FUNC void add_steps(const device T* a, uint lda, WeightsAt w, const thread
 }
 
 // Weights k, k + step and so on before `end`, wherever they stand.
-template <class From, class T, int ROWS, int COLS>
-METAL_FUNC void add_one_by_one(const device T* a, uint lda, WeightsAt w, const thread uint (&column)[COLS], uint rows, uint k, uint end,
-                               uint step, thread float4 (&sums)[ROWS][COLS]) {
+template <class From, class T, int MATRICES, int ROWS, int COLS>
+METAL_FUNC void add_one_by_one(const device T* a, uint lda, const thread WeightsAt (&w)[MATRICES], const thread uint (&column)[COLS],
+                               uint rows, uint k, uint end, uint step, thread float4 (&sums)[ROWS][COLS]) {
 #pragma clang loop unroll(disable)
   for (; k < end; k += step) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
-      float y = From::one(w, column[c], k);
+      float y = From::one(w[c % MATRICES], column[c], k);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
         if (ROWS == 1 || r < rows) sums[r][c].x += float(a[r * lda + k]) * y;
@@ -174,19 +159,20 @@ struct Shared {
 
 // For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors
 // of; that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
-template <class T, class From, int FORMAT, bool CANONICAL, int ROWS, int COLS, bool WHOLE>
-METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&column)[COLS], uint begin, uint whole,
-                           thread float4 (&sums)[ROWS][COLS]) {
+template <class T, class From, int FORMAT, bool CANONICAL, int MATRICES, int ROWS, int COLS, bool WHOLE>
+METAL_FUNC void add_blocks(const device T* a, const thread WeightsAt (&w)[MATRICES], const thread uint (&column)[COLS], uint begin,
+                           uint whole, thread float4 (&sums)[ROWS][COLS]) {
   constexpr bool PAIRS = Packing<FORMAT>::BITS == 4, LATE = Packing<FORMAT>::SCALED && IsSmall<T>::VALUE;
   constexpr uint PIECES = 32 / Packing<FORMAT>::COUNT;
   float total[COLS][16];
   Cursor first[COLS];
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
-    first[c] = From::at(w, column[c], begin);
+    first[c] = From::at(w[c % MATRICES], column[c], begin);
     for (uint i = 0; i < 16; i++) total[c][i] = 0.0f;
   }
-  uint next = uint(From::at(w, 1, 0).values - From::at(w, 0, 0).values) * COLS;  // bytes to the rows of the thread COLS further
+  uint next =
+      uint(From::at(w[0], 1, 0).values - From::at(w[0], 0, 0).values) * (COLS / MATRICES);  // bytes to the rows of the thread COLS further
   for (uint k = begin; k < whole; k += 32) {
     float row[2][16], x[2][16];
     sixteen<WHOLE>(a + k, row[0]);
@@ -197,7 +183,7 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     }
     for (uint c = 0; c < COLS; c++) {
       uint step = (k - begin) / 32 * PIECES;
-      Cursor at = From::template moved<1>(w, first[c], begin, step);
+      Cursor at = From::template moved<1>(w[c % MATRICES], first[c], begin, step);
       prefetch(at.values + next, 1);
       float y[2][16], part[16];
       From::template half_block<WHOLE>(at, 0, y[0]);
@@ -218,12 +204,13 @@ METAL_FUNC void add_blocks(const device T* a, WeightsAt w, const thread uint (&c
     for (uint i = 0; i < 4; i++) sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
 }
 
-// The sums of this lane's columns, `first` and each 32 / LANES further; a threadgroup has TG / 32 / SPLIT sets of 32 / LANES * COLS. False
-// for simdgroups whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, bool STAGED,
-          bool MMA, bool WHOLE>
-METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p, uint rows, uint first, uint simdgroup, uint lane,
-                       threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared, thread float (&sum)[ROWS][COLS]) {
+// The sums of this lane's columns, `first` and each 32 / LANES further, of each of MATRICES; a threadgroup has TG / 32 / SPLIT sets of 32 /
+// LANES * COLS. False for simdgroups whose sums are with others'. WHOLE: rows of A and of the weights begin on 16 bytes.
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, int MATRICES, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG,
+          bool STAGED, bool MMA, bool WHOLE>
+METAL_FUNC bool add_up(const device T* a, const thread WeightsAt (&w)[MATRICES], constant MatmulParams& p, uint rows, uint first,
+                       uint simdgroup, uint lane, threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED>& shared,
+                       thread float (&sum)[ROWS][COLS]) {
   typedef Weights<T, FORMAT, CANONICAL> From;
   constexpr uint SETS = TG / 32 / SPLIT, ACROSS = 32 / LANES, COUNT = Packing<FORMAT>::COUNT, WINDOW = COUNT * LANES * DEPTH;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
@@ -234,7 +221,7 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
   // Columns past the last read the last one, and are not stored: no test in the loop.
   uint column[COLS];
 #pragma clang loop unroll(full)
-  for (uint c = 0; c < COLS; c++) column[c] = min(first + c * ACROSS, w.n - 1);
+  for (uint c = 0; c < COLS; c++) column[c] = min(first + c / MATRICES * ACROSS, w[0].n - 1);
   float4 sums[ROWS][COLS];
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
@@ -244,9 +231,9 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
   if (WIDE) {
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
-    add_blocks<T, From, FORMAT, CANONICAL, ROWS, COLS, WHOLE>(a, w, column, begin, whole, sums);
+    add_blocks<T, From, FORMAT, CANONICAL, MATRICES, ROWS, COLS, WHOLE>(a, w, column, begin, whole, sums);
     k = whole;
-  } else if (WHOLE) {
+  } else if (WHOLE && (!MMA || !Packing<FORMAT>::HAS_BIAS || p.k >= 2 * SURE)) {
     uint whole = begin + (end - begin) / COUNT * COUNT;
     uint last = min((SPLIT - 1) * slice, p.k), shortest = min(slice, (p.k - last) / COUNT * COUNT);
     threadgroup float4* staged = shared.staged[STAGED ? share : 0];
@@ -256,13 +243,17 @@ METAL_FUNC bool add_up(const device T* a, WeightsAt w, constant MatmulParams& p,
     bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, false>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                          done == 0, staged, worker, sums, exact);
+      add_steps<T, From, FORMAT, MATRICES, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, false>(
+          a, p.lda, w, column, rows, k + done, whole, at, done == 0, staged, worker, sums, exact);
     }
     for (; done < slice; done += WINDOW) {
       if (STAGED && done > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      add_steps<T, From, FORMAT, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, true>(a, p.lda, w, column, rows, k + done, whole, at,
-                                                                                         done == 0, staged, worker, sums, exact);
+      add_steps<T, From, FORMAT, MATRICES, ROWS, LANES, COLS, DEPTH, SETS * 32, STAGED, MMA, true>(
+          a, p.lda, w, column, rows, k + done, whole, at, done == 0, staged, worker, sums, exact);
+    }
+    if (MMA && Packing<FORMAT>::HAS_BIAS) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) exact = exact && isfinite(sums[0][c].x);
     }
     if (From::SHIFTED && !exact) {
 #pragma clang loop unroll(full)
@@ -326,8 +317,9 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, device T* D, const devi
     uint column = first + c * (32 / LANES);
     added[c] = simdgroup % SPLIT == 0 && lane % LANES == c % LANES && column < p.n ? bias_of(bias, p, column) : 0.0f;
   }
-  if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(
-          A + group.z * p.stride_a + row0 * p.lda, w, p, rows, first, simdgroup, lane, shared, sum))
+  const WeightsAt only[1] = {w};
+  if (!add_up<T, FORMAT, CANONICAL, WIDE, 1, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(
+          A + group.z * p.stride_a + row0 * p.lda, only, p, rows, first, simdgroup, lane, shared, sum))
     return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
@@ -377,28 +369,28 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
     const device uchar* scales2 [[buffer(16)]], const device uchar* biases2 [[buffer(17)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint COLUMNS = TG / 32 / SPLIT * (32 / LANES * COLS);
-  threadgroup Shared<FORMAT, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED> shared;
+  constexpr int OWN = SWIGLU ? 2 * COLS : COLS;  // of swiglu a lane has its columns of both
+  threadgroup Shared<FORMAT, ROWS, LANES, OWN, SPLIT, DEPTH, TG, STAGED> shared;
   constant MatmulParams& p0 = params.of[0];
   if (SWIGLU) {
     constant MatmulParams& p1 = params.of[1];
-    WeightsAt w0 = {values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte};
-    WeightsAt w1 = {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte};
+    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte},
+                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte}};
     uint row0 = group.y * ROWS, rows = min(uint(ROWS), p0.m - row0), first = first_column<LANES, COLS, SPLIT, TG>(group.x, simdgroup, lane);
-    const device T* a = A + group.z * p0.stride_a + row0 * p0.lda;
-    float gate[ROWS][COLS], up[ROWS][COLS];
-    add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(a, w0, p0, rows, first, simdgroup, lane,
-                                                                                                shared, gate);
-    if (SPLIT > 1 || STAGED) threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (!add_up<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(a, w1, p1, rows, first, simdgroup,
-                                                                                                     lane, shared, up))
+    float sum[ROWS][OWN], added[OWN];
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < OWN; c++)
+      added[c] = p0.has_bias ? float((c % 2 == 0 ? bias0 : bias1)[min(first + c / 2 * (32 / LANES), p0.n - 1)]) : 0.0f;
+    if (!add_up<T, FORMAT, CANONICAL, WIDE, 2, ROWS, LANES, OWN, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(
+            A + group.z * p0.stride_a + row0 * p0.lda, w, p0, rows, first, simdgroup, lane, shared, sum))
       return;
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++) {
-        uint column = first + c * (32 / LANES);
-        if (lane % LANES == c % LANES && column < p0.n && r < rows) {
-          float x = gate[r][c] + (p0.has_bias ? float(bias0[column]) : 0.0f), y = up[r][c] + (p0.has_bias ? float(bias1[column]) : 0.0f);
+      for (uint c = 0; c < OWN; c += 2) {
+        uint column = first + c / 2 * (32 / LANES);
+        if (lane % LANES == c / 2 % LANES && column < p0.n && r < rows) {
+          float x = sum[r][c] + added[c], y = sum[r][c + 1] + added[c + 1];
           D0[group.z * p0.stride_d + (row0 + r) * p0.ldd + column] = T(x / (1.0f + precise::exp(-x)) * y);
         }
       }
@@ -423,13 +415,13 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
                  p.ldb,
                  p.group_shift,
                  p.low_byte};
-  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, COLS, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(A, w,
-                                                                                                i == 0   ? D0
-                                                                                                : i == 1 ? D1
-                                                                                                         : D2,
-                                                                                                A,
-                                                                                                i == 0   ? bias0
-                                                                                                : i == 1 ? bias1
-                                                                                                         : bias2,
-                                                                                                p, group, simdgroup, lane, shared);
+  multiply<T, FORMAT, CANONICAL, WIDE, ROWS, LANES, OWN, SPLIT, DEPTH, TG, STAGED, MMA, WHOLE>(A, w,
+                                                                                               i == 0   ? D0
+                                                                                               : i == 1 ? D1
+                                                                                                        : D2,
+                                                                                               A,
+                                                                                               i == 0   ? bias0
+                                                                                               : i == 1 ? bias1
+                                                                                                        : bias2,
+                                                                                               p, group, simdgroup, lane, shared);
 }

@@ -1,12 +1,7 @@
 // B given as rows of quantized weights, float16 operands, m from 2 to 8: the products of simd_tiles.metal, of integers that become half two
 // at once, exactly and without a conversion; the scale of a row and a block of 32 of k waits for the sum of its products.
 //
-// Where a weight is scale * q + bias, it is taken as scale * (q - zero) + rest, zero the integer next to -bias / scale: q - zero is exact
-// in half, and the sum of A over the block, that of products by ones, is multiplied by the rest. The rest is half a scale at most
-// (and 1.0067 times a weight, for zero is taken from a reciprocal within 2^-17), so that the two terms are at most 3.02 times the weight
-// where they cancel; where zero stops at 1023 they have one sign. Without zero they could be any number of times larger. The sums of a
-// block round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|, within the K + 1 of the bound where K is SURE or more:
-// else, and where something is infinite, of which the two terms may have both signs, product by product.
+// Where a weight is scale * q + bias, it is taken as include/eighth.h says of `zero_of`, with its bound.
 //
 // Per output: the bytes of its weights, once for all rows of A; DEPTH * TILES loads of 8 bytes (of 4 bits: 4) in flight a lane. Of integers
 // on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
@@ -21,8 +16,6 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weights.h"
 
-constexpr constant uint SURE = 128;
-
 // What a row's block of 32 of k is multiplied with and has added to it.
 struct Stored {
   half scale, bias;
@@ -31,16 +24,6 @@ struct Stored {
   static METAL_FUNC Stored load(Cursor c) {
     bool has_bias = Packing<FORMAT>::HAS_BIAS;
     return {*reinterpret_cast<const device half*>(c.scales), has_bias ? *reinterpret_cast<const device half*>(c.biases) : half(0.0f)};
-  }
-  // Taken from the integers.
-  template <int FORMAT>
-  METAL_FUNC float zero() const {
-    if (!Packing<FORMAT>::HAS_BIAS) return float(uint(Packing<FORMAT>::OFFSET));
-    // 1 / scale without a division's branches, and of a scale that has none whatever it is: fmax and fmin take the number of it and a NaN.
-    float s = float(scale), r = as_type<float>(0x7ef311c7u - as_type<uint>(s));
-    r = r * fma(-s, r, 2.0f);
-    r = r * fma(-s, r, 2.0f);
-    return fmin(fmax(rint(-float(bias) * r), -1023.0f), 1023.0f);
   }
 };
 
@@ -65,7 +48,7 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    zero[t] = by[t].template zero<FORMAT>();
+    zero[t] = zero_of<FORMAT>(float(by[t].scale), float(by[t].bias));
   }
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {

@@ -11,7 +11,6 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
-#include "include/tensor.h"
 #include "include/wait.h"
 #include "include/weights.h"
 
@@ -23,7 +22,7 @@ struct Shared {
 };
 
 // WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, int TURNS, int TG, bool MMA, bool WHOLE>
+template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, int TURNS, int TG, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_turns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -32,17 +31,14 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
   typedef Weights<T, FORMAT, CANONICAL> From;
   constexpr bool SCALED = Packing<FORMAT>::SCALED, LATE = SCALED && IsSmall<T>::VALUE;
   constexpr uint STEP = 32 * LANES, WINDOW = STEP * DEPTH, ACROSS = 32 / LANES;
-  constexpr uint STRIDE = TG / 32 * ACROSS * COLS;       // columns of a turn
-  constexpr uint BESIDE = MMA && COLS % 2 != 0 ? 2 : 1;  // blocks at once
+  constexpr uint STRIDE = TG / 32 * ACROSS * COLS;  // columns of a turn
   constexpr uint STAGES = (WINDOW - 1) / (8 * TG) + 1;
-  static_assert(!MMA || (LATE && LANES == 4), "for tensor cores four lanes share a column, and a scale waits");
   threadgroup Shared<LANES, COLS, DEPTH, TURNS, TG> shared;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   const device T* a = A + group.z * p.stride_a;
-  uint worker = simdgroup * 32 + lane, at = MMA ? lane % LANES : lane / 2 % LANES, own = 32 * at, begin = group.x * (STRIDE * TURNS);
-  uint first = begin + simdgroup * (ACROSS * COLS) + (MMA ? lane / LANES : lane / (2 * LANES) * 2 + lane % 2);
+  uint worker = simdgroup * 32 + lane, at = lane / 2 % LANES, own = 32 * at, begin = group.x * (STRIDE * TURNS);
+  uint first = begin + simdgroup * (ACROSS * COLS) + lane / (2 * LANES) * 2 + lane % 2;
   uint whole = WHOLE ? p.k / 32 * 32 : 0, turns = min(uint(TURNS), (p.n - 1 - begin) / STRIDE + 1), last = p.n - 1;
-  uint low = low_pair<FORMAT>(p.low_byte);
   typename From::Piece pieces[DEPTH][COLS];
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
@@ -61,17 +57,11 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
     for (uint j = 0; j < STAGES; j++) {
       uint i = 8 * (TG * j + worker);
       if (i >= WINDOW) continue;
-      OctetBits<T> bits = bits_of(Octet<T>{vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))});
-      if (k + i < whole) bits = load_bits(a + k + i);
-      if (MMA) {
-        TensorCores<MMA>::template put<FORMAT>(shared.staged, i, bits);
-        continue;
-      }
-      Octet<T> x = octet_of(bits);
+      Octet<T> x = {vec<T, 4>(T(0.0f)), vec<T, 4>(T(0.0f))};
+      if (k + i < whole) x = load_octet(a + k + i);
       shared.staged[staged_at(i)] = float4(x.low);
       shared.staged[staged_at(i) + 1] = float4(x.high);
     }
-    TensorCores<MMA>::put_zeros(shared.staged, LANES * DEPTH, worker);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     bool is_last = k + WINDOW >= whole;
 #pragma clang loop unroll(disable)
@@ -86,51 +76,33 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
         sums[c] = float4(0.0f);
       }
 #pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d += BESIDE) {
+      for (uint d = 0; d < DEPTH; d++) {
         const threadgroup float4* x = shared.staged + staged_at(own + STEP * d);
-        float4 part[BESIDE][COLS];
-        Factors by[BESIDE][COLS];
+        Factors by[COLS];
+        float4 part[COLS];
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) {
-#pragma clang loop unroll(full)
-          for (uint e = 0; e < BESIDE; e++) {
-            if (d + e < DEPTH) by[e][c] = From::factors(pieces[d + e][c], exact);
-            part[e][c] = LATE ? float4(0.0f) : sums[c];
-          }
-        }
-        if (MMA) {
-          uint brought = TensorCores<MMA>::brought(lane);
-          bool brings = TensorCores<MMA>::template brings<COLS, DEPTH>(brought, d);
-          uint4 arranged[4];
-          TensorCores<MMA>::bring(shared.staged, at + LANES * (d + brought), LANES * DEPTH, brings, arranged);
-          float sum[2][COLS];
-          TensorCores<MMA>::template multiply<FORMAT>(pieces, d, arranged, low, sum);
-#pragma clang loop unroll(full)
-          for (uint c = 0; c < COLS; c++)
-#pragma clang loop unroll(full)
-            for (uint e = 0; e < BESIDE; e++) part[e][c].x = sum[e][c];
+          by[c] = From::factors(pieces[d][c], exact);
+          part[c] = LATE ? float4(0.0f) : sums[c];
         }
 #pragma clang loop unroll(full)
-        for (uint i = 0; i < (MMA ? 0 : 4); i++) {
+        for (uint i = 0; i < 4; i++) {
           float4 low = x[2 * i], high = x[2 * i + 1];
 #pragma clang loop unroll(full)
           for (uint c = 0; c < COLS; c++) {
-            Eight y = From::eight(pieces[d][c], by[0][c], i, w.low_byte);
-            if (SCALED && !LATE) y.low *= by[0][c].scale, y.high *= by[0][c].scale;
-            part[0][c] = fma(low, y.low, part[0][c]);
-            part[0][c] = fma(high, y.high, part[0][c]);
+            Eight y = From::eight(pieces[d][c], by[c], i, w.low_byte);
+            if (SCALED && !LATE) y.low *= by[c].scale, y.high *= by[c].scale;
+            part[c] = fma(low, y.low, part[c]);
+            part[c] = fma(high, y.high, part[c]);
           }
         }
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) {
-#pragma clang loop unroll(full)
-          for (uint e = d; e < min(d + BESIDE, uint(DEPTH)); e++) {
-            sums[c] = LATE ? fma(float4(by[e - d][c].scale), part[e - d][c], sums[c]) : part[e - d][c];
-            if (next_k + STEP * e < whole)
-              pieces[e][c] = From::load(From::template moved<LANES>(w, next[c], next_k, e));
-            else
-              pieces[e][c].scale = pieces[e][c].bias = typename From::S(0.0f);  // its integers, whatever they are, count for nothing
-          }
+          sums[c] = LATE ? fma(float4(by[c].scale), part[c], sums[c]) : part[c];
+          if (next_k + STEP * d < whole)
+            pieces[d][c] = From::load(From::template moved<LANES>(w, next[c], next_k, d));
+          else
+            pieces[d][c].scale = pieces[d][c].bias = typename From::S(0.0f);  // its integers, whatever they are, count for nothing
         }
         simdgroup_barrier(mem_flags::mem_threadgroup);  // the loads stay here, and are not put off
       }
@@ -153,7 +125,7 @@ template <class T, int FORMAT, bool CANONICAL, int LANES, int COLS, int DEPTH, i
 #pragma clang loop unroll(disable)
         for (uint i = whole + at; i < p.k; i += LANES) total += float(a[i]) * From::one(w, stored, i);
 #pragma clang loop unroll(full)
-        for (uint step = MMA ? LANES / 2 : LANES; step > (MMA ? 0 : 1); step /= 2) total += simd_shuffle_xor(total, step);
+        for (uint step = LANES; step > 1; step /= 2) total += simd_shuffle_xor(total, step);
         if (at == c % LANES && j <= last) store_result(D, C, bias, p, group.z, 0, j, total);
       }
     }

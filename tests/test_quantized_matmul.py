@@ -209,6 +209,25 @@ def test_terms_that_cancel(v: metalmm.Variant, device: metalmm.Device) -> None:
             check(v, a, made(np.full(groups, scale, np.float16), np.full(groups, bias, np.float16)), {}, device)
 
 
+@pytest.mark.parametrize("v", [v for v in ASKED_QUANTIZED if "affine" in v.storage])
+def test_weights_beside_their_zero(v: metalmm.Variant, device: metalmm.Device) -> None:
+    """At most a scale from zero between terms that are many, of each group another: one element of A, and C, leave nothing of the result
+    but what small ones of A give."""
+    rng = np.random.default_rng(8)
+    form, _, layout = v.storage.partition(":")
+    m, n, top = rows_of(v)[0], 24, 255 if "8" in form else 15
+    for k in (128, 288, 896):
+        groups = (n, k // 32)
+        scales = rng.choice([0.37, 1, 0.011, -3.3], groups).astype(np.float16)
+        biases = (-scales * (rng.integers(0, top, groups) + rng.choice([0, 0.25, 0.499, 0.5], groups))).astype(np.float16)
+        zeros = np.repeat(-biases.astype(np.float64) / scales, 32, axis=1)
+        integers = np.clip(np.floor(zeros) + rng.integers(0, 2, (n, k)), 0, top).astype(np.int64)
+        q = quantized._stored(form, layout or "nk", integers, 32, scales, biases)
+        a = np.full((m, k), 1023 * 2.0**-24, np.float16)
+        a[:, 0] = 1025
+        check(v, a, q, {"c": -metalmm.reference(a, q).astype(np.float16), "beta": 1.0}, device)
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_alignment_and_group(data: st.DataObject, device: metalmm.Device) -> None:
@@ -306,6 +325,10 @@ def check_fused(v: metalmm.Variant, a: Any, parts: list[Any], bias: list[Any] | 
         count_case()
 
 
+def biases_of(parts: list[Any]) -> list[Any]:
+    return [np.random.default_rng(i).standard_normal(w.shape[0]).astype(np.float16) for i, w in enumerate(parts)]
+
+
 @pytest.mark.parametrize("v", ASKED_FUSED)
 def test_fused_is_within_the_bound(v: metalmm.Variant, device: metalmm.Device) -> None:
     for k in (1, 95, 160, 896, 4864):
@@ -313,14 +336,8 @@ def test_fused_is_within_the_bound(v: metalmm.Variant, device: metalmm.Device) -
             for ns in ((37, 5, 70), (128, 64, 64), (1, 1, 200)):
                 parts = parts_of(v, k, group=group, ns=ns)
                 a, _ = draw(1, 1, k)
-                for bias in (
-                    None,
-                    [
-                        np.random.default_rng(9).standard_normal(len(w) if isinstance(w, np.ndarray) else w.shape[0]).astype(np.float16)
-                        for w in parts
-                    ],
-                ):
-                    check_fused(v, a, parts, bias, device)
+                check_fused(v, a, parts, None, device)
+                check_fused(v, a, parts, biases_of(parts), device)
     a, _ = draw(1, 1, 160, batch=3)
     check_fused(v, a, parts_of(v, 160), None, device)
 
@@ -380,9 +397,8 @@ def test_sums_before_the_scale_do_not_overflow(storage: str, dtype: str, device:
     q = replace(q, scales=np.full_like(q.scales, 0.001))
     a = np.zeros((1, 64), DTYPES[dtype])
     a[0, 0] = a[0, 33] = 1e37
-    for v in QUANTIZED:
-        if v.storage == storage and 1 in rows_of(v):
-            check(v, a, q, {}, device)
+    for v in metalmm.variants(metalmm.MatmulSpec(1, 8, 64, dtype=dtype, b_storage=storage), device=device):
+        check(v, a, q, {}, device)
 
 
 def test_a_manifest_gives_a_library_no_quantized_weights(tmp_path: Any) -> None:
@@ -514,6 +530,14 @@ def pages() -> list[Pages]:
     return [Pages() for _ in range(6)]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux") or DEVICE != "cpu", reason="pages that no one may touch")
+@pytest.mark.parametrize("v", FUSED)
+def test_no_bias_is_read_behind_its_end(v: metalmm.Variant, pages: list[Pages], device: metalmm.Device) -> None:
+    for n in (37, 2041):
+        parts = parts_of(v, 160, ns=(n, n, n))
+        check_fused(v, draw(1, n, 160)[0], parts, [page.put(b, True) for page, b in zip(pages, biases_of(parts), strict=False)], device)
+
+
 @pytest.mark.parametrize("v", ASKED_QUANTIZED)
 def test_rows_of_a_further_apart_than_they_are_long(v: metalmm.Variant, device: metalmm.Device) -> None:
     """Whole loads of A, though k is off them; what lies between rows must not count."""
@@ -527,7 +551,9 @@ def test_rows_of_a_further_apart_than_they_are_long(v: metalmm.Variant, device: 
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metalmm.Variant]]:
-    yield from changed_kernels(tmp_path_factory.mktemp("mma") / "kernels", "cpu_")
+    first = "\nnk_swiglu_l4_c1_s4_d2_x_tg256 = {"
+    other = '\ntwo_by_two = { kernel = "fused_columns", weights = 2, swiglu = true, lanes = 4, columns = 2, split = 4, depth = 2, threads = 128 }'
+    yield from changed_kernels(tmp_path_factory.mktemp("mma") / "kernels", "cpu_", ("variants.toml", first, other + first))
 
 
 @pytest.mark.skipif(
@@ -543,6 +569,24 @@ def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant],
         check(v, draw(1, 800, 1056)[0], weights(800, 1056, v.storage), {}, device)
     else:
         test_fused_is_within_the_bound(v, device)
+    if "affine" in v.storage:
+        test_a_bias_that_is_tiny_beside_its_scale(v, device)
+        if v.weights == 1:
+            test_a_bias_of_any_size(v, device)
+            test_terms_that_cancel(v, device)
+            test_weights_beside_their_zero(v, device)
+        # Infinities in a lane's last column alone, none of both signs.
+        parts = [weights(16, 256, v.storage, group=32, seed=i) for i in range(v.weights)]
+        last = parts[-1]
+        scales, biases, columns = last.scales.copy(), last.biases.copy(), slice(0 if v.weights > 1 else 8, None)
+        for values, to in ((scales, np.inf), (biases, 1)):
+            (values if last.layout == "nk" else values.T)[columns] = to
+        parts[-1] = replace(last, scales=scales, biases=biases, values=last.values | 0x11)
+        a = abs(draw(1, 16, 256)[0])
+        if v.weights > 1:
+            check_fused(v, a, parts, None, device)
+        else:
+            check(v, a, parts[0], {}, device)
     with metalmm.Device("cpu", debug=True) as strict:
         for n, k in ((9, 1040), (70, 896), (5, 2112)):
             if v.weights > 1:
@@ -551,6 +595,15 @@ def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant],
             a, options = draw(1, n, k, bias=True)
             a[0, k // 2] = np.inf if n == 5 else a[0, k // 2]
             check(v, a, weights(n, k, v.storage), options, strict)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="how the CPU device goes from lane to lane")
+@pytest.mark.usefixtures("every_compiler")
+def test_two_columns_of_two_matrices(on_cpu: dict[str, metalmm.Variant]) -> None:
+    """Of which clang 14 made a switch to another lane the wrong way round (csrc/msl/runtime/fiber.h)."""
+    v = on_cpu["q4/two_by_two"]
+    with metalmm.Device("cpu") as device:
+        check_fused(v, draw(1, 9, 200)[0], parts_of(v, 200), None, device)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")

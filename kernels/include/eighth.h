@@ -54,6 +54,24 @@ struct Eighth {
   }
 };
 
+// What is taken from a group's integers. Of a weight that is scale * q + bias the integer next to -bias / scale, for q - zero is exact in
+// half, and scale * (q - zero) + rest, the rest being scale * zero + bias, can be multiplied apart: rest by the sum of A over the block,
+// that of products by ones. The rest is about half a scale at most (and 1.0067 times a weight, for zero is taken from a reciprocal within
+// 2^-17), so that the two terms are at most 3.02 times the weight where they cancel; where zero stops at 1023 they have one sign. Without
+// zero they could be any number of times larger. The sums of a block round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all
+// |w| |a|, within the K + 1 of the bound where K is SURE or more: else, and where something is infinite, of which the two terms may have
+// both signs, kernels go product by product.
+constexpr constant uint SURE = 128;
+template <int FORMAT>
+METAL_FUNC float zero_of(float scale, float bias) {
+  if (!Packing<FORMAT>::HAS_BIAS) return float(uint(Packing<FORMAT>::OFFSET));
+  // 1 / scale without a division's branches, and of a scale that has none whatever it is: fmax and fmin take the number of it and a NaN.
+  float r = as_type<float>(0x7ef311c7u - as_type<uint>(scale));
+  r = r * metal::fma(-scale, r, 2.0f);
+  r = r * metal::fma(-scale, r, 2.0f);
+  return metal::fmin(metal::fmax(metal::rint(-bias * r), -1023.0f), 1023.0f);
+}
+
 // What pairs are masked with.
 template <int FORMAT>
 METAL_FUNC uint low_pair(uint low_byte) {

@@ -3,8 +3,7 @@
 // 16 weights by 16 x 8 of A has eight weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are
 // zero where other quarters' weights meet them: a lane finds its own two sums among the four that it holds. Of an odd number of blocks in
 // flight and of columns the last product is half empty. Products of half are exact, and sums are of float, as tensor cores add: they may
-// cut off where they should round. A turn of weight_turns.metal, from its head to the sums, has 2.4 instructions a weight so for 4.3 of
-// q8_0, and 2.4 for 4.1 of q4_0.
+// cut off where they should round (below).
 //
 // For device cuda alone (csrc/msl/runtime/cuda/matrix.h): a simdgroup matrix is 8 x 8, and Apple's GPUs multiply them on the units that
 // multiply and add, to which the zeros would be as much work.
@@ -25,14 +24,10 @@ struct TensorCores {
   static METAL_FUNC bool brings(uint, uint) {
     return false;
   }
-  template <int FORMAT, class T>
-  static METAL_FUNC metal::uint4 arranged(OctetBits<T>) {
-    return metal::uint4(0);
-  }
   static METAL_FUNC void bring(const threadgroup float4*, uint, uint, bool, thread metal::uint4 (&)[4]) {}
   template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void multiply(const thread Piece (&)[DEPTH][COLS], uint, const thread metal::uint4 (&)[4], uint,
-                                  thread float (&)[2][COLS]) {}
+  static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], uint, const thread metal::uint4 (&)[4], uint,
+                             thread metal::float4 (&)[COLS]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -52,42 +47,58 @@ struct TensorCores<true> {
   static METAL_FUNC bool brings(uint brought, uint d) {
     return brought < (COLS % 2 != 0 ? metal::min(2u, DEPTH - d) : 1);
   }
-  // Eight of A in the order in which Eighth has pairs of weights.
-  template <int FORMAT>
-  static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
-    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? x.bits.xzyw : x.bits;
-    return {(w.x & 0xffffu) | w.y << 16, w.x >> 16 | (w.y & 0xffff0000u), (w.z & 0xffffu) | w.w << 16, w.z >> 16 | (w.w & 0xffff0000u)};
-  }
   static METAL_FUNC void bring(const threadgroup float4* staged, uint block, uint blocks, bool brings, thread metal::uint4 (&x)[4]) {
     const threadgroup metal::uint4* from =
         reinterpret_cast<const threadgroup metal::uint4*>(staged) + (brings ? 4 * block : 4 * blocks + 2);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) x[i] = from[i];
   }
-  // This lane's sums over block d of each column; of an odd number of columns also over block d + 1. x: of A, arranged, what it brings.
+  // Adds this lane's products of block d of each column, of an odd number of columns also of block d + 1, to its sums' first. x: of A,
+  // arranged, what it brings.
   template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void multiply(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
-                                  thread float (&sum)[2][COLS]) {
-    constexpr bool APART = COLS % 2 != 0;
+  static METAL_FUNC void add(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
+                             thread metal::float4 (&sums)[COLS]) {
+    constexpr bool APART = COLS % 2 != 0, HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+    // Of scale * q + bias, as `zero_of` says, the products and A, by ones: two sums of 64 products in eight steps, one of 128 in sixteen.
+    // If each step cuts off one bit below the last of the largest term, they lose 32 and 64 parts in 2^24, with zero_of's 2.01 and 1.01,
+    // and K / 32 sums after them, 177 of the bound's 257 at K = 2 * SURE. (A's in two sums would be within it at SURE, in five more
+    // registers.)
+    float4 of_a = float4(0.0f);
+    if (HAS_BIAS) {
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 8; i++) of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), i % 2 == 0 ? x[i / 2].xy : x[i / 2].zw);
+    }
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
       uint second = APART ? metal::min(d + 1, uint(DEPTH - 1)) : d, beside = APART ? c : c + 1;
+      Piece left = pieces[d][c], right = pieces[second][beside];
+      float zero = zero_of<FORMAT>(float(left.scale), float(left.bias)),
+            zero_beside = zero_of<FORMAT>(float(right.scale), float(right.bias));
       float4 both[2] = {float4(0.0f), float4(0.0f)};
 #pragma clang loop unroll(full)
       for (uint i = 0; i < 4; i++) {
-        Eighth<FORMAT> y = eighth_of<FORMAT>(pieces[d][c], i), z = eighth_of<FORMAT>(pieces[second][beside], i);
+        Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
 #pragma clang loop unroll(full)
         for (uint j = 0; j < 2; j++) {
-          metal::uint4 weights = {pair(y, 2 * j, low), pair(z, 2 * j, low), pair(y, 2 * j + 1, low), pair(z, 2 * j + 1, low)};
+          metal::uint4 weights = {pair(y, 2 * j, low, zero), pair(z, 2 * j, low, zero_beside), pair(y, 2 * j + 1, low, zero),
+                                  pair(z, 2 * j + 1, low, zero_beside)};
           both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
         }
       }
-      sum[0][c] = both[0].x + both[1].x;
-      sum[APART ? 1 : 0][beside] = APART ? both[0].w + both[1].w : both[0].z + both[1].z;
+      float4 sum = both[0] + both[1];
+      sums[c].x = added<FORMAT>(left, zero, sum.x, of_a.x, sums[c].x);
+      if (!APART || d + 1 < DEPTH)
+        sums[beside].x = added<FORMAT>(right, zero_beside, APART ? sum.w : sum.z, APART ? of_a.w : of_a.z, sums[beside].x);
     }
   }
 
  private:
+  // Eight of A in the order in which Eighth has pairs of weights.
+  template <int FORMAT>
+  static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
+    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? x.bits.xzyw : x.bits;
+    return {(w.x & 0xffffu) | w.y << 16, w.x >> 16 | (w.y & 0xffff0000u), (w.z & 0xffffu) | w.w << 16, w.z >> 16 | (w.w & 0xffff0000u)};
+  }
   template <int FORMAT, class Piece>
   static METAL_FUNC Eighth<FORMAT> eighth_of(Piece piece, uint i) {
     constexpr uint WORDS = Eighth<FORMAT>::WORDS;
@@ -97,8 +108,14 @@ struct TensorCores<true> {
     return y;
   }
   template <int FORMAT>
-  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low) {
-    return as_type<uint>(y.pair(i, low, float(uint(Packing<FORMAT>::OFFSET))));
+  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, float zero) {
+    return as_type<uint>(y.pair(i, low, zero));
+  }
+  template <int FORMAT, class Piece>
+  static METAL_FUNC float added(Piece piece, float zero, float sum, float of_a, float to) {
+    float scale = float(piece.scale);
+    to = metal::fma(scale, sum, to);
+    return Packing<FORMAT>::HAS_BIAS ? metal::fma(metal::fma(scale, zero, float(piece.bias)), of_a, to) : to;
   }
 };
 #endif

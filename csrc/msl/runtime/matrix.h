@@ -63,28 +63,61 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
 }
 
-// What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float.
+// What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round
+// is not written down; here they add eight products to a sum at once, cut off one bit below the largest's last, and cut off the result.
 struct Mma {
   static constexpr bool uses_arg = false;
-  struct alignas(32) In {
+  struct Operands {
+    float4 sum;
     uint4 a;
     uint2 b;
   };
+  struct In {
+    const Operands* of;
+  };
+  static float cut_off_sum(float sum, const float (&products)[8]) {
+    double exact = sum, most = __builtin_fabs(exact);
+    for (float p : products) {
+      exact += p;
+      most = __builtin_fmax(most, __builtin_fabs(static_cast<double>(p)));
+    }
+    if (!(most < 0x1p128) || most == 0.0 || !(__builtin_fabs(exact) < 0x1p128)) return static_cast<float>(exact);
+    unsigned long long bits;
+    __builtin_memcpy(&bits, &most, 8);
+    bits &= 0x7ff0000000000000ull;
+    double power, cut = 0.0;
+    __builtin_memcpy(&power, &bits, 8);
+    double unit = power * 0x1p-24;
+    cut += static_cast<double>(static_cast<long long>(sum / unit));
+    for (float p : products) cut += static_cast<double>(static_cast<long long>(p / unit));
+    cut *= unit;
+    float nearest = static_cast<float>(cut);
+    uint word;
+    __builtin_memcpy(&word, &nearest, 4);
+    if (__builtin_fabs(static_cast<double>(nearest)) > __builtin_fabs(cut)) word--;
+    __builtin_memcpy(&nearest, &word, 4);
+    return nearest;
+  }
   static void run(uint, const In* in, const uint*, float4* out) {
     for (uint i = 0; i < 4 * 32; i++) {
       uint lane = i / 4, element = i % 4;
       const In *row = in + lane / 4 * 4, *column = in + (lane % 4 * 2 + element % 2) * 4;
-      float sum = 0.0f;
-      for (uint k = 0; k < 8; k++) {  // pairs
-        half2 x = as_type<half2>(row[k % 4].a[static_cast<int>(element / 2 + k / 4 * 2)]), y = as_type<half2>(column[k % 4].b[static_cast<int>(k / 4)]);
-        sum += static_cast<float>(x[0]) * static_cast<float>(y[0]) + static_cast<float>(x[1]) * static_cast<float>(y[1]);
+      float sum = in[lane].of->sum[static_cast<int>(element)];
+      for (uint half = 0; half < 2; half++) {
+        float products[8];
+        for (uint k = 0; k < 4; k++) {  // pairs
+          half2 x = as_type<half2>(row[k].of->a[static_cast<int>(element / 2 + half * 2)]), y = as_type<half2>(column[k].of->b[static_cast<int>(half)]);
+          for (int i = 0; i < 2; i++) products[2 * k + static_cast<uint>(i)] = static_cast<float>(x[i]) * static_cast<float>(y[i]);
+        }
+        sum = cut_off_sum(sum, products);
       }
       out[lane][static_cast<int>(element)] = sum;
     }
   }
 };
 METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
-  return sum + metalmm::fiber::exchange<Mma, Mma::In, float4>(Mma::In{a, b}, 0, METALMM_SITE_VALUE);
+  Mma::Operands own{sum, a, b};
+  return metalmm::fiber::exchange<Mma, Mma::In, float4>(Mma::In{&own}, 0, METALMM_SITE_VALUE);
 }
 
 }  // namespace metalmm::msl::library
