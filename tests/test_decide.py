@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -770,6 +771,9 @@ def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monk
     assert manifest.get("m1_optimized_v2/nt_bn64_col").loads(spec) == (1216, 8, 7168)
     assert manifest.get("m1_optimized_v5/nt_ultra_tiny_single_tg32").loads(spec) == (8512, 32, 1024)
     assert manifest.get("blas/baseline").loads(spec) is None
+    fused = functools.partial(metalmm.MatmulSpec, 1, 896, 4864, transpose_b=True, also_n=(896,))
+    assert manifest.get("fused/nt_fused2_l8_c1_s1_d7_x_tg320").loads(fused()) == (11, 112, 1648640)  # 23 threadgroups for each matrix
+    assert manifest.get("fused/nt_swiglu_l8_c1_s1_d14_x_tg128").loads(fused(swiglu=True)) == (6, 448, 3211264)  # of both matrices
 
 
 def test_every_kernel_of_ours_says_what_is_in_flight() -> None:

@@ -159,7 +159,7 @@ class Variant(str):
         widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
         groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
         threads = min(self.threads, max(evaluate(self.busy, self._numbers()) if self.busy else 0, 0) or self.threads)
-        rounds = -(-spec.k * columns // (threads * each))
+        rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
         return max(1, rounds), each * self._bits(spec) // 8, min(each * threads * groups * self._bits(spec) // 8, self.loaded(spec))
 
     def loaded(self, spec: _core.MatmulSpec) -> int:
@@ -171,7 +171,7 @@ class Variant(str):
         return 4 if "4" in self.storage else 8 if "8" in self.storage else 32 if spec.dtype == "float32" else 16
 
     def _numbers(self) -> dict[str, int]:
-        return {"threads": self.threads, **{key: int(value) for key, value in self.params.items()}}
+        return {"threads": self.threads, "swiglu": int(self.swiglu), **{key: int(value) for key, value in self.params.items()}}
 
     def assemble(self, specialization: int) -> str:
         """The MSL source of that instance; nothing for what a library computes alone."""

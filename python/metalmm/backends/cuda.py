@@ -55,7 +55,7 @@ class _Cuda:
         ("nt", 1152, 896, "m1_optimized_v7/nt_l8_c1_s7_d2_tg448"),
         ("nn", 1152, 896, "m1_optimized_v7/nn_octet_o2_d4_tg512"),
         ("nt", 151936, 896, "m1_optimized_v7/nt_l8_c1_s1_d7_tg256"),
-        # Of benchmarks/quantized.py: docs/quantized.md.
+        # Of benchmarks/quantized.py and, affine, blocks and k = 4864, of tuning runs: docs/quantized.md.
         ("nt", 896, 4864, "q8/nk_mma_l4_c1_s10_d4_x_tg320"),
         ("nt", 896, 896, "q8/nk_l4_c1_s7_d1_tg448"),
         ("nt", 896, 4864, "q8/canonical_mma_l4_c1_s10_d4_x_tg320"),
