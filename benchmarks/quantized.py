@@ -172,8 +172,8 @@ def best_together(shapes: list[Contender], recorded: Callable[[Sequence[str]], C
         return [v for v in ranked[:most] if timed[v] <= 2 * timed[ranked[0]]]
 
     draw, each = random.Random(0), range(len(shapes))
-    rounds = [((i,), 12) for i in each]
-    rounds = rounds * 2 + [((i, (i + 1) % len(LAYER)), 6) for i in range(len(LAYER))] + rounds
+    singly = [((i,), 12) for i in each]
+    rounds = [*singly * 2, *(((i, (i + 1) % len(LAYER)), 6) for i in range(len(LAYER))), *singly]
     ends = []
     for start in range(1 if shapes[0].device.name == "cpu" else STARTS):
         picked = [draw.choice(best(i, 6)) if start else shapes[i].variant for i in each]

@@ -71,15 +71,7 @@ METAL_FUNC void add_steps(const device T* a, uint lda, const thread WeightsAt (&
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
   }
   if (MMA) {
-    constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1;  // blocks at once
-    uint brought = TensorCores<MMA>::brought(worker % 32), low = low_pair<FORMAT>(w[0].low_byte);
-#pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d += BESIDE) {
-      bool brings = TensorCores<MMA>::template brings<COLS, DEPTH>(brought, d);
-      uint4 x[4];
-      TensorCores<MMA>::bring(staged, lane + LANES * (d + brought), LANES * DEPTH, brings, x);
-      TensorCores<MMA>::template add<FORMAT>(pieces, d, x, low, sums[0]);
-    }
+    TensorCores<MMA>::template add<FORMAT>(pieces, staged, worker % 32, lane, low_pair<FORMAT>(w[0].low_byte), sums[0]);
     return;
   }
 #pragma clang loop unroll(full)

@@ -19,14 +19,8 @@ struct TensorCores {
   template <int FORMAT, class T>
   static METAL_FUNC void put(threadgroup float4*, uint, OctetBits<T>) {}
   static METAL_FUNC void put_zeros(threadgroup float4*, uint, uint) {}
-  static METAL_FUNC uint brought(uint) { return 0; }
-  template <int COLS, int DEPTH>
-  static METAL_FUNC bool brings(uint, uint) {
-    return false;
-  }
-  static METAL_FUNC void bring(const threadgroup float4*, uint, uint, bool, thread metal::uint4 (&)[4]) {}
   template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], uint, const thread metal::uint4 (&)[4], uint,
+  static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
                              thread metal::float4 (&)[COLS]) {}
 };
 #ifdef __METALMM_CUDA__
@@ -40,24 +34,31 @@ struct TensorCores<true> {
   static METAL_FUNC void put_zeros(threadgroup float4* staged, uint blocks, uint worker) {
     if (worker < 4) staged[4 * blocks + 2 + worker] = float4(0.0f);
   }
-  // Of the two columns of A for a lane's quarter, the one that it brings: 0 or 1. More: it brings zeros.
-  static METAL_FUNC uint brought(uint lane) { return lane / 4 - lane % 4 * 2; }
-  // Whether it brings one for block d of DEPTH: of an odd number of columns two blocks are multiplied at once.
-  template <int COLS, int DEPTH>
-  static METAL_FUNC bool brings(uint brought, uint d) {
-    return brought < (COLS % 2 != 0 ? metal::min(2u, DEPTH - d) : 1);
-  }
-  static METAL_FUNC void bring(const threadgroup float4* staged, uint block, uint blocks, bool brings, thread metal::uint4 (&x)[4]) {
-    const threadgroup metal::uint4* from =
-        reinterpret_cast<const threadgroup metal::uint4*>(staged) + (brings ? 4 * block : 4 * blocks + 2);
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) x[i] = from[i];
-  }
-  // Adds this lane's products of block d of each column, of an odd number of columns also of block d + 1, to its sums' first. x: of A,
-  // arranged, what it brings.
+  // Adds this lane's products to its sums' first, of one block of each column at once, of an odd number of columns two. lane: of its
+  // simdgroup; quarter: of the four lanes that share its columns.
   template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void add(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
+  static METAL_FUNC void add(const thread Piece (&pieces)[DEPTH][COLS], const threadgroup float4* staged, uint lane, uint quarter, uint low,
                              thread metal::float4 (&sums)[COLS]) {
+    constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1;
+    // Of the two columns of A for its quarter, the one that it brings: 0 or 1. More: it brings zeros.
+    uint brought = lane / 4 - lane % 4 * 2;
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d += BESIDE) {
+      bool brings = brought < metal::min(BESIDE, DEPTH - d);
+      const threadgroup metal::uint4* from =
+          reinterpret_cast<const threadgroup metal::uint4*>(staged) + (brings ? 4 * (quarter + 4 * (d + brought)) : 16 * DEPTH + 2);
+      metal::uint4 x[4];
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 4; i++) x[i] = from[i];
+      add_blocks<FORMAT>(pieces, d, x, low, sums);
+    }
+  }
+
+ private:
+  // Of block d, and, of an odd number of columns, of d + 1. x: of A, arranged, what this lane brings.
+  template <int FORMAT, class Piece, int COLS, int DEPTH>
+  static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
+                                    thread metal::float4 (&sums)[COLS]) {
     constexpr bool APART = COLS % 2 != 0, HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
     // Of scale * q + bias, as `zero_of` says, the products and A, by ones: two sums of 64 products in eight steps, one of 128 in sixteen.
     // If each step cuts off one bit below the last of the largest term, they lose 32 and 64 parts in 2^24, with zero_of's 2.01 and 1.01,
@@ -91,8 +92,6 @@ struct TensorCores<true> {
         sums[beside].x = added<FORMAT>(right, zero_beside, APART ? sum.w : sum.z, APART ? of_a.w : of_a.z, sums[beside].x);
     }
   }
-
- private:
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT>
   static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {

@@ -85,10 +85,10 @@ struct Mma {
     unsigned long long bits;
     __builtin_memcpy(&bits, &most, 8);
     bits &= 0x7ff0000000000000ull;
-    double power, cut = 0.0;
-    __builtin_memcpy(&power, &bits, 8);
-    double unit = power * 0x1p-24;
-    cut += static_cast<double>(static_cast<long long>(sum / unit));
+    double unit;
+    __builtin_memcpy(&unit, &bits, 8);
+    unit *= 0x1p-24;
+    double cut = static_cast<double>(static_cast<long long>(sum / unit));
     for (float p : products) cut += static_cast<double>(static_cast<long long>(p / unit));
     cut *= unit;
     float nearest = static_cast<float>(cut);
