@@ -6,6 +6,8 @@
 // Per output: the bytes of its weights, once for all rows of A; DEPTH * TILES loads of 8 bytes (of 4 bits: 4) in flight a lane. Of integers
 // on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
 // a shift, where extracting and converting it is 5; for m = 1 weight_columns.metal, which is not bound by the products' latency, is faster.
+//
+// MMA: NVIDIA's tensor cores multiply 16 x 16 weights by 8 rows at once: a quarter of as many products as of 8 x 8.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
@@ -13,6 +15,7 @@ using namespace metal;  // what follows names its types
 #include "include/eighth.h"
 #include "include/epilogue.h"
 #include "include/place.h"
+#include "include/tensor.h"
 #include "include/wait.h"
 #include "include/weights.h"
 
@@ -36,11 +39,15 @@ METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, co
   return sum;
 }
 
-// A block of 32 of k.
-template <int FORMAT, int TILES>
+// A block of 32 of k. MMA: x0 is what include/tensor.h wants, of a row of A, and x1 nothing.
+template <bool MMA, int FORMAT, int TILES>
 METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Stored (&by)[TILES],
                          Octet<half> x0, Octet<half> x1, bool second, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+  if (MMA) {
+    TensorCores<MMA>::add_tiles(y, by, x0, low, total);
+    return;
+  }
   half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
   simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   simdgroup_half8x8 ones = make_filled_simdgroup_matrix<half, 8, 8>(half(1.0f));
@@ -72,7 +79,7 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
 }
 
 // WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, int TG, bool WHOLE>
+template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -86,12 +93,15 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  Place place = place_of(numbers[simdgroup], lane);
-  uint row = place.row, pair = place.column / 2, low = low_pair<FORMAT>(p.low_byte);
+  Place place = {lane / 4, lane % 4 * 2};  // of MMA, and of nobody else for certain
+  if (!MMA) place = place_of(numbers[simdgroup], lane);
+  uint row = place.row, pair = place.column / 2, brought = MMA ? pair : row / 2, low = low_pair<FORMAT>(p.low_byte);
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
   const device T* a = A + group.z * p.stride_a;
   const device T* a0 = a + min(row0 + 2 * pair, p.m - 1) * p.lda;
   const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
+  const device T* from0 = MMA ? a + min(row0 + row, p.m - 1) * p.lda : a0;
+  const device T* from1 = MMA ? from0 : a1;
   uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
   uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
@@ -105,8 +115,8 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   }
   uint k = begin;
   if (WHOLE && k + 32 * DEPTH <= end) {
-    const device T* x0 = a0 + begin + 8 * (row / 2);
-    const device T* x1 = a1 + begin + 8 * (row / 2);
+    const device T* x0 = from0 + begin + 8 * brought;
+    const device T* x1 = from1 + begin + 8 * brought;
     Cursor from[TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
@@ -132,7 +142,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        multiply(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+        multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
@@ -143,7 +153,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d++) multiply(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+    for (uint d = 0; d < DEPTH; d++) multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
     k += 32 * DEPTH;
   }
   for (; k < end; k += 32) {
@@ -158,10 +168,10 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
       by[t] = Stored::load<FORMAT>(c);
     }
     if (k == begin) wait_for_operands();
-    at = k + 8 * (row / 2), left = at < end ? end - at : 0;
-    Octet<T> x0 = WHOLE && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
-    Octet<T> x1 = WHOLE && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
-    multiply(total, y, by, x0, x1, row % 2 == 1, low);
+    at = k + 8 * brought, left = at < end ? end - at : 0;
+    Octet<T> x0 = WHOLE && left >= 8 ? load_octet(from0 + at) : load_some(from0 + at, left);
+    Octet<T> x1 = WHOLE && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
+    multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, low);
   }
   wait_for_operands();
   if (Packing<FORMAT>::HAS_BIAS) {

@@ -286,7 +286,10 @@ def test_products_on_tensor_cores(device: metalmm.Device) -> None:
     rng = np.random.default_rng(5)
     for v in [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.weights == 1]:
         form, _, layout = v.storage.partition(":")
-        a, w = rng.standard_normal((1, 1376)).astype(np.float16), rng.standard_normal((37, 1376)).astype(np.float16)
+        a, w = (
+            rng.standard_normal((1 if v.supports["m"] == 1 else 5, 1376)).astype(np.float16),
+            rng.standard_normal((37, 1376)).astype(np.float16),
+        )
         q = metalmm.quantize(w, form, layout=layout or "nk")
         right(metalmm.matmul(v, a, q, device=device), a, q)
 

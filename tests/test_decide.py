@@ -419,7 +419,7 @@ def test_what_devices_prefer_is_there() -> None:
         assert {*backend.preferred, *(name for *_, name in backend.winners)} <= ids
         for layout, n, k, name in backend.winners:
             v = manifest.get(name)
-            spec = metalmm.MatmulSpec(1, n, k, transpose_b=layout == "nt", b_storage=v.storage)
+            spec = metalmm.MatmulSpec(2 if "tiles" in name else 1, n, k, transpose_b=layout == "nt", b_storage=v.storage)
             assert not v.lacks(spec), name
 
 
@@ -434,19 +434,23 @@ def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.Monkey
             ("nn", 900, 4000, "gemv/baseline"),
             ("nt", 900, 4000, "q8/nk_wide_c4_tg32"),
             ("nt", 900, 4000, "in no/manifest"),
+            ("nt", 900, 4000, "q8/nk_tiles_t4_s1_d3_tg64"),
         ),
     )
+    for m in (2, 5, 8):  # what takes no m of 1, of every m that it takes
+        assert tuning.choose(device, metalmm.MatmulSpec(m, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_tiles_t4_s1_d3_tg64"
+    assert "measured best" not in tuning.choose(device, metalmm.MatmulSpec(9, 900, 4000, b_storage="q8_0"))[1]
     assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_wide_c4_tg32"
     assert tuning.choose(device, spec) == (
         "m1_optimized_v5/nt_bn4_largek_smalln_tg256",
-        "measured best on n=896 k=4864 by the user's runs on such a device; not tuned on this one",
+        "measured best on n=896 k=4864 on such a device; not tuned on this one",
     )
     for other in (
         metalmm.MatmulSpec(1, 900, 400, transpose_b=True),
         metalmm.MatmulSpec(1, 900, 4000, transpose_b=True, dtype="float32"),
         metalmm.MatmulSpec(2, 900, 4000, transpose_b=True),
     ):
-        assert "user's runs" not in tuning.choose(device, other)[1]
+        assert "measured best" not in tuning.choose(device, other)[1]
     name = "m1_optimized_v2/nt_bn64_col"
     choices = [
         tuning.Choice(

@@ -34,16 +34,17 @@ EVERY = bool(os.environ.get("METALMM_EVERY_INSTANCE"))  # make machine-code: ten
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each way through a template (all that is true or false of it, and its storage) the instance that a
-    call with whole, aligned tiles takes, for 9.0; of each kernel one of each type, for 8.0. Or all for both."""
+    """By capability: of one variant of each way through a template (by what most of it depends on; of blocks one of each kernel) the instance
+    that a call with whole, aligned tiles takes, for 9.0; of each kernel one of each type, for 8.0. Or all for both."""
     asked = set[tuple[Path, str, int]]()
     kernels = set[tuple[str, int]]()
     ways = set[tuple[object, ...]]()
     for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
         if not v.kernel:
             continue
-        own = {**v.params, "rows": v.params.get("rows", 1) > 1, "read": None}
-        way = (v.kernel, v.storage, v.weights, v.swiglu, v.params.get("read"), *(pair for pair in own.items() if isinstance(pair[1], bool)))
+        way = (v.kernel, v.storage, v.swiglu, v.params.get("rows", 1) > 1, *map(v.params.get, ("read", "wide", "mma")))
+        if ":canonical" in v.storage:
+            way = way[:3]
         is_another = way not in ways
         ways.add(way)
         of_types = [list(group) for _, group in itertools.groupby(v.instances(), lambda x: x.partition(",")[0])]

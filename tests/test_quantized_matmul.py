@@ -556,17 +556,23 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metal
     yield from changed_kernels(tmp_path_factory.mktemp("mma") / "kernels", "cpu_", ("variants.toml", first, other + first))
 
 
+# One of each way through include/tensor.h; the others differ in how they share the work, and a GPU runs them all.
+MMA = {
+    (v.kernel, v.storage.partition(":")[0], v.weights > 1, v.params.get("columns")): v for v in metalmm.variants() if v.params.get("mma")
+}
+
+
 @pytest.mark.skipif(
     DEVICE != "cpu" or not sys.platform.startswith("linux"), reason="the CPU device's debug mode, and pages that no one may touch"
 )
-@pytest.mark.parametrize("name", [v for v in metalmm.variants() if v.params.get("mma")])
+@pytest.mark.parametrize("name", MMA.values())
 def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant], pages: list[Pages], device: metalmm.Device) -> None:
     """What device cuda alone has: as other variants; several turns of several windows; lanes in any order; infinities among A."""
     v = on_cpu[name]
     if v.weights == 1:
         test_variant_is_within_the_bound(v, "batch", device)
         test_nothing_is_read_or_written_outside_an_operand(v, pages, device)
-        check(v, draw(1, 800, 1056)[0], weights(800, 1056, v.storage), {}, device)
+        check(v, draw(rows_of(v)[-1], 800, 1056)[0], weights(800, 1056, v.storage), {}, device)
     else:
         test_fused_is_within_the_bound(v, device)
     if "affine" in v.storage:
@@ -582,7 +588,7 @@ def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant],
         for values, to in ((scales, np.inf), (biases, 1)):
             (values if last.layout == "nk" else values.T)[columns] = to
         parts[-1] = replace(last, scales=scales, biases=biases, values=last.values | 0x11)
-        a = abs(draw(1, 16, 256)[0])
+        a = abs(draw(rows_of(v)[-1], 16, 256)[0])
         if v.weights > 1:
             check_fused(v, a, parts, None, device)
         else:
@@ -592,7 +598,7 @@ def test_products_on_tensor_cores(name: str, on_cpu: dict[str, metalmm.Variant],
             if v.weights > 1:
                 check_fused(v, draw(1, n, k)[0], parts_of(v, k), None, strict)
                 continue
-            a, options = draw(1, n, k, bias=True)
+            a, options = draw(rows_of(v)[-1], n, k, bias=True)
             a[0, k // 2] = np.inf if n == 5 else a[0, k // 2]
             check(v, a, weights(n, k, v.storage), options, strict)
 

@@ -1,9 +1,15 @@
-// Inner products of a simdgroup's lanes on NVIDIA's tensor cores, of one row of half by integers. Four lanes share a column, each with a
-// quarter of what is taken of K at once; eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x
-// 16 weights by 16 x 8 of A has eight weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are
-// zero where other quarters' weights meet them: a lane finds its own two sums among the four that it holds. Of an odd number of blocks in
-// flight and of columns the last product is half empty. Products of half are exact, and sums are of float, as tensor cores add: they may
-// cut off where they should round (below).
+// Rows of half by integers on NVIDIA's tensor cores.
+//
+// One row, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K at once;
+// eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has eight
+// weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are zero where other quarters' weights
+// meet them: a lane finds its own two sums among the four that it holds. Of an odd number of blocks in flight and of columns the last
+// product is half empty.
+//
+// Eight rows, `add_tiles`: 16 columns by eight rows, a block of 32 of k in two products, whose places for k are for lanes to fill as they
+// hold it.
+//
+// Products of half are exact, and sums are of float, as tensor cores add: they may cut off where they should round (below).
 //
 // For device cuda alone (csrc/msl/runtime/cuda/matrix.h): a simdgroup matrix is 8 x 8, and Apple's GPUs multiply them on the units that
 // multiply and add, to which the zeros would be as much work.
@@ -22,6 +28,9 @@ struct TensorCores {
   template <int FORMAT, class Piece, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
                              thread metal::float4 (&)[COLS]) {}
+  template <int FORMAT, class By, int TILES>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], Octet<half>, uint,
+                                   thread metal::float2 (&)[TILES]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -29,7 +38,7 @@ struct TensorCores<true> {
   // Threadgroup memory has A eight elements at a time, and zeros behind all `blocks` of 32, in other banks than what is read beside them.
   template <int FORMAT>
   static METAL_FUNC void put(threadgroup float4* staged, uint i, OctetBits<half> x) {
-    reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(x);
+    reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(octet_of(x));
   }
   static METAL_FUNC void put_zeros(threadgroup float4* staged, uint blocks, uint worker) {
     if (worker < 4) staged[4 * blocks + 2 + worker] = float4(0.0f);
@@ -51,6 +60,35 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
       for (uint i = 0; i < 4; i++) x[i] = from[i];
       add_blocks<FORMAT>(pieces, d, x, low, sums);
+    }
+  }
+  // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
+  // 4 of A, the eighth lane % 4: of its sums that column's of rows 2 * (lane % 4) and the next.
+  template <int FORMAT, class By, int TILES>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], Octet<half> own, uint low,
+                                   thread metal::float2 (&sums)[TILES]) {
+    static_assert(TILES % 2 == 0, "a product has two tiles");
+    metal::uint4 x = arranged<FORMAT>(own);
+    float4 of_a = float4(0.0f);
+    if (Packing<FORMAT>::HAS_BIAS) {
+      of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), x.xy);
+      of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), x.zw);
+    }
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t += 2) {
+      float zero[2] = {zero_of<FORMAT>(float(by[t].scale), float(by[t].bias)),
+                       zero_of<FORMAT>(float(by[t + 1].scale), float(by[t + 1].bias))};
+      float4 sum = float4(0.0f);
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < 2; j++) {
+        metal::uint4 weights = {pair(y[t], 2 * j, low, zero[0]), pair(y[t + 1], 2 * j, low, zero[1]), pair(y[t], 2 * j + 1, low, zero[0]),
+                                pair(y[t + 1], 2 * j + 1, low, zero[1])};
+        sum = metal::mma_16x8x16(sum, weights, j == 0 ? x.xy : x.zw);
+      }
+      sums[t].x = added<FORMAT>(by[t], zero[0], sum.x, of_a.x, sums[t].x);
+      sums[t].y = added<FORMAT>(by[t], zero[0], sum.y, of_a.y, sums[t].y);
+      sums[t + 1].x = added<FORMAT>(by[t + 1], zero[1], sum.z, of_a.x, sums[t + 1].x);
+      sums[t + 1].y = added<FORMAT>(by[t + 1], zero[1], sum.w, of_a.y, sums[t + 1].y);
     }
   }
 
@@ -94,9 +132,12 @@ struct TensorCores<true> {
   }
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT>
-  static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
-    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? x.bits.xzyw : x.bits;
-    return {(w.x & 0xffffu) | w.y << 16, w.x >> 16 | (w.y & 0xffff0000u), (w.z & 0xffffu) | w.w << 16, w.z >> 16 | (w.w & 0xffff0000u)};
+  static METAL_FUNC metal::uint4 arranged(Octet<half> x) {
+    typedef metal::half2 Pair;
+    metal::half4 l = x.low, h = x.high;
+    if (Packing<FORMAT>::BITS == 4)
+      return {as_type<uint>(Pair(l.x, h.x)), as_type<uint>(Pair(l.y, h.y)), as_type<uint>(Pair(l.z, h.z)), as_type<uint>(Pair(l.w, h.w))};
+    return {as_type<uint>(l.xz), as_type<uint>(l.yw), as_type<uint>(h.xz), as_type<uint>(h.yw)};
   }
   template <int FORMAT, class Piece>
   static METAL_FUNC Eighth<FORMAT> eighth_of(Piece piece, uint i) {

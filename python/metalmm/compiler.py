@@ -306,7 +306,7 @@ def _without_link(flags: Sequence[str]) -> list[str]:
 
 
 def _header_key(compiler: Compiler, flags: Sequence[str]) -> str:
-    header = MSL / "runtime" / "msl.h"
+    header = MSL / "runtime" / "parsed.h"
     parts = [str(header), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
@@ -322,7 +322,7 @@ def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
 
         def parse(target: Path) -> None:
             timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
-            header = str(MSL / "runtime" / "msl.h")
+            header = str(MSL / "runtime" / "parsed.h")
             _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
             # Of headers that changed while this process lived it would be another's, under their name and for every kernel.
             if not target.is_file() or _runtime_digest.__wrapped__() != _runtime_digest():

@@ -7,7 +7,7 @@ import fcntl
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,14 +196,16 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             continue
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
-    measured = [
-        (Key(1, n, k, 1, layout, False, False, False, "float16", manifest.get(name).storage), name)
-        for layout, n, k, name in device.backend.winners
-        if usable(name)
-    ]
+
+    def measured_at(n: int, k: int, layout: str, v: manifest.Variant) -> Key:
+        limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
+        m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 else 1
+        return Key(m, n, k, 1, layout, False, False, False, "float16", v.storage)
+
+    measured = [(measured_at(n, k, layout, manifest.get(name)), name) for layout, n, k, name in device.backend.winners if usable(name)]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR):
-            return name, f"measured best on n={n} k={k} by the user's runs on such a device; not tuned on this one" + _stale_text(stale)
+            return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
     for name in device.backend.preferred:
         if usable(name):
             return (
