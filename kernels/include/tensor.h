@@ -38,7 +38,7 @@ struct TensorCores<true> {
   // Threadgroup memory has A eight elements at a time, and zeros behind all `blocks` of 32, in other banks than what is read beside them.
   template <int FORMAT>
   static METAL_FUNC void put(threadgroup float4* staged, uint i, OctetBits<half> x) {
-    reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(octet_of(x));
+    reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(x);
   }
   static METAL_FUNC void put_zeros(threadgroup float4* staged, uint blocks, uint worker) {
     if (worker < 4) staged[4 * blocks + 2 + worker] = float4(0.0f);
@@ -68,7 +68,7 @@ struct TensorCores<true> {
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], Octet<half> own, uint low,
                                    thread metal::float2 (&sums)[TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
-    metal::uint4 x = arranged<FORMAT>(own);
+    metal::uint4 x = arranged<FORMAT>(bits_of(own));
     float4 of_a = float4(0.0f);
     if (Packing<FORMAT>::HAS_BIAS) {
       of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), x.xy);
@@ -132,11 +132,9 @@ struct TensorCores<true> {
   }
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT>
-  static METAL_FUNC metal::uint4 arranged(Octet<half> x) {
-    typedef metal::half2 Pair;
-    metal::half4 l = x.low, h = x.high;
-    if (Packing<FORMAT>::BITS == 4)
-      return {as_type<uint>(Pair(l.x, h.x)), as_type<uint>(Pair(l.y, h.y)), as_type<uint>(Pair(l.z, h.z)), as_type<uint>(Pair(l.w, h.w))};
+  static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
+    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? x.bits.xzyw : x.bits;
+    metal::half4 l = as_type<metal::half4>(w.xy), h = as_type<metal::half4>(w.zw);
     return {as_type<uint>(l.xz), as_type<uint>(l.yw), as_type<uint>(h.xz), as_type<uint>(h.yw)};
   }
   template <int FORMAT, class Piece>
