@@ -373,16 +373,24 @@ def test_a_number_of_numpy_is_not_read_as_another_type(device: metalmm.Device) -
 def test_an_array_is_not_read_as_numbers_of_another_size(device: metalmm.Device) -> None:
     kernel = device.compile(
         "#include <metal_stdlib>\nusing namespace metal;\n"
-        "kernel void k(device float* y, device const half* x, constant uint& n, device const uint* words) { y[0] = float(x[0]) + n + words[0]; }\n"
+        "kernel void k(device float* y, device const half* x, constant uint& n, device const uint* words, device const int* more) { y[0] = float(x[0]) + n + words[0] + more[0]; }\n"
     ).kernel("k")
-    good: list[Any] = [np.zeros(2, np.float32), np.ones(4, np.float16), np.array([3], np.uint32), np.array([4], np.int32)]
+    good: list[Any] = [
+        np.zeros(2, np.float32),
+        np.ones(4, np.float16),
+        np.array([3], np.uint32),
+        np.array([4], np.int32),
+        np.array([-1], np.int32),
+    ]
 
     def run(*args: Any) -> None:
         kernel(*args, threads=1, threadgroup=1)
 
     run(*good)
-    assert good[0][0] == 8
-    run(*good[:3], np.ones(4, np.float16))  # words of halves
+    assert good[0][0] == 7
+    run(*good[:3], np.ones(4, np.float16), good[4])  # words of halves
+    run(good[0].view(np.uint32), *good[1:])  # and a float's bits
+    assert good[0][0] == 7
     run(*(x.view(np.uint8) for x in good))
     for place, value, message in [
         (0, np.zeros(2), "buffer 0 is an array of float64; the parameter is of type float: convert it"),
@@ -390,6 +398,9 @@ def test_an_array_is_not_read_as_numbers_of_another_size(device: metalmm.Device)
         (1, np.ones(2, np.float32), "an array of float32; the parameter is of type half"),
         (2, np.array([3]), "an array of int64; the parameter is of type uint"),
         (3, device.array(np.ones(2)), "an array of float64; the parameter is of type uint"),
+        (0, np.zeros(2, np.int32), "an array of int32; the parameter is of type float"),
+        (1, np.ones(4, np.int16), "an array of int16; the parameter is of type half"),
+        (4, np.ones(2, np.float32), "an array of float32; the parameter is of type int"),
     ]:
         with pytest.raises(metalmm.DTypeError, match=message):
             run(*good[:place], value, *good[place + 1 :])

@@ -22,6 +22,7 @@ def read_only(x: Any) -> Any:
 
 STORE = half(64)
 CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"c": half(2, 4)}, metalmm.ArgumentError, r"c is given and beta is not.*pass beta=1\.0 to add c"),
     ({"a": half(4)}, metalmm.ShapeError, r"a \(4,\) has 1 dimension; it takes 2, or 3 with a batch"),
     ({"b": half(1, 1, 4, 4)}, metalmm.ShapeError, r"b \(1, 1, 4, 4\) has 4 dimensions"),
     (
@@ -53,7 +54,7 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bias": np.ones(4)}, metalmm.DTypeError, r"bias \(4,\) is float64"),
     ({"beta": 1.0}, metalmm.ShapeError, r"beta is 1.0+ and there is no c"),
     ({"c": half(3, 4), "beta": 1.0}, metalmm.ShapeError, r"c \(3, 4\) does not fit; it takes \(2, 4\)"),
-    ({"c": half(3, 4)}, metalmm.ShapeError, r"c \(3, 4\) does not fit"),
+    ({"c": half(3, 4), "beta": 0.0}, metalmm.ShapeError, r"c \(3, 4\) does not fit"),
     ({"out": half(4, 2)}, metalmm.ShapeError, r"out \(4, 2\) does not fit; the result is \(2, 4\)"),
     ({"out": half(1, 2, 4)}, metalmm.ShapeError, r"out \(1, 2, 4\) does not fit"),
     ({"out": np.ones((2, 4), np.float32)}, metalmm.DTypeError, r"out \(2, 4\) is float32"),
@@ -63,7 +64,7 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"a": STORE[:8].reshape(2, 4), "out": STORE[4:12].reshape(2, 4)}, metalmm.LayoutError, r"out \(2, 4\) overlaps a"),
     ({"b": STORE[:16].reshape(4, 4), "out": STORE[15:23].reshape(2, 4)}, metalmm.LayoutError, r"overlaps b"),
     ({"bias": STORE[:4], "out": STORE[:8].reshape(2, 4)}, metalmm.LayoutError, r"overlaps bias"),
-    ({"c": STORE[:8].reshape(2, 4), "out": STORE[1:9].reshape(2, 4)}, metalmm.LayoutError, r"overlaps c"),
+    ({"c": STORE[:8].reshape(2, 4), "beta": 0.0, "out": STORE[1:9].reshape(2, 4)}, metalmm.LayoutError, r"overlaps c"),
     ({"variant": "gemm_tiled/basline"}, metalmm.UnknownVariantError, r"no variant 'gemm_tiled/basline'; did you mean gemm_tiled/baseline"),
     ({"variant": "zzz"}, metalmm.UnknownVariantError, r"no variant 'zzz'; metalmm.variants\(\) lists all"),
     ({"variant": 3}, metalmm.UnknownVariantError, r"a variant is named by a string"),

@@ -133,18 +133,71 @@ def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, d
 
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
-@pytest.mark.parametrize("trouble", ["other headers", "no file"])
-def test_parsed_headers_that_are_not_to_be_had(trouble: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
-    """Those that changed under a process would be kept under the name of what it has read, for every process and kernel."""
+def test_parsed_headers_that_are_not_to_be_had(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     monkeypatch.setenv("METALMM_CXX", "clang++")
     monkeypatch.setattr(compiler, "_parsed", {})
     calls, run = counting(monkeypatch), compiler._run
-    if trouble == "other headers":
-        monkeypatch.setattr(compiler._runtime_digest, "__wrapped__", lambda: "of others")
-    else:
-        monkeypatch.setattr(compiler, "_run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
+    monkeypatch.setattr(compiler, "_run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
     assert builds(calls) == 2 and not any("-include-pch" in c for c in calls) and not list(fresh.glob("*.pch*"))
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
+def test_parsed_headers_at_which_clang_falls_over(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+    """Damaged where it looks late, it does not say of what."""
+    monkeypatch.setenv("METALMM_CXX", "clang++")
+    monkeypatch.setattr(compiler, "_parsed", {})
+    calls, run = counting(monkeypatch), compiler._run
+
+    def fall(command: Any, text: str | None = None) -> str:
+        if "-include-pch" in command:
+            raise metalmm.CompileError("clang++ failed:\nfatal error: error in backend: Invalid abbrev number")
+        return run(command, text)
+
+    monkeypatch.setattr(compiler, "_run", fall)
+    assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
+    assert builds(calls) == 2 and not list(fresh.glob("*.pch"))
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_headers_that_changed_under_a_process(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device, tmp_path: Path) -> None:
+    """What is made of them would be kept under the name of those that it has read, for every process."""
+    shutil.copytree(compiler.MSL, tmp_path / "msl")
+    monkeypatch.setattr(compiler, "MSL", tmp_path / "msl")
+    monkeypatch.setattr(compiler, "_parsed", {})
+    for cached in (compiler._header_digest, compiler._runtime_digest):
+        cached.cache_clear()
+    try:
+        source = GOOD.replace("7.0f", "metal::exp(y[0])")
+        assert result(device) == 7
+        math, other = tmp_path / "msl" / "runtime" / "math.h", "(100.0f + __builtin_expf(x))"
+        before = math.read_text()
+        math.write_text(before.replace("__builtin_expf(x)", other))
+        assert other in math.read_text()
+        with pytest.raises(metalmm.CompileError, match="have changed since this process began; begin another"):
+            result(device, source)
+        assert result(device) == 7, "what was made before is there"
+        math.write_text(before)
+        assert result(device, source) == 1
+    finally:
+        monkeypatch.undo()
+        for cached in (compiler._header_digest, compiler._runtime_digest):
+            cached.cache_clear()
+
+
+def test_a_compiler_without_room(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+    """A full disk is no mistake of the kernel's: another folder is taken, and said."""
+    run = compiler._run
+    monkeypatch.setattr(cache, "_temporary", None)  # which is said once
+
+    def full(command: Any, text: str | None = None) -> str:
+        if any(str(fresh) in c and c.endswith(".so") for c in command):
+            raise metalmm.CompileError("clang++ failed:\n/usr/bin/ld: final link failed: No space left on device")
+        return run(command, text)
+
+    monkeypatch.setattr(compiler, "_run", full)
+    with pytest.warns(UserWarning, match="takes no more"):
+        assert result(device) == 7
 
 
 def test_an_unwritable_cache_falls_back_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:

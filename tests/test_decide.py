@@ -435,11 +435,15 @@ def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.Monkey
             ("nt", 900, 4000, "q8/nk_wide_c4_tg32"),
             ("nt", 900, 4000, "in no/manifest"),
             ("nt", 900, 4000, "q8/nk_tiles_t4_s1_d3_tg64"),
+            ("nt", 900, 4000, "affine/a4_nk_gemm_bm32_bn32_bk32"),
         ),
     )
     for m in (2, 5, 8):  # what takes no m of 1, of every m that it takes
         assert tuning.choose(device, metalmm.MatmulSpec(m, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_tiles_t4_s1_d3_tg64"
-    assert "measured best" not in tuning.choose(device, metalmm.MatmulSpec(9, 900, 4000, b_storage="q8_0"))[1]
+    assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="affine4"))[0] == "affine/a4_nk_gemm_bm32_bn32_bk32"
+    for m, batch, storage in ((9, 1, "q8_0"), (2, 1, "affine4"), (9, 1, "affine4"), (1, 2, "affine4"), (1, 1, "affine4:32")):
+        other = metalmm.MatmulSpec(m, 900, 4000, batch, b_storage=storage)
+        assert "measured best" not in tuning.choose(device, other)[1]
     assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_wide_c4_tg32"
     assert tuning.choose(device, spec) == (
         "m1_optimized_v5/nt_bn4_largek_smalln_tg256",

@@ -44,7 +44,7 @@ def instances() -> Iterator[tuple[Path, str, int]]:
             continue
         way = (v.kernel, v.storage, v.swiglu, v.params.get("rows", 1) > 1, *map(v.params.get, ("read", "wide", "mma")))
         if ":canonical" in v.storage:
-            way = way[:3]
+            way = (*way[:3], way[-1])
         is_another = way not in ways
         ways.add(way)
         of_types = [list(group) for _, group in itertools.groupby(v.instances(), lambda x: x.partition(",")[0])]

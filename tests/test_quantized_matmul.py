@@ -558,7 +558,9 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, metal
 
 # One of each way through include/tensor.h; the others differ in how they share the work, and a GPU runs them all.
 MMA = {
-    (v.kernel, v.storage.partition(":")[0], v.weights > 1, v.params.get("columns")): v for v in metalmm.variants() if v.params.get("mma")
+    (v.kernel, v.storage.partition(":")[0], v.weights > 1, *map(v.params.get, ("columns", "tiles"))): v
+    for v in metalmm.variants()
+    if v.params.get("mma")
 }
 
 

@@ -239,15 +239,17 @@ class Kernel {
                                       "; the parameter is of type " + type + ": pass a Python number, which becomes that");
   }
 
-  // An array may be read as another type, of which its bytes are as good; but hardly float16 as float, and NumPy makes float64 and int64,
-  // which few kernels have, where nobody said a type.
+  // An array may be read as another type, of which its bytes are as good, unsigned integers above all; but hardly float16 as float, or
+  // int32 as float, and NumPy makes float64 and int64, which few kernels have, where nobody said a type.
   void check_array(uint32_t index, DType dtype) const {
     const KernelArgument* a = argument_at(index);
     DType wanted = number_dtype(a ? a->type : std::string());
     auto is_real = [](DType t) { return t.kind == DType::kFloat || t.kind == DType::kBFloat; };
     bool is_number = is_real(dtype) || dtype.kind == DType::kInt || dtype.kind == DType::kUInt;
-    if (wanted.size < 2 || wanted.size == dtype.size || !is_number) return;
-    if (dtype.size == 8 || (is_real(dtype) && is_real(wanted)))
+    if (wanted.size < 2 || !is_number) return;
+    bool is_signed = dtype.kind == DType::kInt, for_signed = wanted.kind == DType::kInt;
+    if (wanted.size == dtype.size ? (is_signed && is_real(wanted)) || (is_real(dtype) && for_signed)
+                                  : dtype.size == 8 || (is_real(dtype) && is_real(wanted)))
       throw Error(ErrorKind::dtype, what() + "buffer " + std::to_string(index) + " is an array of " + dtype.name() +
                                         "; the parameter is of type " + a->type +
                                         ": convert it (astype), or pass its bytes as they are (x.view(numpy.uint8))");

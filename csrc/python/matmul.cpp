@@ -55,6 +55,8 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   PyObject* v[kCount] = {};
   (takes_device ? with : without)->take(args, count, kwnames, v);
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
+  if (!given(kC).is_none() && !v[kBeta])
+    bad_argument("matmul: c is given and beta is not, which is 0 by itself, with which c is not read; pass beta=1.0 to add c, or beta=0.0");
   Quantized quantized;
   bool is_quantized = v[kB] && is_quantized_array(v[kB]);
   if (is_quantized) {
@@ -610,7 +612,7 @@ constexpr const char* kMatmulDoc =
     "variant: 'family/name', see metalmm.variants(), or 'auto': what `metalmm tune` chose for these sizes on this device, else a stated\n"
     "rule's choice (docs/decide.md). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
     "(n, k) with transpose_b; (batch, ...) or 2-D and shared; or a QuantizedArray, (n, k). bias: (n,). c: (m, n) or (batch, m, n); read "
-    "only where beta is not 0.\n"
+    "only where beta is not 0; with c say beta.\n"
     "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
     "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
     "metalmm.default_device().\n\n"

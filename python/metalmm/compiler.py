@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -12,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -249,18 +250,28 @@ def _machine() -> str:
     return platform.machine() + platform.processor()
 
 
-@functools.cache
-def _runtime_digest() -> str:
+def _digest_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in [
-        *sorted((MSL / "runtime").rglob("*.h")),
-        *sorted((MSL / "include").rglob("*")),
-        *sorted((_PACKAGE / "msl").glob("*.py")),
-        Path(cpu_target.__file__),
-    ]:
+    for path in paths:
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def _header_digest() -> str:
+    return _digest_of([*sorted((MSL / "runtime").rglob("*.h")), *sorted((MSL / "include").rglob("*"))])
+
+
+def _check_headers() -> None:
+    """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
+    if _header_digest.__wrapped__() != _header_digest():
+        raise CompileError(f"the headers in {MSL} have changed since this process began; begin another")
+
+
+@functools.cache
+def _runtime_digest() -> str:
+    return _header_digest() + _digest_of([*sorted((_PACKAGE / "msl").glob("*.py")), Path(cpu_target.__file__)])
 
 
 def preprocess(
@@ -298,7 +309,8 @@ _DEBUG_FLAGS = {
 
 
 _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
-_BLAMES = re.compile("PCH|precompiled|AST file")  # clang's words of parsed headers that it does not take
+_BLAMES = re.compile("PCH|precompiled|AST file|error in backend|frontend command failed")  # clang's words where parsed headers are damaged
+_FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 
 
 def _without_link(flags: Sequence[str]) -> list[str]:
@@ -324,9 +336,9 @@ def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
             timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
             header = str(MSL / "runtime" / "parsed.h")
             _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
-            # Of headers that changed while this process lived it would be another's, under their name and for every kernel.
-            if not target.is_file() or _runtime_digest.__wrapped__() != _runtime_digest():
-                raise CompileError("no headers were parsed, or others")
+            _check_headers()
+            if not target.is_file():
+                raise CompileError("no headers were parsed")
 
         try:
             _parsed[key] = kept = cache.fetch(f"{key}.pch", parse)
@@ -358,12 +370,17 @@ def build(
 
     def compile_to(target: Path, header: Sequence[str]) -> None:
         source = target.with_suffix(".cpp")
-        if debug:  # in two steps: a link with the sanitizer's flag would bring its library
-            made = str(source.with_suffix(".o"))
-            _run([compiler.path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
-            _run([compiler.path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
-            return
-        _run([compiler.path, *flags, *header, "-o", str(target), str(source), "-lm"])
+        try:
+            if debug:  # in two steps: a link with the sanitizer's flag would bring its library
+                made = str(source.with_suffix(".o"))
+                _run([compiler.path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
+                _run([compiler.path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
+            else:
+                _run([compiler.path, *flags, *header, "-o", str(target), str(source), "-lm"])
+        except CompileError as error:
+            if _FULL.search(str(error)):  # which is the folder's fault: the cache takes another
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            raise
 
     def checked(target: Path) -> None:
         expanded = text if is_preprocessed else preprocess(text, name)
@@ -381,6 +398,7 @@ def build(
             Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
         if not target.is_file():
             raise CompileError(f"{compiler.path} ended as if all were well, and made no file")
+        _check_headers()
 
     try:
         return cache.fetch(f"{key}.so", checked)

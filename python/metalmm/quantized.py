@@ -80,6 +80,9 @@ class QuantizedArray:
 
     def __post_init__(self) -> None:
         f = _format(self.format)
+        sizes = self.shape if isinstance(self.shape, tuple | list) else ()
+        if len(sizes) != 2 or not all(isinstance(size, int | np.integer) for size in sizes):
+            raise ArgumentError(f"shape is {self.shape!r}; it takes (n, k)")
         n, k = (int(size) for size in self.shape)
         object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
@@ -307,7 +310,7 @@ def parts_of_storage(storage: str) -> tuple[str, int, str]:
 
 
 def _format(name: str) -> Format:
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise UnsupportedError(f"format is {name!r}; it takes one of {', '.join(FORMATS)}")
     return FORMATS[name]
 

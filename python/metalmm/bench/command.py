@@ -28,14 +28,12 @@ class UsageError(Error, ValueError):
     """Arguments that say nothing, or contradict each other."""
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser, positional: bool = False) -> None:
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     """What to run: a sizes file or log, or shapes written by hand."""
-    if positional:
-        parser.add_argument("sizes", nargs="?", type=Path, metavar="SIZES|LOG", help="default: a Qwen2.5-0.5B decode")
-    else:
-        parser.add_argument(
-            "--sizes", type=Path, metavar="SIZES|LOG", help="profile summary or log with the shapes (default: a Qwen2.5-0.5B decode)"
-        )
+    parser.add_argument(
+        "sizes", nargs="?", type=Path, metavar="SIZES|LOG", help="profile summary or log with the shapes (default: a Qwen2.5-0.5B decode)"
+    )
+    parser.add_argument("--sizes", dest="sizes_by_name", type=Path, metavar="SIZES|LOG", help="the same")
     parser.add_argument(
         "--spec", action="append", default=[], help="a shape instead, such as 'm=1 n=4864 k=896 nt bias calls=24'; again for more"
     )
@@ -93,9 +91,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_sizes(args: argparse.Namespace) -> Sizes:
     """The shapes that the arguments ask for. Raises SizesError, UsageError."""
-    if args.spec and args.sizes:
-        raise UsageError("--spec and a sizes file: give one of them")
-    found = sizes.from_specs(args.spec) if args.spec else sizes.load(args.sizes or sizes.DEFAULT)
+    given = [x for x in (args.sizes, args.sizes_by_name) if x]
+    if len(given) + bool(args.spec) > 1:
+        raise UsageError("--spec and a sizes file, or two of those: give one of them")
+    found = sizes.from_specs(args.spec) if args.spec else sizes.load(given[0] if given else sizes.DEFAULT)
     found.shapes = sizes.select(found.shapes, args.shapes)
     if args.top is not None:
         if args.top < 1:

@@ -257,7 +257,7 @@ def _shares(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> li
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    command.add_shape_arguments(parser, positional=True)
+    command.add_shape_arguments(parser)
     command.add_run_arguments(parser)
     parser.add_argument(
         "--choice", action="append", help="recorded, best, tuned, a family or a variant; again for more (default: recorded, best and tuned)"

@@ -17,7 +17,7 @@ from .runner import ShapeRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    command.add_shape_arguments(parser, positional=True)
+    command.add_shape_arguments(parser)
     command.add_run_arguments(parser)
     parser.add_argument(
         "--warm", dest="cold", action="store_false", help="one copy of the weights; default: cold ones, as a step finds them"
