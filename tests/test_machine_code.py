@@ -127,6 +127,15 @@ def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
     assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
 
 
+def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HEAD + f"kernel void k({ARGS}) {{ f[0] = 0.{os.urandom(4).hex().translate(str.maketrans('abcdef', '012345'))}f; }}\n"
+    with monkeypatch.context() as changed:
+        changed.setattr(metalmm.compiler._header_digest, "__wrapped__", lambda: "of others")
+        with pytest.raises(CompileError, match="have changed since this process began"):
+            built(source)
+    assert built(source).startswith(b"\x7fELF"), "what was made of the others is not kept"
+
+
 def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
     """The one instruction that the fake GPU has its own version of: runtime/matrix.h, beside runtime/cuda/matrix.h."""
     source = HEAD + (

@@ -63,7 +63,8 @@ struct TensorCores<true> {
     }
   }
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
-  // 4 of A, the eighth lane % 4: of its sums that column's of rows 2 * (lane % 4) and the next.
+  // 4 of A, the eighth lane % 4: of its sums that column's of rows 2 * (lane % 4) and the next. Cut off as is said below, a block's four
+  // steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the bound's 129 at K = SURE.
   template <int FORMAT, class By, int TILES>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], Octet<half> own, uint low,
                                    thread metal::float2 (&sums)[TILES]) {

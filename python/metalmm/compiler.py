@@ -263,7 +263,7 @@ def _header_digest() -> str:
     return _digest_of([*sorted((MSL / "runtime").rglob("*.h")), *sorted((MSL / "include").rglob("*"))])
 
 
-def _check_headers() -> None:
+def check_headers() -> None:
     """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
     if _header_digest.__wrapped__() != _header_digest():
         raise CompileError(f"the headers in {MSL} have changed since this process began; begin another")
@@ -336,7 +336,7 @@ def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
             timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
             header = str(MSL / "runtime" / "parsed.h")
             _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
-            _check_headers()
+            check_headers()
             if not target.is_file():
                 raise CompileError("no headers were parsed")
 
@@ -398,7 +398,7 @@ def build(
             Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
         if not target.is_file():
             raise CompileError(f"{compiler.path} ended as if all were well, and made no file")
-        _check_headers()
+        check_headers()
 
     try:
         return cache.fetch(f"{key}.so", checked)

@@ -204,6 +204,7 @@ def build(
                 extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
         else:
             raise CompileError("NVRTC cannot decide more than 16 conditionals of half and another type, one after another")
+        compiler.check_headers()
         target.write_bytes(code)
 
     try:
