@@ -314,7 +314,7 @@ template [[host_name("k2")]] [[kernel]] void f<int, float, 2>(device int* o, dev
 def test_overloads_of_a_kernel_template(device: metalmm.Device) -> None:
     assert run(device, OVERLOADS, "k1")[0] == 1
     kernel, out = device.compile(HEAD + OVERLOADS).kernel("k2"), np.zeros(4, np.int32)
-    kernel(out, out, grid=1, threadgroup=4)
+    kernel(out, np.zeros(4, np.float32), grid=1, threadgroup=4)
     assert out[0] == 2
     assert kernel.max_total_threads_per_threadgroup == 64
 
