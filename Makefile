@@ -1,76 +1,76 @@
-# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite, on the CPU device, on a fake of
-# NVIDIA's driver, and on Metal (off a Mac: on a fake Metal, where clang and GNUstep are installed).
+# make bench: which kernel variant is right and which is fastest, shape by shape. make test: the test suite; docs/testing.md says what is in it.
 # Both make what they need: a virtual environment in .venv with the package built into it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: bench test lint sanitize mutants clean
+.PHONY: bench test test-all test-gpu lint sanitize mutants clean
 
 bench: $(VENV)/.built
 	$(BIN)/metalmm bench --json build/bench.json $(ARGS)
 
+# Device cpu, then Metal's and CUDA's host code on fakes of their drivers, side by side. ARGS: for pytest, of device cpu alone.
+PYTEST := $(BIN)/python -m pytest
+ON_METAL := $(BIN)/python tests/fakes/on_fake_metal.py -m pytest
+ON_CUDA := $(BIN)/python tests/fakes/on_fake_cuda.py -m pytest
+HAVE_METAL := $(shell command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes)
+JOBS ?= auto
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
 ifeq ($(shell uname),Darwin)  # in a process that is started again: Metal's validation ends one where it finds something
 	@export OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES; \
-	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart=50 $(ARGS); cpu=$$?; \
-	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(BIN)/python -m pytest -n 1 --max-worker-restart=200 $(ARGS); metal=$$?; \
+	METALMM_DEVICE=cpu $(PYTEST) -n $(JOBS) --dist worksteal --max-worker-restart=50 $(ARGS); cpu=$$?; \
+	MTL_DEBUG_LAYER=1 METALMM_DEVICE=metal $(PYTEST) -n 1 --max-worker-restart=200 $(ARGS); metal=$$?; \
 	echo "make test: device cpu: exit $$cpu; device metal: exit $$metal"; exit $$((cpu + metal))  # the GPU, whatever the CPU suite said
 else
-	METALMM_DEVICE=cpu $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
-	@if command -v clang++ >/dev/null && command -v gnustep-config >/dev/null; then \
-	  $(MAKE) --no-print-directory test-on-fake-metal $(if $(ARGS),,BESIDE=test-on-fake-cuda); \
-	else $(if $(ARGS),,$(MAKE) --no-print-directory test-on-fake-cuda &&) { \
-	  echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; \
-	  test -z "$(REQUIRE_METAL)"; }; fi
+	METALMM_DEVICE=cpu $(PYTEST) -n $(JOBS) --dist worksteal $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-on-fakes)
 endif
 
-# The whole suite on the Metal device's own code, against the fake Metal of tests/fake_metal.
-.PHONY: fake-metal test-on-fake-metal
+# Everything: each instance of each variant with each compiler, the random campaign, machine code for NVIDIA's GPUs.
+test-all: export METALMM_TEST_ALL = 1
+test-all: $(VENV)/.built
+	METALMM_DEVICE=cpu $(PYTEST) -n $(JOBS) --dist worksteal tests $(ARGS)
+	@$(MAKE) --no-print-directory test-on-fakes
+
+# The kernels on this machine's GPU: METALMM_DEVICE=metal or cuda.
+test-gpu: $(VENV)/.built
+	$(PYTEST) -n $(JOBS) --dist worksteal tests/kernels $(ARGS)
+
+.PHONY: test-on-fakes fake-metal fake-cuda test-on-fake-metal test-on-fake-cuda
 fake-metal: $(VENV)/.built
-	bash tests/fake_metal.sh $(BIN)/python
-# In two processes, which share the cache of compiled kernels: the fake lives in one process, so that pytest-xdist cannot divide its work.
-# One also makes BESIDE, so that both take as long: FAKE_FIRST has about 100 s, test-on-fake-cuda 170, the rest 270.
-FAKE_FIRST := tests/test_matmul.py tests/test_edges.py tests/test_types.py
-test-on-fake-metal: export METALMM_DEVICE = metal
+	bash tests/fakes/fake_metal.sh $(BIN)/python
+fake-cuda: $(VENV)/.built
+	bash tests/fakes/fake_cuda.sh
 test-on-fake-metal: fake-metal
-ifneq ($(ARGS),)
-	$(BIN)/python tests/on_fake_metal.py -m pytest $(ARGS)
+	METALMM_DEVICE=metal $(ON_METAL) $(ARGS)
+test-on-fake-cuda: fake-cuda
+	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
+# Each in a process of its own: a fake lives in one, so that pytest-xdist cannot divide its work.
+test-on-fakes: fake-cuda $(if $(HAVE_METAL),fake-metal)
+ifneq ($(HAVE_METAL),)
+	@METALMM_DEVICE=cuda $(ON_CUDA) >build/on-fake-cuda.log 2>&1 & cuda=$$!; \
+	METALMM_DEVICE=metal $(ON_METAL); metal=$$?; \
+	wait $$cuda; cuda=$$?; cat build/on-fake-cuda.log; exit $$((metal + cuda))
 else
-	{ beside=0; $(if $(BESIDE),$(MAKE) --no-print-directory $(BESIDE) || beside=1;) \
-	  $(BIN)/python tests/on_fake_metal.py -m pytest $(FAKE_FIRST) && exit $$beside; } >build/fake-metal/first.log 2>&1 & first=$$!; \
-	  $(BIN)/python tests/on_fake_metal.py -m pytest $(addprefix --ignore=,$(FAKE_FIRST)); rest=$$?; \
-	  wait $$first; status=$$?; cat build/fake-metal/first.log; exit $$((rest + status))
+	@METALMM_DEVICE=cuda $(ON_CUDA)
+	@echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"
 endif
 
-# The CUDA device's host code, against a fake of NVIDIA's driver and compiler: tests/fake_cuda. Needs a C++ compiler alone.
-.PHONY: fake-cuda test-on-fake-cuda machine-code
-fake-cuda: $(VENV)/.built
-	bash tests/fake_cuda.sh
-test-on-fake-cuda: export METALMM_DEVICE = cuda
-test-on-fake-cuda: fake-cuda
-	$(BIN)/python tests/on_fake_cuda.py -m pytest $(or $(ARGS),$(FAKE_CUDA_SUITE))
-# What of the suite looks at host code; every kernel's results are looked at on the other devices, and on a GPU.
-FAKE_CUDA_SUITE := $(addprefix tests/test_,cuda.py api.py arrays.py order.py lifetimes.py bad_input.py bench.py decide.py cli.py doctor.py msl.py)
-# Every instance of every variant as machine code for NVIDIA's GPUs of compute capability 8.0 and 9.0; the suite takes a part.
-machine-code: $(VENV)/.built
-	METALMM_EVERY_INSTANCE=1 $(BIN)/python -m pytest -n 2 tests/test_machine_code.py
-
-# The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize.sh.
+# The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize/run.sh.
 sanitize: $(VENV)/.built
-	bash tests/sanitize.sh $(BIN)/python
+	bash tests/sanitize/run.sh $(BIN)/python
 
 # Breaks kernels and core on purpose, one place at a time, and sees whether a test fails: tests/mutants. Half an hour and more.
 mutants: $(VENV)/.built
-	python=$(BIN)/python; . tests/stage.sh && $(BIN)/python tests/mutants/run.py $(ARGS)
+	python=$(BIN)/python; . tests/fakes/stage.sh && $(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.mm' '*.metal' ':!csrc/msl/runtime' ':!tests/fake_metal/apple')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.mm' '*.metal' ':!csrc/msl/runtime' ':!tests/fakes/fake_metal/apple')
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metalmm needs Python 3.11 or later; set PYTHON=")'

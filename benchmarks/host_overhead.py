@@ -6,8 +6,8 @@ real one. The device's own time, as it reports it, is taken off where it is insi
 same shape, and their figures hold it.
 
     python benchmarks/host_overhead.py [--n 64] [--k 64] [--rounds 200] [--variant ID]
-    python tests/on_fake_metal.py benchmarks/host_overhead.py        # the Metal device's host code, off a Mac
-    METALMM_FAKE=commit_us=20,call_ns=100 python tests/on_fake_metal.py benchmarks/host_overhead.py    # with costs of Metal's calls
+    python tests/fakes/on_fake_metal.py benchmarks/host_overhead.py        # the Metal device's host code, off a Mac
+    METALMM_FAKE=commit_us=20,call_ns=100 python tests/fakes/on_fake_metal.py benchmarks/host_overhead.py    # with costs of Metal's calls
 """
 
 from __future__ import annotations

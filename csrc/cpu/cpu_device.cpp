@@ -44,7 +44,7 @@ class CpuPipeline : public Pipeline {
     name = kernel;
     module_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!module_) throw Error(ErrorKind::device, "kernel '" + kernel + "': cannot load " + path + ": " + dlerror());
-    auto* described = static_cast<const abi::KernelInfo*>(dlsym(module_, "metalmm_kernel"));
+    auto* described = kernel_in(module_, path);
     if (!described || described->version != abi::kVersion) {
       dlclose(module_);
       throw Error(ErrorKind::device, "kernel '" + kernel + "': " + path + " was built for another version of metalmm");

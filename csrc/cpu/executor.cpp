@@ -1,5 +1,6 @@
 #include "executor.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -231,6 +232,15 @@ void hold_abandon_signal() {
   struct sigaction now = {};
   sigaction(kAbandonSignal, nullptr, &now);
   if (!(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != &on_fault) take_signal(faults[std::size(faults) - 1]);
+}
+
+const abi::KernelInfo* kernel_in(void* module, const std::string& path) {
+  const void* found = dlsym(module, "metalmm_kernel");
+  if (!found) {
+    std::string file = path.substr(path.rfind('/') + 1);
+    found = dlsym(module, ("metalmm_kernel_" + file.substr(0, file.rfind('.'))).c_str());
+  }
+  return static_cast<const abi::KernelInfo*>(found);
 }
 
 long context_tls_offset() {

@@ -24,8 +24,9 @@ from .errors import (
 )
 from .kernel_source import pack_number
 from .manifest import BUILTIN as _BUILTIN
-from .manifest import Variant, build_pipeline, load_variants, unknown_message, variants
+from .manifest import Variant, load_variants, unknown_message, variants
 from .numerics import error_bound, reference
+from .pipelines import build_pipeline
 from .profile.trace import trace
 from .quantized import QuantizedArray, from_gguf, from_mlx, load_gguf, quantize
 from .tuning import choose_variant, load_tuning

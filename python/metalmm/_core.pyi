@@ -1,5 +1,5 @@
 """The extension's types, by hand: nanobind's generator knows no overloads for functions of Python's own calling convention.
-tests/test_typing.py compares this file with the extension."""
+tests/docs/test_typing.py compares this file with the extension."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, TypedDict, overload

@@ -119,6 +119,18 @@ def fetch(name: str, build: Callable[[Path], None]) -> Path:
     raise AssertionError
 
 
+def has(name: str) -> bool:
+    """Whether `fetch` would find it."""
+    return _intact(folder() / name)
+
+
+def drop(name: str) -> None:
+    """Takes an entry out."""
+    with contextlib.suppress(OSError):
+        for path in (folder() / name, _sum_of(folder() / name)):
+            path.unlink(missing_ok=True)
+
+
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -166,7 +178,7 @@ def _prune(place: Path) -> None:
             if now - left.stat().st_mtime > _DAY:
                 shutil.rmtree(left, ignore_errors=True)
         entries = [(p.stat(), p) for p in place.iterdir() if p.is_file() and not p.name.endswith(".sha256") and p != marker]
-        total = sum(s.st_size for s, _ in entries)
+        total = sum(s.st_size // s.st_nlink for s, _ in entries)  # one file may have several names
         if total <= LIMIT_BYTES:
             return
         for status, entry in sorted(entries, key=lambda pair: pair[0].st_mtime):
@@ -174,4 +186,4 @@ def _prune(place: Path) -> None:
                 break
             entry.unlink(missing_ok=True)
             _sum_of(entry).unlink(missing_ok=True)
-            total -= status.st_size
+            total -= status.st_size // status.st_nlink

@@ -1,8 +1,7 @@
-"""The C++ compiler behind the CPU device: finding it, preprocessing MSL, building kernels."""
+"""The C++ compiler behind the CPU device: finding it, running it, preprocessing MSL with it."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import json
@@ -13,16 +12,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import cache
 from .errors import CompileError, CompilerNotFoundError
-from .kernel_source import Constants, define_text, line_marker, resource
-from .msl.targets import cpu as cpu_target
+from .kernel_source import define_text, line_marker, resource
 
-_PACKAGE = Path(__file__).resolve().parent
 MSL = resource("csrc/msl")
 
 _COMMON_FLAGS = [
@@ -131,7 +128,7 @@ def _identify(path: str) -> Compiler:
     shim), which may lead to another compiler tomorrow, is asked in each process."""
     real = os.path.realpath(path)
     status = os.stat(real)
-    identity = f"{path} {real} {status.st_size} {status.st_mtime_ns} {_machine()}"
+    identity = f"{path} {real} {status.st_size} {status.st_mtime_ns} {machine()}"
     with open(real, "rb") as file:
         is_script = file.read(2) == b"#!"
     if is_script:
@@ -162,7 +159,7 @@ def _ask(path: str) -> Compiler:
 
     def macros(*flags: str) -> dict[str, str]:
         try:
-            text = _run([path, *flags, "-dM", "-E", "-x", "c++", "-"], "")
+            text = run([path, *flags, "-dM", "-E", "-x", "c++", "-"], "")
         except CompileError as error:
             raise CompilerNotFoundError(f"{path} does not work as a C++ compiler: {error}") from error
         return {row[1]: row[2] for row in re.finditer(r"^#define (\w+) (.*)$", text, re.MULTILINE)}
@@ -186,7 +183,8 @@ def _ask(path: str) -> Compiler:
     return Compiler(path, kind, version, int(major), native)
 
 
-def _run(command: Sequence[str], text: str | None = None) -> str:
+def run(command: Sequence[str], text: str | None = None) -> str:
+    """What a compiler printed. Raises CompileError with its messages, CompilerNotFoundError."""
     name = Path(command[0]).name
     try:
         # On macOS posix_spawn, which is taken where nothing is to be closed: fork() there runs the handlers of Metal's frameworks.
@@ -240,7 +238,7 @@ def _line_of(file: str, line: int) -> str:
 
 
 @functools.cache
-def _machine() -> str:
+def machine() -> str:
     """What -march=native depends on."""
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -248,30 +246,6 @@ def _machine() -> str:
         wanted = [re.search(rf"^{key}\s*:.*$", text, re.MULTILINE) for key in ("model name", "flags", "Features", "CPU part")]
         return platform.machine() + "".join(m[0] for m in wanted if m)
     return platform.machine() + platform.processor()
-
-
-def _digest_of(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-@functools.cache
-def _header_digest() -> str:
-    return _digest_of([*sorted((MSL / "runtime").rglob("*.h")), *sorted((MSL / "include").rglob("*"))])
-
-
-def check_headers() -> None:
-    """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
-    if _header_digest.__wrapped__() != _header_digest():
-        raise CompileError(f"the headers in {MSL} have changed since this process began; begin another")
-
-
-@functools.cache
-def _runtime_digest() -> str:
-    return _header_digest() + _digest_of([*sorted((_PACKAGE / "msl").glob("*.py")), Path(cpu_target.__file__)])
 
 
 def preprocess(
@@ -288,120 +262,4 @@ def preprocess(
         command.append(f"-U{_ON_CPU}")
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
-    return _run([*command, "-"], f"{line_marker(1, name)}\n{text}")
-
-
-# A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
-# aligned, none of their libraries; nothing made of several accesses.
-_DEBUG_FLAGS = {
-    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment"]
-    + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
-    "gcc": [
-        "-DMETALMM_DEBUG",
-        "-O1",
-        "-fno-tree-vectorize",
-        "-fno-tree-slp-vectorize",
-        "-fsanitize=thread,alignment",
-        "--param",
-        "tsan-instrument-func-entry-exit=0",
-    ],
-}
-
-
-_parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
-_BLAMES = re.compile("PCH|precompiled|AST file|error in backend|frontend command failed")  # clang's words where parsed headers are damaged
-_FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
-
-
-def _without_link(flags: Sequence[str]) -> list[str]:
-    return [f for f in flags if f != "-shared" and not f.startswith("-Wl,")]
-
-
-def _header_key(compiler: Compiler, flags: Sequence[str]) -> str:
-    header = MSL / "runtime" / "parsed.h"
-    parts = [str(header), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-
-
-def _parsed_header(compiler: Compiler, flags: Sequence[str]) -> list[str]:
-    """Flags that name the runtime's headers as clang keeps them once parsed: without them a kernel takes it half as long again. None where
-    they cannot be made, and for g++, which would gain a tenth of it."""
-    if compiler.kind != "clang":
-        return []
-    key = _header_key(compiler, flags)
-    kept = _parsed.get(key)
-    if key not in _parsed or (kept and not kept.is_file()):
-
-        def parse(target: Path) -> None:
-            timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
-            header = str(MSL / "runtime" / "parsed.h")
-            _run([compiler.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
-            check_headers()
-            if not target.is_file():
-                raise CompileError("no headers were parsed")
-
-        try:
-            _parsed[key] = kept = cache.fetch(f"{key}.pch", parse)
-        except CompileError:  # the kernel's own compilation says it, if there is more to it
-            _parsed[key] = kept = None
-    return ["-include-pch", str(kept)] if kept else []
-
-
-def build(
-    text: str,
-    kernel: str,
-    constants: Constants | None = None,
-    name: str = "<source>",
-    *,
-    is_preprocessed: bool = False,
-    debug: bool = False,
-    is_ours: bool = False,
-) -> Path:
-    """The compiled module of one kernel, from the cache or made now.
-
-    text: preprocessed MSL, or MSL whose only includes are MSL's own, so that the text alone says what it means. is_ours: as
-    KernelText.is_ours says, which a debug device looks at.
-    """
-    compiler = find_compiler()
-    chosen = sorted((str(k), repr(v)) for k, v in (constants or {}).items())
-    flags = [*compiler.flags, *(_DEBUG_FLAGS[compiler.kind] if debug else []), *(["-DMETALMM_CONVERGED"] if debug and is_ours else [])]
-    parts = [text, kernel, repr(chosen), compiler.path, compiler.version, " ".join(flags), _machine(), _runtime_digest()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-
-    def compile_to(target: Path, header: Sequence[str]) -> None:
-        source = target.with_suffix(".cpp")
-        try:
-            if debug:  # in two steps: a link with the sanitizer's flag would bring its library
-                made = str(source.with_suffix(".o"))
-                _run([compiler.path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
-                _run([compiler.path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
-            else:
-                _run([compiler.path, *flags, *header, "-o", str(target), str(source), "-lm"])
-        except CompileError as error:
-            if _FULL.search(str(error)):  # which is the folder's fault: the cache takes another
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-            raise
-
-    def checked(target: Path) -> None:
-        expanded = text if is_preprocessed else preprocess(text, name)
-        lowered = cpu_target.lower(expanded, kernel, constants, name=name, compiler=compiler.kind)
-        target.with_suffix(".cpp").write_text(lowered)
-        is_plain = lowered.startswith("#include")  # else it asks for more of them than they have by themselves
-        parsed, plain = _parsed_header(compiler, flags) if is_plain else [], [f"-I{MSL / 'runtime'}"]
-        try:
-            compile_to(target, [*parsed, *plain])
-        except CompileError as error:
-            if not parsed or not _BLAMES.search(str(error)):
-                raise
-            compile_to(target, plain)
-            _parsed[_header_key(compiler, flags)] = None
-            Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
-        if not target.is_file():
-            raise CompileError(f"{compiler.path} ended as if all were well, and made no file")
-        check_headers()
-
-    try:
-        return cache.fetch(f"{key}.so", checked)
-    except CompileError as error:
-        error.args = (f"kernel '{kernel}': {error}",)
-        raise
+    return run([*command, "-"], f"{line_marker(1, name)}\n{text}")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, manifest, matmul, numerics, tuning
+from . import __version__, _core, manifest, matmul, numerics, pipelines, tuning
 from .bench import results, runner, sizes
 from .bench.sizes import Shape
 from .device import Device, capture
@@ -120,19 +120,22 @@ class Doctor:
     def _compile(self, chosen: list[tuple[Variant, Shape]]) -> tuple[str, dict[str, Any]]:
         times, failures = dict[str, float](), dict[str, str]()
 
-        def build(one: tuple[Variant, Shape]) -> None:
+        def build(group: list[tuple[Variant, Shape]]) -> None:
             if self.left <= 0:
                 return
-            v, shape = one
             start = time.perf_counter()
-            try:
-                _core._prepare_pipeline(self.device, v, shape.spec)
-            except Error as error:
-                failures[f"{v} {shape.dtype}"] = runner.first_lines(str(error))
-            times[f"{v} {shape.dtype}"] = time.perf_counter() - start
+            if len(group) > 1:
+                pipelines.compile_together(self.device, [(str(v), _core._specialization(v, s.spec)) for v, s in group])
+            for v, shape in group:
+                try:
+                    _core._prepare_pipeline(self.device, v, shape.spec)
+                except Error as error:
+                    failures[f"{v} {shape.dtype}"] = runner.first_lines(str(error))
+            share = (time.perf_counter() - start) / len(group)
+            times.update({f"{v} {shape.dtype}": share for v, shape in group})
 
         with ThreadPoolExecutor(self.device.threads or 1) as pool:  # a GPU's compiler by itself: its times are looked at
-            for _ in pool.map(build, chosen):
+            for _ in pool.map(build, pipelines.in_groups(self.device, chosen)):
                 pass
         left_out = len(chosen) - len(times)
         if failures:

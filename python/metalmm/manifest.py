@@ -692,11 +692,8 @@ def _registration(v: Variant) -> dict[str, Any]:
     }
 
 
-def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[Any, ...]:
-    """A variant's kernel as the device takes it; the extension asks for it on the first use."""
+def kernel_text(variant: str, specialization: int) -> tuple[Variant, kernel_source.KernelText | None]:
+    """A variant with the MSL of that instance; none of a library's."""
     with _lock():  # the whole of one manifest, or of the one after it
         v = get(variant)
-        if not v.kernel:
-            return kernel_source.Code("", file=device.backend.library_file(v.library)).as_tuple()
-        text = kernel_source.KernelText(v.assemble(specialization), str(v.source))
-    return device.backend.code(device, text, kernel_source.host_name(v), {}).as_tuple()
+        return v, kernel_source.KernelText(v.assemble(specialization), str(v.source)) if v.kernel else None

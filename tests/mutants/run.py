@@ -83,19 +83,19 @@ def run_tests(copy: Path, tests: list[str], variants: str) -> str:
 
 def run_on_fake_metal(copy: Path) -> str:
     environment = {**os.environ, "METALMM_DEVICE": "metal", "METALMM_CACHE": str(WORK / "cache")}
-    made = subprocess.run(["bash", "tests/fake_metal.sh", sys.executable], cwd=copy, env=environment, capture_output=True, text=True)
+    made = subprocess.run(["bash", "tests/fakes/fake_metal.sh", sys.executable], cwd=copy, env=environment, capture_output=True, text=True)
     if made.returncode:
         return "does not compile"
-    command = [sys.executable, "tests/on_fake_metal.py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_metal.py"]
+    command = [sys.executable, "tests/fakes/on_fake_metal.py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/devices/metal"]
     return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
 
 
 def run_on_fake_cuda(copy: Path) -> str:
     environment = {**os.environ, "METALMM_DEVICE": "cuda", "METALMM_CACHE": str(WORK / "cache")}
     environment |= {"PYTHONPATH": f"{copy / 'python'}:{copy / 'tests'}"}
-    if subprocess.run(["bash", "tests/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True).returncode:
+    if subprocess.run(["bash", "tests/fakes/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True).returncode:
         return "does not compile"
-    start = START + "import runpy; runpy.run_path('tests/on_fake_cuda.py', run_name='__main__')"
+    start = START + "import runpy; runpy.run_path('tests/fakes/on_fake_cuda.py', run_name='__main__')"
     command = [sys.executable, "-c", start, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py"]
     return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
 

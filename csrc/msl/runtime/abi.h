@@ -10,7 +10,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 kVersion = 2;
+constexpr u32 kVersion = 3;
 constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;

@@ -7,19 +7,23 @@ namespace metalmm::msl {
 using abi::ArgInfo;
 using abi::Context;
 
-// Threadgroup variables of this module get their places when it is loaded, 16-byte aligned, one after another.
-inline u32 threadgroup_bytes;
-inline u32 reserve_threadgroup(u32 bytes) {
-  u32 offset = threadgroup_bytes;
-  threadgroup_bytes += (bytes + 15) & ~15u;
+// Threadgroup variables of a kernel get their places when its module is loaded, 16-byte aligned, one after another. Unit: which kernel
+// of the module.
+template <int Unit> inline u32 threadgroup_bytes;
+template <int Unit> u32 reserve_threadgroup(u32 bytes) {
+  u32 offset = threadgroup_bytes<Unit>;
+  threadgroup_bytes<Unit> += (bytes + 15) & ~15u;
   return offset;
 }
-template <int Id, class T> struct ThreadgroupSlot { static const u32 offset; };
-template <int Id, class T> const u32 ThreadgroupSlot<Id, T>::offset = reserve_threadgroup(sizeof(T));
+template <int Unit, int Id, class T> struct ThreadgroupSlot { static const u32 offset; };
+template <int Unit, int Id, class T> const u32 ThreadgroupSlot<Unit, Id, T>::offset = reserve_threadgroup<Unit>(sizeof(T));
 
-template <int Id, class T> METALMM_INLINE T& threadgroup_variable() {
-  return *reinterpret_cast<T*>(fiber::context()->threadgroup_memory + ThreadgroupSlot<Id, T>::offset);
+template <int Unit, int Id, class T> METALMM_INLINE T& threadgroup_variable() {
+  return *reinterpret_cast<T*>(fiber::context()->threadgroup_memory + ThreadgroupSlot<Unit, Id, T>::offset);
 }
+
+// What Passes.indexed_conditionals puts around an expression.
+template <class T> METALMM_INLINE constexpr T&& same(T&& x) { return static_cast<T&&>(x); }
 
 METALMM_INLINE Place place_of(const Context* c) {
   return {c->lane, c->threads, c->group_threads, c->threadgroup_position, c->dispatch_threads, c->grid_threads, c->grid_groups};
@@ -98,23 +102,28 @@ template <auto Fn, const ArgSpec* S> struct Entry {
   }
 };
 
-inline u32 static_threadgroup_bytes() { return threadgroup_bytes; }
+template <int Unit> u32 static_threadgroup_bytes() { return threadgroup_bytes<Unit>; }
 inline void bind(long offset, Context* (*current)()) {
   fiber::tls_offset = offset;
   fiber::current_context = current;
 }
 
-template <auto Fn, const ArgSpec* S> abi::KernelInfo describe(u32 max_threads) {
+template <int Unit, auto Fn, const ArgSpec* S> abi::KernelInfo describe(u32 max_threads) {
   using E = Entry<Fn, S>;
   return {abi::kVersion, max_threads, static_cast<u32>(E::signature::count), E::signature::template infos<S>(),
-          &E::run, &static_threadgroup_bytes, &bind};
+          &E::run, &static_threadgroup_bytes<Unit>, &bind};
 }
 
 }  // namespace metalmm::msl
 
 #define METALMM_KERNEL_INLINE
+// Several kernels of one translation unit (python/metalmm/modules.py) stand each in a namespace of its own, METALMM_SCOPE, and have a number
+// and a symbol. A kernel alone stands in the global namespace.
+#define METALMM_SCOPE
+#define METALMM_UNIT 0
+#define METALMM_SYMBOL metalmm_kernel
 // What a lowered file ends with: how many threads its kernel was declared for, the kinds of its arguments, and the kernel, which may hold
 // commas.
 #define METALMM_KERNEL(threads, specs, ...)                                                          \
-  extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo metalmm_kernel; \
-  const ::metalmm::abi::KernelInfo metalmm_kernel = ::metalmm::msl::describe<__VA_ARGS__, specs>(threads)
+  extern "C" __attribute__((visibility("default"))) const ::metalmm::abi::KernelInfo METALMM_SYMBOL; \
+  const ::metalmm::abi::KernelInfo METALMM_SYMBOL = ::metalmm::msl::describe<METALMM_UNIT, __VA_ARGS__, specs>(threads)

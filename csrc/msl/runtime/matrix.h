@@ -115,7 +115,8 @@ struct Mma {
     }
   }
 };
-METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+// Not inlined, as above: a kernel has dozens.
+static __attribute__((noinline, unused)) float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
   Mma::Operands own{sum, a, b};
   return metalmm::fiber::exchange<Mma, Mma::In, float4>(Mma::In{&own}, 0, METALMM_SITE_VALUE);
 }

@@ -29,7 +29,7 @@ class Backend(Protocol):
 
     name: its own and that of its C++; options: what Device() may give it; libraries: matmuls that it has beside kernels; counts_barriers:
     whether Device.counters says how often threadgroups met; replays: where a launch costs more than a kernel, so many calls at least are
-    recorded, and a benchmark's sample is a replay's time by their number; 0: a call by itself; note: what a reader of its times must know; winners: what was measured best
+    recorded, and a benchmark's sample is a replay's time by their number; 0: a call by itself; together: how many kernels code_together takes at most; note: what a reader of its times must know; winners: what was measured best
     on such a device, as (layout, n, k, variant) of m=1 in float16; preferred: what "auto" takes of what is not known, the first that
     takes the operation.
     """
@@ -39,6 +39,7 @@ class Backend(Protocol):
     libraries: Sequence[str]
     counts_barriers: bool
     replays: int
+    together: int
     note: str
     winners: Sequence[tuple[str, int, int, str]]
     preferred: Sequence[str]
@@ -53,6 +54,10 @@ class Backend(Protocol):
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
         """One kernel for the device. Raises CompileError, LoweringError."""
+        ...
+
+    def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
+        """Makes the code of up to `together` kernels at once where that is cheaper; `code` then finds it, or says what is wrong."""
         ...
 
     def library_file(self, library: str) -> str:

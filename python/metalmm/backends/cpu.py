@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from .. import compiler
+from .. import compiler, modules
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
@@ -42,6 +42,7 @@ class _Cpu:
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
     replays = 0
+    together = modules.MOST_TOGETHER
     note = (
         "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."
     )
@@ -115,16 +116,16 @@ class _Cpu:
         return library_text(compiler.preprocess(text, name, folders, defines), name)
 
     def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
-        module = compiler.build(
-            source.text, kernel, constants, source.name, is_preprocessed=source.is_preprocessed, debug=bool(device.options["debug"]),
-            is_ours=source.is_ours,
-        )  # fmt: skip
+        module = modules.build(modules.Job(source, kernel, constants, debug=bool(device.options["debug"])))
         # The module's tables say its arguments; the names of their types are of use for numbers, which nobody gives a variant.
         arguments: Sequence[Argument] = ()
         if source.is_preprocessed:
             arguments = known_arguments(source, kernel, constants)
             _warn_of_what_apples_compiler_refuses(source)
         return Code(kernel, file=str(module), arguments=arguments)
+
+    def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
+        modules.build_together(modules.Job(source, kernel, debug=bool(device.options["debug"])) for source, kernel in sources)
 
     def library_file(self, library: str) -> str:
         return ""

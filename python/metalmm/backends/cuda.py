@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from .. import _core, cache, compiler, nvrtc
+from .. import _core, cache, compiler, modules, nvrtc
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
@@ -43,6 +43,7 @@ class _Cuda:
     libraries: Sequence[str] = ("blas",)
     counts_barriers = False
     replays = 16
+    together = 1
     note = (
         "Times are an NVIDIA GPU's, of recordings of 16 calls and more, a call's share; of an Apple GPU they say what to try, not how long it"
         " takes."
@@ -152,6 +153,9 @@ class _Cuda:
         arguments = known_arguments(source, kernel, constants) if source.is_preprocessed else ()
         return Code(kernel, file=str(module), arguments=arguments)
 
+    def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
+        """Its compiler takes one at a time."""
+
     def library_file(self, library: str) -> str:
         return nvrtc.find_cublas()
 
@@ -182,7 +186,7 @@ def build(
     nvcc = nvcc or nvrtc.find()
     given = options(capability, source, stops=stops)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
-    parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), compiler._runtime_digest()]
+    parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), modules.source_digest()]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
 
     def compile_to(target: Path) -> None:
@@ -204,7 +208,7 @@ def build(
                 extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
         else:
             raise CompileError("NVRTC cannot decide more than 16 conditionals of half and another type, one after another")
-        compiler.check_headers()
+        modules.check_headers()
         target.write_bytes(code)
 
     try:

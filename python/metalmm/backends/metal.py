@@ -59,6 +59,7 @@ class _Metal:
     libraries: Sequence[str] = ("mps_matmul", "mps_matvec")
     counts_barriers = False
     replays = 0
+    together = 1
     note = ""
 
     # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them.
@@ -113,6 +114,9 @@ class _Metal:
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
         # Without arguments: Metal's compiler tells them, of the text as its preprocessor leaves it.
         return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"))
+
+    def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
+        """Its compiler takes one at a time."""
 
     def library_file(self, library: str) -> str:
         return ""

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +26,10 @@ from .. import (
     Recording,
     Variant,
     __version__,
-    _core,
     backends,
     manifest,
     numerics,
+    pipelines,
     quantized,
     variants,
 )
@@ -207,25 +206,10 @@ Failures = dict[tuple[str, int], str]
 
 
 def compile_all(device: Device, work: Sequence[tuple[Shape, Sequence[Variant]]], progress: Progress) -> Failures:
-    """Every pipeline that the runs will need, on all cores; what did not compile, by variant and specialization."""
-    needed = {(str(v), _core._specialization(v, s.spec)): (v, s) for s, vs in work for v in vs}
-    failures: Failures = {}
-
-    def build(item: tuple[tuple[str, int], tuple[Variant, Shape]]) -> None:
-        key, (v, shape) = item
-        try:
-            _core._prepare_pipeline(device, v, shape.spec)
-        except Error as error:
-            failures[key] = f"does not compile: {first_lines(str(error))}"
-
-    progress.begin("compiling", len(needed))
-    pool = ThreadPoolExecutor(max_workers=device.threads)
-    try:
-        for _ in pool.map(build, needed.items()):
-            progress.step()
-    finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C: what has begun ends, the rest does not begin
-    return failures
+    """Every pipeline that the runs will need; what did not compile, by variant and specialization."""
+    operations = ((v, s.spec) for s, vs in work for v in vs)
+    failed = pipelines.compile_all(device, operations, lambda count: progress.begin("compiling", count), progress.step)
+    return {one: f"does not compile: {first_lines(str(error))}" for one, error in failed.items()}
 
 
 def first_lines(text: str) -> str:

@@ -374,6 +374,27 @@ class Passes:
             tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>(({first}))"
             tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
 
+    def indexed_conditionals(self) -> None:
+        """`(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]` with an argument of f that one arm alone computes: a call around
+        the conditional keeps the index out of it."""
+        tokens, opened = self.source.tokens, list[tuple[int, bool]]()  # brackets, and whether a conditional stands in them
+        for i, token in enumerate(tokens):
+            if token.text in OPEN:
+                opened.append((i, False))
+            elif token.text == "?" and opened:
+                opened[-1] = (opened[-1][0], True)
+            elif token.text in OPEN.values() and opened:
+                start, is_conditional = opened.pop()
+                before = self.source.previous(start)
+                word = tokens[before] if before is not None else None
+                is_call = word is not None and (word.text in (")", "]", ">") or (word.kind == "name" and word.text != "return"))
+                if not is_conditional or token.text != ")" or is_call:
+                    continue
+                if opened:  # parentheses in parentheses
+                    opened[-1] = (opened[-1][0], True)
+                if [t.text for t in tokens[i + 1 : i + 3] if t.text][:1] == ["["] and tokens[i + 2].text != "[":
+                    tokens[start].text = "::metalmm::msl::same("
+
     def _arm_end(self, i: int, ends: str) -> int:
         """Past an arm of a conditional that begins at i: at its ':', or where the whole expression ends."""
         tokens, inner = self.source.tokens, 0

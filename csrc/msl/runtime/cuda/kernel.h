@@ -9,7 +9,7 @@ using abi::u64;
 using abi::u8;
 using cuda::LaunchHead;
 
-template <int Id, class T>
+template <int Unit, int Id, class T>
 METALMM_INLINE T& threadgroup_variable() {
   __shared__ alignas(16) T variable;
   return variable;
@@ -228,6 +228,8 @@ struct Entry<Fn, S, T, void (*)(P...)> {
 }  // namespace metalmm::msl
 
 #define METALMM_KERNEL_INLINE METALMM_INLINE
+#define METALMM_SCOPE
+#define METALMM_UNIT 0
 #define METALMM_KERNEL(threads, specs, ...)                                                                                             \
   static constexpr ::metalmm::cuda::KernelTable metalmm_rows = ::metalmm::msl::Signature<metalmm_function_type>::table<specs>(threads); \
   extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                                    \

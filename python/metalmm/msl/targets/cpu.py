@@ -81,10 +81,12 @@ class CpuTarget:
         self.passes.pragmas(compiler)
         if choose:
             self.passes.conditionals(choose)
+        if compiler == "gcc":
+            self.passes.indexed_conditionals()
         if stops:
             self.passes.stops()
         # From the global namespace: a kernel may have the name of something in metal.
-        scope = "::".join(("", *definition.namespace))
+        scope = "::".join(("METALMM_SCOPE", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
         holder = ""
         threads = f"static_cast<::metalmm::abi::u32>({limit})"
@@ -92,7 +94,10 @@ class CpuTarget:
             inner = "::".join(instance.declaration.namespace)
             holder = f"namespace {inner} {{ " if inner else ""
             holder += f"static constexpr auto metalmm_function = static_cast<void (*)({signature})>(&{function});"
-            function, holder = f"::{inner}::metalmm_function" if inner else "::metalmm_function", holder + (" }\n" if inner else "\n")
+            function, holder = (
+                "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_function")),
+                holder + (" }\n" if inner else "\n"),
+            )
             if limit != "0":
                 holder += f"{template} constexpr ::metalmm::abi::u32 metalmm_thread_limit(void (*)({parameters})) {{ return ({limit}); }}\n"
                 threads = f"metalmm_thread_limit{f'<{arguments}>' if instance.arguments else ''}({function})"
@@ -241,7 +246,7 @@ class CpuTarget:
             dimensions = self.program.join((first + 1, equals))
             alias = f"metalmm_tg_{i}_{first}"
             lines.append(
-                f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<{first}, {alias}>();"
+                f"typedef {kind} {alias} {dimensions}; {alias}& {name} = ::metalmm::msl::threadgroup_variable<METALMM_UNIT, {first}, {alias}>();"
             )
             if equals < last:  # every thread writes it where it comes by
                 value = self.passes.erased_text((equals, last))

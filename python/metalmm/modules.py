@@ -1,0 +1,247 @@
+"""Compiled modules of kernels for the CPU device: made one by one or several at once, kept in the cache.
+
+A kernel's text is found in the cache by two keys. The first is of the text as it was given and of the lowering; under it lies the second,
+which is of the lowered text and of all that its compilation depends on. So a kernel that is there costs no lowering, and a change of the
+lowering that leaves a text as it was costs no compilation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import cache, compiler
+from .compiler import Compiler
+from .errors import CompileError, Error
+from .kernel_source import Constants, KernelText
+from .msl import passes, program, rules, tokens
+from .msl.targets import cpu as cpu_target
+
+MOST_TOGETHER = 16  # kernels in one translation unit: more would gain little, and one that does not compile costs the others their turn
+
+# A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
+# aligned, none of their libraries; nothing made of several accesses.
+_DEBUG_FLAGS = {
+    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment"]
+    + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
+    "gcc": [
+        "-DMETALMM_DEBUG",
+        "-O1",
+        "-fno-tree-vectorize",
+        "-fno-tree-slp-vectorize",
+        "-fsanitize=thread,alignment",
+        "--param",
+        "tsan-instrument-func-entry-exit=0",
+    ],
+}
+_parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
+_BLAMES = re.compile("PCH|precompiled|AST file|error in backend|frontend command failed")  # clang's words where parsed headers are damaged
+_FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
+_INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that asks for more of the runtime
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel that is to be compiled.
+
+    source: compiler.MSL; kernel: its name in it; constants: values of function constants; debug: for a device with debug=True.
+    """
+
+    source: KernelText
+    kernel: str
+    constants: Constants = field(default_factory=dict)
+    debug: bool = False
+
+
+class _Kernel:
+    """A job with the compiler that there is now."""
+
+    def __init__(self, job: Job, cxx: Compiler) -> None:
+        self.job, self.cxx = job, cxx
+        debug = [*_DEBUG_FLAGS[cxx.kind], *(["-DMETALMM_CONVERGED"] if job.source.is_ours else [])] if job.debug else []
+        self.flags = [*cxx.flags, *debug]
+        self._lowered = ""
+
+    def lowered(self) -> str:
+        """Its C++. Raises CompileError, LoweringError."""
+        if not self._lowered:
+            source = self.job.source
+            text = source.text if source.is_preprocessed else compiler.preprocess(source.text, source.name)
+            self._lowered = cpu_target.lower(text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind)
+        return self._lowered
+
+    def key(self) -> str:
+        """Under which its module lies."""
+        source, chosen = self.job.source, sorted((str(k), repr(v)) for k, v in self.job.constants.items())
+        given = [source.text, source.name, self.job.kernel, repr(chosen), str(source.is_preprocessed)]
+
+        def write(target: Path) -> None:
+            target.write_text(_key_of(self.cxx, self.flags, self.lowered()))
+
+        return cache.fetch(f"{_key_of(self.cxx, self.flags, *given, _lowering_digest())}.key", write).read_text()
+
+
+def build(job: Job) -> Path:
+    """The compiled module of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
+    kernel = _Kernel(job, compiler.find_compiler())
+    try:
+        return cache.fetch(f"{kernel.key()}.so", lambda target: _compile(kernel, kernel.lowered(), target))
+    except CompileError as error:
+        error.args = (f"kernel '{job.kernel}': {error}",)
+        raise
+
+
+def build_together(jobs: Iterable[Job]) -> None:
+    """Compiles in one translation unit what the cache does not have; what does not compile is left to `build`, which says why.
+
+    Half of a small kernel's compilation is the runtime's headers, which are read once here.
+    """
+    cxx, missing = compiler.find_compiler(), dict[str, _Kernel]()
+    for job in jobs:
+        with contextlib.suppress(Error):
+            kernel = _Kernel(job, cxx)
+            key = kernel.key()
+            if not cache.has(f"{key}.so") and kernel.lowered().startswith(_INCLUDE):
+                missing[key] = kernel
+    by_flags: dict[tuple[str, ...], dict[str, _Kernel]] = {}
+    for key, kernel in missing.items():
+        by_flags.setdefault(tuple(kernel.flags), {})[key] = kernel
+    for group in by_flags.values():
+        with contextlib.suppress(Error):
+            _build_group(group)
+
+
+def _build_group(group: dict[str, _Kernel]) -> None:
+    """One module with a file by the name of each kernel in it."""
+    name = f"group-{hashlib.sha256(''.join(group).encode()).hexdigest()[:40]}.so"
+    module = cache.fetch(name, lambda target: _compile(next(iter(group.values())), _together(group), target))
+
+    def link(target: Path) -> None:
+        try:
+            os.link(module, target)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(module, target)
+
+    for key in group:
+        cache.fetch(f"{key}.so", link)
+    cache.drop(name)
+
+
+def _together(group: dict[str, _Kernel]) -> str:
+    """C++ of all of them, each in a namespace of its own: see METALMM_SCOPE in csrc/msl/runtime/kernel.h."""
+    parts = [_INCLUDE]
+    for unit, (key, kernel) in enumerate(group.items()):
+        scope = f"metalmm_unit_{unit}"
+        names = {"SCOPE": f"::{scope}", "UNIT": str(unit), "SYMBOL": f"metalmm_kernel_{key}"}
+        parts += [f"#undef METALMM_{name}\n#define METALMM_{name} {value}\n" for name, value in names.items()]
+        parts.append(f"namespace {scope} {{\n{kernel.lowered().removeprefix(_INCLUDE)}\n}}\n")
+    return "".join(parts)
+
+
+def _compile(kernel: _Kernel, lowered: str, target: Path) -> None:
+    """Makes the module `target` of C++ with that kernel's compiler and flags."""
+    cxx, flags = kernel.cxx, kernel.flags
+    target.with_suffix(".cpp").write_text(lowered)
+    is_plain = lowered.startswith("#include")  # else it asks for more of the runtime than parsed headers have
+    parsed, plain = _parsed_header(cxx, flags) if is_plain else [], [f"-I{compiler.MSL / 'runtime'}"]
+    try:
+        _compile_to(kernel, target, [*parsed, *plain])
+    except CompileError as error:
+        if not parsed or not _BLAMES.search(str(error)):
+            raise
+        _compile_to(kernel, target, plain)
+        _parsed[_header_key(cxx, flags)] = None
+        Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
+    if not target.is_file():
+        raise CompileError(f"{cxx.path} ended as if all were well, and made no file")
+    check_headers()
+
+
+def _compile_to(kernel: _Kernel, target: Path, header: Sequence[str]) -> None:
+    path, flags, source = kernel.cxx.path, kernel.flags, target.with_suffix(".cpp")
+    try:
+        if kernel.job.debug:  # in two steps: a link with the sanitizer's flag would bring its library
+            made = str(source.with_suffix(".o"))
+            compiler.run([path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
+            compiler.run([path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
+        else:
+            compiler.run([path, *flags, *header, "-o", str(target), str(source), "-lm"])
+    except CompileError as error:
+        if _FULL.search(str(error)):  # which is the folder's fault: the cache takes another
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
+
+
+def _without_link(flags: Sequence[str]) -> list[str]:
+    return [f for f in flags if f != "-shared" and not f.startswith("-Wl,")]
+
+
+def _key_of(cxx: Compiler, flags: Sequence[str], *texts: str) -> str:
+    parts = [*texts, cxx.path, cxx.version, " ".join(flags), compiler.machine(), header_digest()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _header_key(cxx: Compiler, flags: Sequence[str]) -> str:
+    return _key_of(cxx, flags, str(compiler.MSL / "runtime" / "parsed.h"))
+
+
+def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
+    """Flags that name the runtime's headers as clang keeps them once parsed: without them a kernel takes it half as long again. None where
+    they cannot be made, and for g++, which would gain a tenth of it."""
+    if cxx.kind != "clang":
+        return []
+    key = _header_key(cxx, flags)
+    kept = _parsed.get(key)
+    if key not in _parsed or (kept and not kept.is_file()):
+
+        def parse(target: Path) -> None:
+            timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
+            header = str(compiler.MSL / "runtime" / "parsed.h")
+            compiler.run([cxx.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
+            check_headers()
+            if not target.is_file():
+                raise CompileError("no headers were parsed")
+
+        try:
+            _parsed[key] = kept = cache.fetch(f"{key}.pch", parse)
+        except CompileError:  # the kernel's own compilation says it, if there is more to it
+            _parsed[key] = kept = None
+    return ["-include-pch", str(kept)] if kept else []
+
+
+def _digest_of(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def header_digest() -> str:
+    """Of all headers that a kernel may include."""
+    return _digest_of([*sorted((compiler.MSL / "runtime").rglob("*.h")), *sorted((compiler.MSL / "include").rglob("*"))])
+
+
+def check_headers() -> None:
+    """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
+    if header_digest.__wrapped__() != header_digest():
+        raise CompileError(f"the headers in {compiler.MSL} have changed since this process began; begin another")
+
+
+@functools.cache
+def _lowering_digest() -> str:
+    return _digest_of(Path(str(module.__file__)) for module in (cpu_target, passes, program, rules, tokens))
+
+
+def source_digest() -> str:
+    """Of what makes code of a kernel's text, whatever compiles it then."""
+    return header_digest() + _lowering_digest()

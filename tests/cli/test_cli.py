@@ -1,0 +1,68 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+
+import metalmm
+import pytest
+from metalmm import cli
+from support.here import DEVICE
+
+
+def test_variants_lists_every_id_and_why_one_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["variants", "--all"]) == 0
+    text = capsys.readouterr().out
+    for v in metalmm.variants():
+        assert any(row.split()[0] == v for row in text.splitlines()), v
+    assert "off: staging B" in text
+    fused = next(row for row in text.splitlines() if row.startswith("q8/canonical_fused3_"))
+    assert "q8_0:canonical 3 of one A nt m=1 no c" in fused
+    assert all(f"  {part} nt m=1" in text for part in ("q4_0", "q8_0 2 of one A", "2 of one A, swiglu"))
+    assert cli.main(["variants", "--family", "q8", "--json"]) == 0
+    listed = {v["id"]: v for v in json.loads(capsys.readouterr().out)["variants"]}
+    assert [listed["q8/nk_swiglu_wide_c4_tg32"][key] for key in ("storage", "weights", "swiglu")] == ["q8_0", 2, True]
+    assert cli.main(["variants", "--family", "m1_optimized_v3"]) == 0
+    text = capsys.readouterr().out
+    assert "_tg64 " not in text
+    assert "5 variants; 21 more are off (--all)" in text
+    assert cli.main(["variants", "--family", "nobody"]) == 2
+    assert "no family 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.needs("simdgroup_matrix")
+def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128", "m=1", "n=896", "k=896", "nt"]) == 0
+    text = capsys.readouterr().out
+    assert "14 x 1 x 1 threadgroups of 1 x 64 outputs" in text
+    assert "128 a threadgroup (limit 128), 1792 in all, 2 an output" in text
+    assert "1024 bytes of 32768" in text
+    assert "barriers            8 a threadgroup" in text, "one before the first of 7 tiles, one after each"
+    assert f"at least {2 * (896 + 896 * 896 + 896)}" in text
+    assert cli.main(["explain", "mlx/m1_fast_nt", "n=130", "k=64", "m=20", "batch=2", "nt"]) == 0
+    assert "gemm_simdgroup<half, 8, 128, 64, 1, 4, false, true, false, false, true, true>" in capsys.readouterr().out
+    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
+    text = capsys.readouterr().out
+    assert "barriers            0 a threadgroup" in text
+    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64 k=64 batch=14 nt calls=24"]) == 0
+    assert capsys.readouterr().out == text, "a shape in one argument"
+
+
+def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, message in [
+        ("gemv/baseline m=2 n=4 k=4", 1, "m=2 is not 1; supported by"),
+        ("gemv/basline n=4 k=4", 2, "did you mean gemv/baseline"),
+        ("gemv/baseline n=4", 2, "k is missing"),
+        ("gemv/baseline n=4 k=4 nx", 2, "'nx' is no part of a shape"),
+        ("gemv/baseline n=0 k=4", 2, "a size of 0"),
+        ("gemv/baseline n=4 k=4 nn nt", 2, "'nn' and 'nt': a shape has one layout"),
+        ("gemv/baseline n=4 k=4 n=5", 2, "'n=4' and 'n=5': a shape has one n"),
+        ("gemv/baseline n=4 k=4 float16 float32", 2, "a shape has one type"),
+        ("q8/nk_l4_c1_s1_d7_tg64 n=4 k=4 q8_0 q4_0:canonical", 2, "a shape has one format"),
+        ("gemv/baseline n=4 k=4 nt", 1, "layout nt is not one of nn (nn: transpose_b=False)"),
+    ]:
+        assert cli.main(["explain", *words.split()]) == code
+        assert message in capsys.readouterr().err
+    if DEVICE == "cpu" and not metalmm.metal_devices():
+        assert cli.main(["explain", "mps/baseline", "n=4", "k=4"]) == 2
+        assert "mps/baseline is of device metal alone: no Metal device" in capsys.readouterr().err

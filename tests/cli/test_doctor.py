@@ -1,0 +1,180 @@
+"""metalmm doctor: it ends, says what does not work and what is done instead, and goes on after what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import cli, doctor
+from metalmm.bench.sizes import Shape
+from support.here import DEVICE, FAKE
+
+needs_fake = pytest.mark.skipif(not FAKE, reason="injects faults, which only the fake Metal allows")
+
+
+def run(tmp_path: Path, *arguments: str, seconds: float = 100) -> tuple[int, dict[str, Any]]:
+    path = tmp_path / "doctor.json"
+    path.unlink(missing_ok=True)
+    status = cli.main(["doctor", "--device", DEVICE, "--seconds", str(seconds), "--json", str(path), *arguments])
+    return status, json.loads(path.read_text())
+
+
+def states(data: dict[str, Any]) -> dict[str, str]:
+    return {f"{c['section'].split(':')[0].split(',')[0]}/{c['name']}": c["state"] for c in data["checks"]}
+
+
+@pytest.fixture(autouse=True)
+def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a first run compiles in seconds."""
+    families = ("gemv", "gemm_tiled", "mps", "blas", "planted")
+    monkeypatch.setattr(doctor, "variants", lambda *a, **k: [v for v in metalmm.variants(*a, **k) if v.family in families])
+    shape = Shape("x", 1, 1, 128, 96, False, True, False, 1.0, 0.0)
+    monkeypatch.setattr(doctor.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
+
+
+def test_all_is_well_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, data = run(tmp_path)
+    found = states(data)
+    assert status == 0 and set(found.values()) <= {"ok", "without", "skipped"}, data["checks"]
+    assert (data["schema"], data["version"]) == ("metalmm-doctor", 1)
+    assert data["environment"]["device"] == DEVICE
+    assert found["results/gemv"] == found["features/recordings"] == found["features/many submissions in flight"] == "ok"
+    assert all(c["seconds"] >= 0 for c in data["checks"])
+    out = capsys.readouterr().out
+    assert "results: one variant of each family" in out and f"{list(found.values()).count('ok')} ok" in out
+
+
+def test_the_time_is_kept_and_what_was_left_out_is_named(tmp_path: Path) -> None:
+    status, data = run(tmp_path, seconds=0)
+    assert status == 0 and set(states(data).values()) == {"skipped"}
+
+
+def test_a_wrong_variant_is_wrong_and_the_others_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "bad.metal").write_text(
+        '#include <metal_stdlib>\n#include "params.h"\nusing namespace metal;\n'
+        "template <int TG> [[kernel, max_total_threads_per_threadgroup(TG)]] void bad(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]],\n"
+        "    device half* D [[buffer(2)]], const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],\n"
+        "    uint i [[thread_index_in_threadgroup]]) { for (uint n = i; n < p.n; n += TG) D[n] = half(n == 5 ? 1.0f : 0.0f); }\n"
+    )
+    (tmp_path / "bad.toml").write_text(
+        'format = 2\n[kernels.bad]\ntemplate = ["threads"]\ntile = [1, 0]\nsupports = { m = 1, layouts = ["nn"] }\n'
+        '[families.planted.variants]\nwrong = { kernel = "bad", threads = 32 }\n'
+    )
+    status, data = run(tmp_path, "--manifest", str(tmp_path / "bad.toml"))
+    found = states(data)
+    assert status == 1
+    assert [name for name, state in found.items() if state == "wrong"] == ["results/planted"]
+    assert found["features/recordings"] == "ok"
+
+
+def test_sums_that_are_not_of_float32_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What float16 would lose at each step of a sum, within the bound of float32's worst case."""
+    device = doctor.Doctor(DEVICE, 60, quiet=True)
+    device.sums_of_mps()
+    assert device.checks[-1].state in ("ok", "without")
+    if device.checks[-1].state == "without":
+        pytest.skip("no library here")
+
+    def coarse(v: str, a: Any, b: Any, device: metalmm.Device) -> Any:
+        total = np.zeros((1, b.shape[1]), np.float16)
+        for i in range(a.shape[1]):
+            total = (total + a[:, i : i + 1] * b[i]).astype(np.float16)
+        return total
+
+    monkeypatch.setattr(doctor, "matmul", coarse)
+    device.sums_of_mps()
+    assert device.checks[-1].state == "wrong", device.checks[-1]
+
+
+@needs_fake
+@pytest.mark.parametrize("fault", ["command_buffer_status", "library", "indirect", "mps"])
+def test_a_fault_is_found_and_does_not_end_it(fault: str, tmp_path: Path) -> None:
+    FAKE.inject(fault, 2)
+    try:
+        status, data = run(tmp_path)
+    finally:
+        FAKE.inject(fault, 0)
+    found = list(states(data).values())
+    assert status == 1 and 1 <= found.count("wrong") <= 2, data["checks"]
+    assert found.count("ok") > 10
+
+
+@needs_fake
+def test_what_a_virtual_gpu_lacks_is_without_and_not_wrong(tmp_path: Path) -> None:
+    before = {name: FAKE.set(name, value) for name, value in (("apple_family", 5), ("mps", 0), ("no_copy_zero", 1), ("counters", 0))}
+    try:
+        status, data = run(tmp_path)
+    finally:
+        for name, value in before.items():
+            FAKE.set(name, value)
+    found = states(data)
+    assert status == 0
+    assert data["lacking"] == ["simdgroup_matrix", "mps"]
+    for name in (
+        "features/times of each dispatch",
+        "features/recordings",
+        "features/pages of NumPy's in place",
+        "the library's sums of float16/sums that cancel",
+    ):
+        assert found[name] == "without"
+
+
+@needs_fake
+def test_each_option_is_tried_and_one_that_pays_is_recommended(tmp_path: Path) -> None:
+    before = {name: FAKE.set(name, value) for name, value in (("in_time", 1), ("status_lag_us", 3000))}
+    try:
+        status, data = run(tmp_path)
+    finally:
+        for name, value in before.items():
+            FAKE.set(name, value)
+    (recommended,) = [c for c in data["checks"] if c["name"] == "recommended"]
+    assert status == 0
+    assert recommended["data"]["options"]["return_on_event"] is True
+    tried = [c["name"] for c in data["checks"] if c["section"].startswith("options")]
+    assert [t.split("=")[0] for t in tried[1:-2]] == ["return_on_event", "untracked", "first_commit", "indirect"]
+
+
+TIMES = {"batch_us": 100.0, "call_us": 100.0, "replay_us": 100.0}
+
+
+@needs_fake
+@pytest.mark.parametrize(
+    ("name", "key", "us", "again", "recommended"),
+    [
+        ("return_on_event", "call_us", 89, 100, True),
+        ("return_on_event", "call_us", 91, 100, False),
+        ("return_on_event", "call_us", 89, 95, False),
+        ("return_on_event", "batch_us", 50, 100, False),
+        ("untracked", "batch_us", 89, 100, True),
+        ("first_commit", "batch_us", 89, 100, True),
+        ("indirect", "replay_us", 89, 100, True),
+    ],
+)
+def test_an_option_is_recommended_where_it_saves_a_tenth_of_its_own_time(
+    name: str, key: str, us: float, again: float, recommended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(self: doctor.Doctor, what: str, options: dict[str, Any]) -> dict[str, Any]:
+        return {**TIMES, key: us} if name in options else {**TIMES, key: again} if "again" in what else TIMES
+
+    monkeypatch.setattr(doctor.Doctor, "_timed", timed)
+    device = doctor.Doctor("metal", 60, quiet=True)
+    device.options()
+    assert (name in device.checks[-1].data["options"]) == recommended
+
+
+@pytest.mark.parametrize(("part", "words"), [(0.9, "within the bound"), (1.1, "past the bound")])
+def test_sums_are_judged_within_the_bound_and_past_it(part: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = doctor.Doctor(DEVICE, 60, quiet=True)
+    if not any(v.library for v in doctor.variants(device=device.device)):
+        pytest.skip("no library here")
+
+    def off(v: str, a: Any, b: Any, device: metalmm.Device) -> Any:
+        return metalmm.reference(a, b) + part * metalmm.error_bound(a, b)
+
+    monkeypatch.setattr(doctor, "matmul", off)
+    device.sums_of_mps()
+    assert device.checks[-1].state == "wrong" and words in device.checks[-1].what

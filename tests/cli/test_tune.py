@@ -1,0 +1,226 @@
+"""From shapes to a decision: bench by its rule, broken and interrupted runs, tune and "auto", the step, comparisons, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import backends, cli, manifest, tuning
+from metalmm.bench import search, sizes
+from support.decide import QUICK
+from support.here import DEVICE, ROOT
+
+
+def test_auto_goes_by_what_was_tuned(device: metalmm.Device, capsys: pytest.CaptureFixture[str]) -> None:
+    x, w = np.ones((1, 64), np.float16), np.ones((64, 64), np.float16)
+    before = device.prepare("auto", x, w, transpose_b=True)
+    assert before.variant == tuning.choose(device, before.spec)[0]
+    assert cli.main(["tune", "--spec", "n=64 k=64 nt", "--backends", "m1_optimized_v2", *QUICK, "--json", "t.json"]) == 0
+    chosen = json.loads(Path("t.json").read_text())["choices"][0]["variant"]
+    assert chosen.startswith("m1_optimized_v2/") and metalmm.load_tuning() == 1
+    assert device.prepare("auto", x, w, transpose_b=True).variant == chosen
+    assert device.prepare("auto", x[:, :60].copy(), w[:, :60].copy(), transpose_b=True).variant == chosen, "a near shape"
+    assert device.prepare("auto", x, np.ones((64, 200), np.float16)).variant != chosen, "another layout"
+    assert before.variant == str(before.variant), "a prepared call stays what it was"
+    capsys.readouterr()
+    assert cli.main(["explain", "auto", "n=64", "k=64", "nt"]) == 0
+    text = capsys.readouterr().out
+    assert f"{chosen}: " in text and "tuned on this shape" in text
+    assert cli.main(["explain", "auto", "n=100", "k=64", "nt"]) == 0
+    assert "tuned on the near shape MatmulSpec(m=1 n=64 k=64" in capsys.readouterr().out
+    assert cli.main(["explain", "auto", "n=1000", "k=64", "nt"]) == 0
+    assert "preferred" in capsys.readouterr().out
+
+
+@pytest.mark.needs("simdgroup_matrix")
+def test_auto_gives_right_results_for_every_kind_of_operation(device: metalmm.Device) -> None:
+    draw = np.random.default_rng(0)
+    for m, n, k, batch, ta, tb, dtype in [
+        (1, 33, 65, 1, 0, 1, "float16"),
+        (1, 33, 65, 1, 0, 0, "float32"),
+        (5, 40, 64, 1, 0, 1, "float16"),
+        (70, 33, 20, 2, 1, 1, "float16"),
+    ]:
+        lead = (batch,) if batch > 1 else ()
+        a = draw.standard_normal((*lead, *((k, m) if ta else (m, k)))).astype(dtype)
+        b = draw.standard_normal((*lead, *((n, k) if tb else (k, n)))).astype(dtype)
+        bias, options = draw.standard_normal(n).astype(dtype), {"transpose_a": bool(ta), "transpose_b": bool(tb)}
+        for epilogue in ({}, {"bias": bias, "alpha": 0.5}):
+            out = metalmm.matmul("auto", a, b, device=device, **options, **epilogue)
+            bound = metalmm.error_bound(a, b, **options, **epilogue)
+            assert (np.abs(out - metalmm.reference(a, b, **options, **epilogue)) <= bound).all()
+
+
+def test_a_choice_whose_kernel_has_changed_is_not_used(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = metalmm.MatmulSpec(1, 64, 64, transpose_b=True)
+    key, name = tuning.Key.of(spec), "m1_optimized_v2/nt_bn64_col"
+    for digest, used in ((manifest.kernel_sha256(name, spec), True), ("0" * 64, False)):
+        tuning.write(Path("t.json"), tuning.device_key(device), [tuning.Choice(key, name, digest, 1.0, "today")])
+        assert metalmm.load_tuning("t.json") == 1
+        chosen, why = tuning.choose(device, spec)
+        assert (chosen == name) == used and ("its kernel has changed" in why) != used
+    tuning.write(Path("t.json"), "another device", [tuning.Choice(key, name, None, 1.0, "today")])
+    assert set(tuning.read(Path("t.json"))) == {tuning.device_key(device), "another device"}
+
+
+def test_what_devices_prefer_is_there() -> None:
+    """A winner that no manifest has is passed over: for a user's. Ours are ids, and take the shapes they won."""
+    ids = set(metalmm.variants())
+    for backend in map(backends.get, ("cpu", "cuda", "metal")):
+        assert {*backend.preferred, *(name for *_, name in backend.winners)} <= ids
+        for layout, n, k, name in backend.winners:
+            v = manifest.get(name)
+            spec = metalmm.MatmulSpec(2 if "tiles" in name else 1, n, k, transpose_b=layout == "nt", b_storage=v.storage)
+            assert not v.lacks(spec), name
+
+
+def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearer choices first; winners of the user's runs near their shapes alone; then the preferred; a choice for another kind never."""
+    spec = metalmm.MatmulSpec(1, 900, 4000, transpose_b=True)
+    monkeypatch.setattr(
+        type(device.backend),
+        "winners",
+        (
+            ("nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
+            ("nn", 900, 4000, "gemv/baseline"),
+            ("nt", 900, 4000, "q8/nk_wide_c4_tg32"),
+            ("nt", 900, 4000, "in no/manifest"),
+            ("nt", 900, 4000, "q8/nk_tiles_t4_s1_d3_tg64"),
+            ("nt", 900, 4000, "affine/a4_nk_gemm_bm32_bn32_bk32"),
+        ),
+    )
+    for m in (2, 5, 8):  # what takes no m of 1, of every m that it takes
+        assert tuning.choose(device, metalmm.MatmulSpec(m, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_tiles_t4_s1_d3_tg64"
+    assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="affine4"))[0] == "affine/a4_nk_gemm_bm32_bn32_bk32"
+    for m, batch, storage in ((9, 1, "q8_0"), (2, 1, "affine4"), (9, 1, "affine4"), (1, 2, "affine4"), (1, 1, "affine4:32")):
+        other = metalmm.MatmulSpec(m, 900, 4000, batch, b_storage=storage)
+        assert "measured best" not in tuning.choose(device, other)[1]
+    assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="q8_0"))[0] == "q8/nk_wide_c4_tg32"
+    assert tuning.choose(device, spec) == (
+        "m1_optimized_v5/nt_bn4_largek_smalln_tg256",
+        "measured best on n=896 k=4864 on such a device; not tuned on this one",
+    )
+    for other in (
+        metalmm.MatmulSpec(1, 900, 400, transpose_b=True),
+        metalmm.MatmulSpec(1, 900, 4000, transpose_b=True, dtype="float32"),
+        metalmm.MatmulSpec(2, 900, 4000, transpose_b=True),
+    ):
+        assert "measured best" not in tuning.choose(device, other)[1]
+    name = "m1_optimized_v2/nt_bn64_col"
+    choices = [
+        tuning.Choice(
+            tuning.Key.of(metalmm.MatmulSpec(1, n, 4000, transpose_b=True)),
+            v,
+            manifest.kernel_sha256(v, metalmm.MatmulSpec(1, n, 4000, transpose_b=True)),
+            1.0,
+            "t",
+        )
+        for n, v in ((500, "m1_optimized_v2/nt_bn128_col"), (1000, name))
+    ]
+    tuning.write(Path("t.json"), tuning.device_key(device), choices)
+    metalmm.load_tuning("t.json")
+    assert tuning.choose(device, spec)[0] == name
+    with pytest.raises(metalmm.UnknownVariantError, match="'auto' is no variant"):
+        manifest.get("auto")
+    for text in ("{", '{"schema": "metalmm-tuning", "version": 2}', '{"schema": "metalmm-tuning", "version": 1, "devices": {"cpu": [{}]}}'):
+        Path("bad.json").write_text(text)
+        with pytest.raises(tuning.TuningError, match=r"bad\.json"):
+            metalmm.load_tuning("bad.json")
+    assert tuning.choose(device, spec)[0] == name, "what was loaded before stays"
+
+
+def test_a_new_manifest_is_seen_by_auto(tmp_path: Path, device: metalmm.Device) -> None:
+    x, w = np.ones((1, 64), np.float16), np.ones((64, 64), np.float16)
+    first = device.prepare("auto", x, w, transpose_b=True).variant
+    key = tuning.Key.of(metalmm.MatmulSpec(1, 64, 64, transpose_b=True))
+    (tmp_path / "m.toml").write_text(
+        f'format = 2\n[kernels.columns_direct]\nsource = "{manifest.get("m1_optimized_v4/nt_tiny_bn32_tg64").source}"\ntemplate = ["type", "bn", "threads", "unroll"]\n'
+        'tile = [1, "bn"]\nsupports = { m = 1, layouts = ["nt"] }\n[families.mine.variants]\none = { kernel = "columns_direct", bn = 32, unroll = 4, threads = 32 }\n'
+    )
+    metalmm.load_variants(tmp_path / "m.toml")
+    tuning.write(
+        Path("t.json"),
+        tuning.device_key(device),
+        [tuning.Choice(key, "mine/one", manifest.kernel_sha256("mine/one", tuning.spec_of(key)), 1.0, "t")],
+    )
+    metalmm.load_tuning("t.json")
+    assert device.prepare("auto", x, w, transpose_b=True).variant == "mine/one"
+    manifest.unload(tmp_path / "m.toml")
+    assert device.prepare("auto", x, w, transpose_b=True).variant == first
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="some dozens of kernels to compile; the fake's turn would add nothing")
+def test_search_tries_what_no_id_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ids = set(metalmm.variants())
+    assert (
+        cli.main(
+            [
+                "tune",
+                "--search",
+                "--budget",
+                "8",
+                "--spec",
+                "n=96 k=64 nt",
+                "--backends",
+                "m1_optimized_v2,m1_optimized_v5,m1_optimized_v6,m1_optimized_v7",
+                *QUICK,
+                "--json",
+                "t.json",
+                "--seed",
+                "3",
+            ]
+        )
+        == 0
+    )
+    found = json.loads(Path("t.json").read_text())["search"][0]
+    assert len(found["tried"]) == 8 and any(t["ms"] for t in found["tried"])
+    own = {v.kernel for v in metalmm.variants() if v.family in ("m1_optimized_v2", "m1_optimized_v5", "m1_optimized_v6", "m1_optimized_v7")}
+    assert len(tried := {t["kernel"] for t in found["tried"]}) >= 3 and tried <= own, "of every kernel of these families something"
+    assert set(metalmm.variants()) == ids, "nothing of it stays registered"
+    capsys.readouterr()
+    row = found["finalists"][0]["row"]
+    kernel = re.search(r'kernel = "(\w+)"', row)
+    assert kernel
+    table = (ROOT / "kernels" / "variants.toml").read_text()
+    text = re.search(rf"\[kernels\.{kernel[1]}\]\n(.*?)\n\n", table, re.S)
+    assert text
+    body = re.sub(r'source = "(\w+\.metal)"', "", text[1])
+    source = manifest.search_space(manifest.BUILTIN)[kernel[1]]["source"]
+    (tmp_path / "mine.toml").write_text(
+        f'format = 2\n[kernels.{kernel[1]}]\nsource = "{ROOT / "kernels" / source}"\n{body}\n[families.mine.variants]\n{row}\n'
+    )
+    assert len(metalmm.load_variants(tmp_path / "mine.toml")) == 1, "a printed row is a manifest's"
+
+
+def test_candidates_follow_the_rules_of_the_manifest() -> None:
+    for shape in sizes.from_specs(["n=896 k=896 nt", "m=4 n=64 k=64 nn", "m=64 n=64 k=64 tt"]).shapes:
+        space = search.Space([manifest.BUILTIN], shape)
+        for name, all_of_it in space.candidates.items():
+            for c in all_of_it:
+                values = dict(c.values)
+                if name == "simd_columns":
+                    assert values["threads"] // 32 % values["split"] == 0 and shape.m <= values["rows"] < 2 * shape.m
+                if name == "gemm_simdgroup":
+                    assert shape.m > 1 and values["threads"] == 32 * values["wm"] * values["wn"]
+            if all_of_it:
+                assert all(
+                    sum(a != b for a, b in zip(all_of_it[0].values, n.values, strict=True)) == 1 for n in space.neighbours(all_of_it[0])
+                )
+    assert manifest.holds("a % 2 == 0 and b > 1 or a == 1", {"a": 4, "b": 2}) and not manifest.holds("a >= b", {"a": 1, "b": 2})
+    for bad in ("__import__('os')", "a.b", "a if b else c", "'x'", "a <", "1 < a < 3", "a // 0 == 1"):
+        with pytest.raises(ValueError):
+            manifest.holds(bad, {"a": 1, "b": 1, "c": 1})
+
+
+@pytest.mark.parametrize(("line", "message"), [('search = { bm = [] }', "bm"), ("search = 3", "takes a table"), ('search = { threads = [32], where = ["threads >"] }', "comparisons"), ('search = { threads = ["a"] }', "whole numbers"), ('flight = "x"', "flight"), ('busy = "1 +"', "busy")])  # fmt: skip
+def test_a_manifest_whose_search_is_wrong(line: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "k.metal").write_text("")
+    (tmp_path / "m.toml").write_text(
+        f'format = 2\n[kernels.k]\ntemplate = ["threads"]\ntile = [1, 32]\nsupports = {{ layouts = ["nt"] }}\n{line}\n[families.f.variants]\nv = {{ kernel = "k", threads = 32 }}\n'
+    )
+    with pytest.raises(metalmm.ManifestError, match=message):
+        metalmm.load_variants(tmp_path / "m.toml")

@@ -1,0 +1,149 @@
+"""One fixture: a row of the array, compiled with its neighbours, on a device of its own for each compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import metalmm
+import pytest
+from metalmm import modules, pipelines
+from support.changed import changed_kernels
+from support.here import DEVICE
+from support.pages import Pages
+from support.rows import Row, array, debug_array, known
+
+TENSOR_CORES = [v for v in metalmm.variants() if v.params.get("mma")] if DEVICE == "cpu" else []
+
+
+_ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "debug_row")
+
+
+def sort_key(row: Row) -> tuple[Any, ...]:
+    return row.debug, row.compiler, row.variant.kernel, row.variant.storage, str(row)
+
+
+ROWS = sorted([*array(), *array(TENSOR_CORES)], key=sort_key)
+DEBUG_ROWS = sorted([*debug_array(), *debug_array(TENSOR_CORES)], key=sort_key) if DEVICE == "cpu" else []
+
+
+@functools.cache
+def _on_cpu() -> dict[str, metalmm.Variant]:
+    return changed_kernels("cpu_")
+
+
+def _runnable(row: Row) -> Row:
+    """Of one that tensor cores alone run, the same on a stand-in for them."""
+    return replace(row, variant=_on_cpu()[row.variant]) if DEVICE == "cpu" and row.variant.params.get("mma") else row
+
+
+@functools.cache
+def device_for(compiler: str, debug: bool) -> metalmm.Device:
+    return metalmm.Device(DEVICE, **({"debug": True} if debug else {}))
+
+
+@contextlib.contextmanager
+def compiled_by(row: Row) -> Iterator[None]:
+    before = os.environ.get("METALMM_CXX")
+    if DEVICE == "cpu":
+        os.environ["METALMM_CXX"] = row.compiler
+    try:
+        yield
+    finally:
+        os.environ.pop("METALMM_CXX", None)
+        if before is not None:
+            os.environ["METALMM_CXX"] = before
+
+
+@functools.cache
+def _compile_group(rows: tuple[Row, ...]) -> None:
+    runnable = [_runnable(row) for row in rows]
+    with compiled_by(rows[0]):
+        pipelines.compile_together(device_for(rows[0].compiler, rows[0].debug), [(str(r.variant), r.specialization) for r in runnable])
+
+
+def groups_of(rows: list[Row]) -> dict[Row, tuple[Row, ...]]:
+    """Neighbours of one compiler."""
+    found, most = dict[Row, tuple[Row, ...]](), modules.MOST_TOGETHER
+    for compiler in dict.fromkeys(row.compiler for row in rows):
+        those = [row for row in rows if row.compiler == compiler]
+        for i in range(0, len(those), most):
+            found.update(dict.fromkeys(those[i : i + most], tuple(those[i : i + most])))
+    return found
+
+
+GROUPS = {**groups_of(ROWS), **groups_of(DEBUG_ROWS)}
+
+
+def _prepared(row: Row) -> Iterator[Row]:
+    if DEVICE == "cpu":
+        _compile_group(GROUPS[row])
+    with compiled_by(row):
+        yield _runnable(row)
+
+
+@pytest.fixture(scope="session", params=ROWS, ids=str)
+def row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    yield from _prepared(request.param)
+
+
+QUANTIZED_ROWS = [row for row in ROWS if row.variant.storage != "dense"]
+AFFINE_ROWS = [row for row in QUANTIZED_ROWS if "affine" in row.variant.storage]
+
+
+@pytest.fixture(scope="session", params=QUANTIZED_ROWS, ids=str)
+def quantized_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    yield from _prepared(request.param)
+
+
+@pytest.fixture(scope="session", params=AFFINE_ROWS, ids=str)
+def affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    yield from _prepared(request.param)
+
+
+@pytest.fixture(scope="session", params=[r for r in AFFINE_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
+def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    """Of one matrix, in float16."""
+    yield from _prepared(request.param)
+
+
+@pytest.fixture(scope="session", params=DEBUG_ROWS, ids=str)
+def debug_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    yield from _prepared(request.param)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> metalmm.Device:
+    """Of the row's compiler."""
+    row: Row = request.getfixturevalue(next(name for name in _ROW_FIXTURES if name in request.fixturenames))
+    return device_for(row.compiler, row.debug)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that does not fit its row's instance would cost a compilation, and prove it of another instance."""
+    if DEVICE != "cpu" or not set(_ROW_FIXTURES) & set(request.fixturenames):
+        return
+    real = modules._compile
+
+    def refuse(kernel: Any, lowered: str, target: Any) -> None:
+        if "metalmm_unit" in lowered:
+            return real(kernel, lowered, target)
+        raise AssertionError(f"{kernel.job.kernel} is compiled outside of its group")
+
+    if not os.environ.get("METALMM_SINGLE"):
+        monkeypatch.setattr(modules, "_compile", refuse)
+
+
+@pytest.fixture(scope="session")
+def pages() -> list[Pages]:
+    return [Pages() for _ in range(18)]
+
+
+@pytest.fixture(scope="session")
+def every_variant() -> list[metalmm.Variant]:
+    return [*known(), *TENSOR_CORES]

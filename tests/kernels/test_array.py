@@ -1,0 +1,60 @@
+"""What the array covers: a gap is an error here, and the figures are what README says."""
+
+from __future__ import annotations
+
+import itertools
+
+import metalmm
+import pytest
+from metalmm import manifest
+from support import coverage
+from support.here import ALL_OF_IT, COMPILERS, DEVICE
+from support.rows import What, _choices, array, debug_array, pairs_of
+
+ROWS = array()
+
+
+def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
+    without = {str(v) for v in every_variant} - {str(row.variant) for row in [*ROWS, *array(every_variant)]}
+    assert not without
+    assert set(every_variant) >= {v for v in metalmm.variants() if v.kernel and not v.library} or DEVICE != "cpu"
+
+
+def test_every_strategy_has_each_type_layout_and_compiler() -> None:
+    """The full product, as the registry says what each takes."""
+    have = {(What.of(row.variant), row.layout, row.dtype, row.compiler) for row in ROWS}
+    compilers = COMPILERS if DEVICE == "cpu" else ["-"]
+    for v in {row.variant for row in ROWS}:
+        for layout, dtype, compiler in itertools.product(v.supports["layouts"], v.types, compilers):
+            assert (What.of(v), layout, dtype, compiler) in have, (v, layout, dtype, compiler)
+
+
+def test_every_alignment_is_paired_with_each_type_layout_and_format() -> None:
+    have = set().union(*map(pairs_of, ROWS))
+    for row in ROWS:
+        for given in _choices(row.variant):
+            other = type(row)(row.variant, row.dtype, row.layout, given, row.compiler)
+            assert pairs_of(other) <= have, other
+
+
+def test_debug_mode_has_each_strategy_format_and_end(every_variant: list[metalmm.Variant]) -> None:
+    if DEVICE != "cpu":
+        pytest.skip("debug mode is the CPU device's")
+    have = {What.of(row.variant) for row in debug_array(every_variant)}
+    assert have == {What.of(v) for v in every_variant}
+
+
+def test_every_field_of_an_operation_is_an_axis() -> None:
+    """A new field of MatmulSpec, or a new entry of what a variant supports, has to be added to the array or to its calls."""
+    fields = {name for name in dir(metalmm.MatmulSpec) if not name.startswith("_")}
+    known = {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage", "also_n", "swiglu"}
+    assert fields - known == {"layout", "least_bytes", "b_bytes"}
+    supports = {key for row in ROWS for key in row.variant.supports}
+    assert supports <= {"m", "n", "k", "batch", "layouts", "bias", "c", "alpha"}
+    assert set(manifest.SPECIALIZATIONS) == {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"}
+
+
+def test_the_figures_are_what_readme_says() -> None:
+    if DEVICE != "cpu" or len(COMPILERS) < 2 or ALL_OF_IT:
+        pytest.skip("README has those of the CPU suite with both compilers")
+    assert coverage.sentence() in coverage.README.read_text(), f"README should say: {coverage.sentence()}"

@@ -1,0 +1,53 @@
+"""In debug mode: every element of every result is written once, no order of threads changes a bit, no vector is off its alignment."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import numerics
+from support.here import DEVICE
+from support.operands import Call, draw
+from support.rows import Row
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")
+
+
+def sizes(row: Row) -> list[tuple[int, int, int]]:
+    return [(33, 67, 37), (64, 128, 64)] if row.variant.tile[0] > 8 else [(3, 131, 133), (3, 132, 260)]
+
+
+def run_counted(call: Call, device: metalmm.Device) -> tuple[list[Any], list[Any]]:
+    """Results, and how often each element of them was written."""
+    outs = [np.full(reference.shape, np.nan, call.a.dtype) for reference, _ in call.judged()]
+    counts = []
+    for i in range(len(outs)):  # a device watches one array
+        watched = dataclasses.replace(call, out=outs[0] if call.row.variant.swiglu else outs)
+        of_this = device.count_writes(outs[i])
+        watched.run(device)
+        counts.append(of_this)
+    return outs, counts
+
+
+def test_every_element_is_written_once_in_any_order(debug_row: Row, device: metalmm.Device) -> None:
+    """Threads, simdgroups and threadgroups in another order each time; no variant uses atomics, so that no bit may differ."""
+    for m, n, k in sizes(debug_row):
+        call = draw(debug_row, m, n, k, batch=2, bias=True)
+        first: list[Any] = []
+        for turn in range(3):
+            outs, counts = run_counted(call, device)
+            for out, count, (reference, bound) in zip(outs, counts, call.judged(), strict=True):
+                assert (count == 1).all(), f"{debug_row}: elements are written {count.min()} to {count.max()} times"
+                assert not numerics.mismatch(out, reference, bound)
+            first = first or outs
+            for one, other in zip(first, outs, strict=True):
+                np.testing.assert_array_equal(one.view(np.uint16), other.view(np.uint16), err_msg=f"turn {turn}")
+
+
+def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.Device) -> None:
+    """Right on x86 either way, and not on a GPU."""
+    for i, (m, n, k) in enumerate(((3, 66, 128), (37, 33, 131), (3, 40, 896))):
+        draw(debug_row, m, n, k, batch=3, bias=True, c=True, beta=1.0, exact=True, pad=i, seed=i).check_equal(device)

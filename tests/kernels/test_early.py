@@ -1,0 +1,74 @@
+"""Kernels that read weights before they wait for the dispatch before: nothing else is read before the wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import _core, kernel_source, pipelines
+from support.changed import changed_kernels
+from support.here import DEVICE, LINUX
+from support.pages import Pages
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has a copy of the memory")
+
+EARLY = {
+    (v.kernel, v.storage, *map(v.params.get, ("staged", "wide", "mma")), v.weights, v.swiglu): v
+    for v in metalmm.variants()
+    if v.source and kernel_source.KernelText(v.source.read_text(), str(v.source)).is_early and v.storage in ("dense", "q8_0", "affine4")
+}
+SIZES = ((67, 133), (40, 896))
+WAIT = "{ metal::simdgroup_barrier(metal::mem_flags::mem_none); }"
+STOP = "{ do metal::threadgroup_barrier(metal::mem_flags::mem_none); while (metal::simd_sum(1.0f) > 0.0f); }"
+
+
+def rows_of(v: metalmm.Variant) -> int:
+    return 1 if v.supports.get("m") == 1 else 3
+
+
+@pytest.fixture(scope="module")
+def stopping() -> dict[str, metalmm.Variant]:
+    """The variants, with all lanes of a threadgroup stopping for good where kernels/include/wait.h lets them wait; their compiler cannot know
+    that it is for good, and leave out what is read beforehand."""
+    return changed_kernels("stopping_", ("include/wait.h", WAIT, STOP))
+
+
+def compile_both(v: metalmm.Variant, device: metalmm.Device) -> None:
+    is_nt, also_n = v.supports["layouts"][0] == "nt", v.weights - 1
+    specs = [
+        metalmm.MatmulSpec(rows_of(v), n, k, transpose_b=is_nt, b_storage=v.storage, also_n=(n,) * also_n, swiglu=v.swiglu)
+        for n, k in SIZES
+    ]
+    pipelines.compile_together(device, [(str(v), _core._specialization(v, spec)) for spec in specs])
+
+
+@pytest.mark.parametrize("v", EARLY.values())
+def test_weights_and_bias_alone_are_read_before_the_wait(
+    v: metalmm.Variant, stopping: dict[str, metalmm.Variant], pages: list[Pages]
+) -> None:
+    """Whoever comes to A, C or D before the wait finds no memory there, which is another error."""
+    device, rng, m = metalmm.Device("cpu", timeout=0.05), np.random.default_rng(14), rows_of(v)
+    compile_both(stopping[v], device)
+    form, _, layout = v.storage.partition(":")
+    for n, k in SIZES:
+        is_nt = v.supports["layouts"][0] == "nt"
+        w = rng.standard_normal((n, k) if is_nt else (k, n)).astype(np.float16)
+        b: Any = w if form == "dense" else metalmm.quantize(w, form, layout=layout or "nk")
+        a, *rest = (p.put(np.zeros(size, np.float16), True) for p, size in zip(pages, ((m, k), *[(m, n)] * 3), strict=False))
+        bias, stops = rng.standard_normal(n).astype(np.float16), stopping[v]
+        if v.swiglu:
+            call = device.prepare_fused(stops, a, [b, b], bias=[bias, bias], activation="swiglu", out=rest[0])
+        elif v.weights > 1:
+            call = device.prepare_fused(stops, a, [b] * v.weights, bias=[bias] * v.weights, out=rest[: v.weights])
+        else:
+            call = device.prepare(stops, a, b, c=rest[0], beta=1.0, bias=bias, transpose_b=is_nt, out=rest[1])
+        for p in pages[:4]:
+            p.lock(True)
+        try:
+            with pytest.raises(metalmm.KernelError, match="timeout"):
+                call()
+        finally:
+            for p in pages[:4]:
+                p.lock(False)

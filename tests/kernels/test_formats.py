@@ -1,0 +1,151 @@
+"""Rows of quantized weights: the extremes of each format, biases near and far, infinities in one column."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import metalmm
+import numpy as np
+from metalmm import numerics, quantized
+from support.operands import DTYPES, Call, draw
+from support.rows import Row
+
+FORMS = {"q8_0": 255, "q4_0": 15, "affine8": 255, "affine4": 15}
+
+
+def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:
+    """A call whose matrices are what `change` makes of them."""
+    call = draw(row, 3, n, k, seed=seed)
+    call.b = [change(q) for q in call.b]
+    return call
+
+
+def made(row: Row, integers: Any, scales: Any, biases: Any = None) -> Any:
+    """A matrix of stored integers [n, k], scales and biases [n, groups of 32]."""
+    form, _, layout = row.variant.storage.partition(":")
+    dtype = DTYPES[row.dtype] if "affine" in form else np.float16
+    return quantized._stored(form, layout or "nk", integers, 32, scales.astype(dtype), None if biases is None else biases.astype(dtype))
+
+
+def test_the_extremes_of_a_format(quantized_row: Row, device: metalmm.Device) -> None:
+    """Every value of a byte or half, scales that are zero, least, negative; A's zeros of both signs; infinities and NaN as in float64."""
+
+    def change(q: Any, last: float = 1.0) -> Any:
+        values = np.arange(q.values.size, dtype=np.int64).astype(np.uint8).view(q.values.dtype).reshape(q.values.shape)
+        scales = q.scales.copy()
+        scales.flat[::5], scales.flat[1::5], scales.flat[2::5] = 0, -0.5, 6e-8
+        scales.flat[7 % scales.size] = last
+        return replace(q, values=values, scales=scales)
+
+    for infinite, last in ((False, 1.0), (True, 1.0), (True, np.nan)):
+        call = with_weights(quantized_row, functools.partial(change, last=last), 6, 256)
+        rows = call.a if quantized_row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
+        rows[:, 3], rows[:, 4] = 0.0, -0.0
+        if infinite:
+            rows[0, 200] = np.inf
+        call.check(device)
+
+
+def test_infinities_stay_in_their_column(quantized_row: Row, device: metalmm.Device) -> None:
+    """Of which a lane may have read a piece before one of another column, or in place of one that is not there: of 1024, behind 896."""
+
+    def change(q: Any) -> Any:
+        scales = q.scales.copy()
+        (scales if q.layout == "nk" else scales.T)[np.arange(q.shape[0]) % 37 == 36] = np.inf
+        return replace(q, scales=scales)
+
+    call = with_weights(quantized_row, change, 300, 1024)
+    for out, (reference, bound) in zip(call.run(device), call.judged(), strict=True):
+        columns = np.arange(reference.shape[-1]) % 37 == 36
+        assert not (wrong := numerics.mismatch(out[:, ~columns], reference[:, ~columns], bound[:, ~columns])), f"{quantized_row}: {wrong}"
+        assert quantized_row.variant.swiglu or not np.isfinite(out[:, columns].astype(np.float32)).any()
+
+
+def test_a_bias_of_any_size(affine_row: Row, device: metalmm.Device) -> None:
+    """Weights near zero between terms that are not, wherever -bias / scale lies: on an integer, between two, far outside of them."""
+    rng = np.random.default_rng(5)
+
+    def change(q: Any, are_zero: bool) -> Any:
+        shape, dtype = q.scales.shape, q.scales.dtype
+        if are_zero:  # or what the bias's rounding leaves of them
+            scales = np.where(np.arange(q.scales.size).reshape(shape) % 2, 0.5, 0.37).astype(dtype)
+            zero = 0xDD if q.format == "affine8" else 0xD
+            return replace(q, values=np.full_like(q.values, 0xDD), scales=scales, biases=(-zero * scales.astype(np.float32)).astype(dtype))
+        scales = (rng.choice([1e-4, 0.01, -0.02, 1.0, 0.0], shape) * rng.uniform(0.5, 1, shape)).astype(dtype)
+        zeros = rng.choice([1, 0.5, 0.03], shape) * rng.integers(-20, 300, shape) * rng.choice([1, 1, 1, 100], shape)
+        return replace(q, scales=scales, biases=np.clip(-zeros * scales.astype(np.float64), -2000, 2000).astype(dtype))
+
+    for k in (1, 40, 256):
+        for are_zero in (False, True):
+            with_weights(affine_row, functools.partial(change, are_zero=are_zero), 24, k).check(device)
+
+
+def test_a_bias_that_is_tiny_beside_its_scale(affine_row: Row, device: metalmm.Device) -> None:
+    """Integers that are zero leave the bias alone, of which nothing may be lost: in some groups of a column, in some columns."""
+    rng = np.random.default_rng(6)
+
+    def change(q: Any) -> Any:
+        shape, dtype = q.scales.shape, q.scales.dtype
+        scales, biases = rng.uniform(0.5, 2, shape).astype(dtype), q.biases.copy()
+        tiny = rng.random(shape) < 0.1
+        biases[tiny] = (scales.astype(np.float64) * rng.choice([0, 1 / 3, -1e-3, 1e-5], shape)).astype(dtype)[tiny]
+        return replace(q, values=np.where(rng.random(q.values.shape) < 0.9, 0, q.values), scales=scales, biases=biases)
+
+    for n, k in ((9, 96), (300, 896), (70, 2000)):
+        with_weights(affine_row, change, n, k).check(device)
+
+
+def test_terms_that_cancel(single_affine_row: Row, device: metalmm.Device) -> None:
+    """Weights of half a scale, between two integers: their terms are three times as large, and one element of A hides the others'. And
+    scales and biases that are infinite, where one sum would be of both signs."""
+    row = single_affine_row
+    for k in (4, 32, 64, 127, 256):
+        call = draw(row, 3, 8, k)
+        k = call.b[0].shape[1]
+        integers, groups = np.ones((call.b[0].shape[0], k), np.int64), (call.b[0].shape[0], -(-k // 32))
+        integers[:, 0] = 3
+        rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
+        rows[...] = 1023 * 2.0**-24
+        rows[:, 0] = 1025
+        for scale, bias in ((1, -2.5), (np.inf, 1), (np.inf, -1), (-np.inf, 0), (2, np.inf), (-1, -np.inf)):
+            plain = Call(row, call.a, [made(row, integers, np.full(groups, scale), np.full(groups, bias))])
+            if scale == 1:
+                plain.c, plain.beta = np.full(plain.judged()[0][0].shape, -512.5, np.float16), 1.0
+                plain._judged.clear()
+            plain.check(device)
+
+
+def test_weights_beside_their_zero(single_affine_row: Row, device: metalmm.Device) -> None:
+    """At most a scale from zero between terms that are many, of each group another: one element of A, and C, leave nothing of the result
+    but what small ones of A give."""
+    row = single_affine_row
+    rng, top = np.random.default_rng(8), FORMS[row.variant.storage.partition(":")[0]]
+    for k in (128, 288, 896):
+        call = draw(row, 3, 24, k)
+        n, k = call.b[0].shape
+        groups = (n, -(-k // 32))
+        scales = rng.choice([0.37, 1, 0.011, -3.3], groups).astype(np.float16)
+        biases = (-scales * (rng.integers(0, top, groups) + rng.choice([0, 0.25, 0.499, 0.5], groups))).astype(np.float16)
+        zeros = np.repeat(-biases.astype(np.float64) / scales, 32, axis=1)[:, :k]
+        integers = np.clip(np.floor(zeros) + rng.integers(0, 2, (n, k)), 0, top).astype(np.int64)
+        rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
+        rows[...] = 1023 * 2.0**-24
+        rows[:, 0] = 1025
+        plain = Call(row, call.a, [made(row, integers, scales, biases)])
+        plain.c, plain.beta = -plain.judged()[0][0].astype(np.float16), 1.0
+        plain._judged.clear()
+        plain.check(device)
+
+
+def test_sums_before_the_scale_do_not_overflow(quantized_row: Row, device: metalmm.Device) -> None:
+    """x * 127 may be past the largest float where x * 127 * scale is not."""
+    row = quantized_row
+    if row.dtype == "float16" or row.variant.swiglu or "affine" in row.variant.storage:
+        return  # a float16 is never so large, and affine weights have biases
+    call = with_weights(row, lambda q: replace(q, scales=np.full_like(q.scales, 0.001)), 8, 64)
+    rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
+    rows[...] = 0
+    rows[0, 0] = rows[0, 33] = 1e37
+    call.check(device)

@@ -1,0 +1,155 @@
+"""Device cuda without a GPU: MSL becomes machine code for NVIDIA's GPUs, by NVRTC from PyPI."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import metalmm
+import pytest
+from metalmm import kernel_source, nvrtc
+from metalmm.backends import cuda
+from metalmm.errors import CompileError
+from metalmm.kernel_source import KernelText
+from metalmm.msl.program import Program
+from support.here import ROOT
+
+try:
+    nvrtc.find()
+except metalmm.Error as error:
+    pytest.skip(f"{error}: device cuda's kernels are NOT compiled", allow_module_level=True)
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+
+def built(text: str, kernel: str = "k", capability: int = 90, **options: object) -> bytes:
+    expanded = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
+    return cuda.build(KernelText(expanded, "own.metal", is_preprocessed=True), kernel, {}, capability, **options).read_bytes()  # type: ignore[arg-type]
+
+
+EVERY = bool(os.environ.get("METALMM_EVERY_INSTANCE"))  # make machine-code: ten minutes of two cores
+
+
+def instances() -> Iterator[tuple[Path, str, int]]:
+    """By capability: of one variant of each way through a template (by what most of it depends on; of blocks one of each kernel) the instance
+    that a call with whole, aligned tiles takes, for 9.0; of each kernel one of each type, for 8.0. Or all for both."""
+    asked = set[tuple[Path, str, int]]()
+    kernels = set[tuple[str, int]]()
+    ways = set[tuple[object, ...]]()
+    for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
+        if not v.kernel:
+            continue
+        way = (v.kernel, v.storage, v.swiglu, v.params.get("rows", 1) > 1, *map(v.params.get, ("read", "wide", "mma")))
+        if ":canonical" in v.storage:
+            way = (*way[:3], way[-1])
+        is_another = way not in ways
+        ways.add(way)
+        of_types = [list(group) for _, group in itertools.groupby(v.instances(), lambda x: x.partition(",")[0])]
+        for number, all_of_type in enumerate(of_types):
+            is_new = (v.kernel, number) not in kernels
+            kernels.add((v.kernel, number))
+            chosen = [(x, c) for x in all_of_type for c in (80, 90)] if EVERY else [(all_of_type[-1], 90)] * (number == 0 and is_another)
+            chosen += [(all_of_type[0], 80)] if is_new and not EVERY else []
+            for instance, capability in chosen:
+                if (v.source, instance, capability) not in asked:
+                    asked.add((v.source, instance, capability))
+                    yield v.source, instance, capability
+
+
+@pytest.mark.parametrize(("source", "instance", "capability"), list(instances()), ids=lambda x: "" if isinstance(x, Path) else str(x))
+def test_an_instance_becomes_machine_code(source: Path, instance: str, capability: int) -> None:
+    text = KernelText(kernel_source.assemble(source, instance, "kernel"), str(source))
+    assert cuda.build(text, "kernel", {}, capability).read_bytes().startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "conformance" / "msl").glob("*.metal")), ids=lambda p: p.stem)
+def test_what_the_language_tests_use(path: Path) -> None:
+    text = metalmm.compiler.preprocess(path.read_text(), str(path), for_metal=True)
+    for kernel in Program(text, str(path)).kernel_names():
+        constants = {0: True, 1: 3} if kernel == "spaces" else {}
+        for stops in (False, True):
+            cuda.build(KernelText(text, str(path), is_preprocessed=True), kernel, constants, 90, stops=stops)
+
+
+def test_the_compilers_words_point_into_the_file() -> None:
+    with pytest.raises(CompileError, match=r"(?s)kernel 'k'.*own\.metal\(3\).*nowhere"):
+        built(HEAD + "kernel void k(device float* y) { y[0] = nowhere; }\n")
+
+
+def test_loads_are_as_wide_as_the_kernel_says() -> None:
+    """16 bytes in one instruction, and nothing in local memory: what simd_octets is for."""
+    source = kernel_source.KERNELS / "simd_octets.metal"
+    text = KernelText(kernel_source.assemble(source, "simd_octets<half, 1, 2, 1, 4, 128, true>", "kernel"), str(source))
+    lowered = cuda.cxx.lower(metalmm.compiler.preprocess(text.text, text.name, for_metal=True), "kernel", {}, compiler="nvrtc")
+    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
+    ptx = ptx.partition(".entry")[2]
+    assert ptx.count("ld.global.v4.u32") + ptx.count("ld.global.v2.u64") == 12  # 8 of B, 4 of A
+    assert "st.local" not in ptx and "ld.local" not in ptx
+
+
+ARGS = "device half* h [[buffer(0)]], device float* f [[buffer(1)]], device int* n [[buffer(2)]], uint i [[thread_position_in_grid]]"
+BODIES = {
+    "half to others": "int x = h[0]; uint u; u = h[1]; bool b = h[2]; n[0] = h[3]; n[1] = x + u + b; f[0] = n[0] ? h[0] : 1.0f;",
+    "half beside float": "f[0] = max(h[0], f[0]); f[1] = clamp(h[0], 0.0f, 1.0f); h[1] = fma(h[0], f[0], h[2]); h[2] = max(h[0], 0);",
+    "constant infinity": "constexpr half a = numeric_limits<half>::infinity(); constexpr float b = -INFINITY, c = NAN; h[0] = a; f[0] = b + c;",
+    "volatile": "volatile half x = h[0]; half y = x; x = y; volatile device half* p = h; p[2] = p[3];",
+    "comma in an arm": "int q = 0; f[0] = n[0] ? q++, h[0] : f[1];",
+    "arms beside an undecided one": "n[0] ? void(n[1]++) : void(n[1]--);\ndevice half* p = n[0] ? h + 1 : 0;\nf[0] = n[0] ? *p : 1.0f;",
+    "declared conditions": "int q = 3; while (int z = q--) { f[q] = z; } for (int k = 0; bool go = k < 3; k++) { f[k] = go; }",
+    "lambda in a loop's head": "for (int q = [&] { int z = 1; return z; }(); q < 3; q++) f[q] = 1;"
+    " for (auto z : [&] { array<float, 3> a = {1, 2, 3}; return a; }()) f[0] += z;",
+    "a reference to elements": "simdgroup_half8x8 a(1.0h), d(0.0h); thread auto& e = a.thread_elements(); e[0] = h[i];"
+    " simdgroup_multiply_accumulate(d, a, a, d); if (i < 5) h[i] = d.thread_elements()[0];",
+}
+PROGRAMS = {
+    "a matrix in a union": "kernel void k(device float* o [[buffer(0)]], uint i [[thread_index_in_simdgroup]]) { union { simdgroup_float8x8 m; float2 v; } u;"
+    " u.v = float2(1.0f); o[i] = u.v.x; }",
+    "vectors in constant memory": "constant float4 a[2] = {float4(1, 2, 3, 4), float4(5)}; constant half2 b[] = {{1, 2}, {3, 4}};\n"
+    "constant float4x4 c = float4x4(float4(1), float4(2), float4(3), float4(4)); constant float d = -INFINITY; constant float3 e = -float3(1, 2, 3);\n"
+    "template <class T> struct L { static constexpr constant T least = -numeric_limits<T>::infinity(); };\n"
+    f"kernel void k({ARGS}) {{ f[i] = a[i & 1].x + b[i & 1].y + c[i & 3].x + d + e.x + L<half>::least; }}",
+    "ggml's structs": "typedef struct { half d; uchar qs[16]; } block;\n"
+    "kernel void k(device block* x [[buffer(0)]], device float* f [[buffer(1)]]) { f[0] = x->d * x->qs[0] - 8.h * x->d; }",
+    "names of CUDA's": "struct dim3 { int x; }; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
+    f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + lrint(f[0]) + rcbrt(2) + d.x; }}",
+    "constexpr loop": "constexpr int fact(int q) { int r = 1; for (int i = 2; i <= q; i++) r *= i; return r; }\n"
+    f'kernel void k({ARGS}) {{ float a[fact(3)]; a[0] = f[1]; f[0] = a[0]; static_assert(fact(3) == 6, ""); }}',
+}
+ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES.items()}, **PROGRAMS}
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
+    assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
+
+
+def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HEAD + f"kernel void k({ARGS}) {{ f[0] = 0.{os.urandom(4).hex().translate(str.maketrans('abcdef', '012345'))}f; }}\n"
+    with monkeypatch.context() as changed:
+        changed.setattr(metalmm.modules.header_digest, "__wrapped__", lambda: "of others")
+        with pytest.raises(CompileError, match="have changed since this process began"):
+            built(source)
+    assert built(source).startswith(b"\x7fELF"), "what was made of the others is not kept"
+
+
+def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
+    """The one instruction that the fake GPU has its own version of: runtime/matrix.h, beside runtime/cuda/matrix.h."""
+    source = HEAD + (
+        "kernel void k(device const float4* c, device const uint4* a, device const uint2* b, device float4* d) {"
+        " d[0] = metal::mma_16x8x16(c[0], a[0], b[0]); }\n"
+    )
+    text = KernelText(metalmm.compiler.preprocess(source, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
+    lowered = cuda.cxx.lower(text.text, "k", {}, compiler="nvrtc")
+    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
+    loads = {re.sub(r"\s", "", row[1]) for row in re.finditer(r"ld\.global[.\w]*\.v[24]\.\w+\s+\{([^}]*)\}", ptx)}
+    product = re.search(
+        r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32\s+\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\}", ptx
+    )
+    stored = re.search(r"st\.global[.\w]*\.v4\.\w+\s+\[[^]]*\],\s*\{([^}]*)\}", ptx)
+    assert product and stored, ptx
+    d, a, b, c = (re.sub(r"\s", "", part) for part in product.groups())
+    assert {a, b, c} <= loads and d == re.sub(r"\s", "", stored[1]), ptx

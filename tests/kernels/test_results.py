@@ -1,0 +1,142 @@
+"""Every row against float64: sizes on both sides of every threshold, each epilogue, batches, strides, addresses, special values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.here import DEVICE, LINUX, REAL_GPU
+from support.operands import Call, aligned, draw, fit, size_limits, with_rows_of
+from support.pages import Pages
+from support.rows import Row, free_alignments
+
+EPILOGUES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "bias": {"bias": True},
+    "alpha and beta": {"c": True, "alpha": 0.75, "beta": -1.5},
+    "batch": {"batch": 3, "bias": True, "c": True, "alpha": 0.125, "beta": 0.5},
+}
+# (m, n, k): tiny, aligned, one off, primes, below and above every tile, k of one window and of many.
+SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (1, 51, 896),
+          (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
+
+
+def sizes_of(row: Row) -> list[tuple[int, int, int]]:
+    """The shapes, and those on both sides of the row's tile, as the instance takes them."""
+    bm, bn = row.variant.tile
+    least, most = size_limits(row.variant, "m")
+    tiles = [(m, n, 77) for m, n in zip((bm - 1, bm, bm + 1, 2 * bm + 1), (bn + 1, bn - 1, bn, 2 * bn + 3), strict=True)]
+    wanted = [*SHAPES, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
+    return list(dict.fromkeys(fit(row, *shape) for shape in wanted))
+
+
+def test_each_shape_and_epilogue_is_within_the_bound(row: Row, device: metalmm.Device) -> None:
+    for i, (m, n, k) in enumerate(sizes_of(row)):
+        chosen = list(EPILOGUES.values()) if (m, n, k) == fit(row, 8, 67, 133) else [list(EPILOGUES.values())[i % len(EPILOGUES)]]
+        for j, epilogue in enumerate(chosen):
+            group = (32, 64, 128)[(i + j) % 3] if "affine" in row.variant.storage else None
+            draw(row, m, n, k, pad=i % 3, seed=i, group=group, **epilogue).check(device)
+
+
+def test_long_sums_are_exact(row: Row, device: metalmm.Device) -> None:
+    """The float64 bound at k = 4096 and more lets a whole term pass; here none may be missing, nor taken twice."""
+    for i, (n, k) in enumerate(((37, 4097), (64, 4099), (5, 9731), (16, 4096))):
+        call = draw(row, 5, n, k, exact=True, pad=i, seed=i)
+        rows = np.swapaxes(call.a, -1, -2) if row.layout[0] == "t" else call.a
+        rows[..., -1] = 1  # the last term is there
+        call.check_equal(device)
+
+
+def test_rows_further_apart_than_they_are_long(row: Row, device: metalmm.Device) -> None:
+    """Padded operands, NaN between their rows; c among them, whose rows are at a distance of their own."""
+    for i, (n, k, pad) in enumerate(((67, 130, 2), (64, 133, 3), (33, 1027, 5))):
+        call = draw(row, 37, n, k, batch=2, bias=True, c=True, beta=1.0, exact=True, pad=pad, seed=i)
+        if call.c is not None:
+            call.c = aligned(call.c, row, 2 * pad + 1)
+        call.check_equal(device)
+
+
+def contiguous(row: Row, m: int, n: int, k: int, **options: Any) -> Call:
+    """A call whose operands have no room between rows, at sizes that leave the instance its alignment."""
+    m, n, k = fit(row, m, n, k)
+    if row.alignments & {"vec", "vec8"}:
+        m, n = (-(-x // 8) * 8 if is_last else x for x, is_last in ((m, row.layout[0] == "t"), (n, row.layout[1] == "n")))
+        m, n, _ = fit(row, m, n, k)
+        k = with_rows_of(row, m, n, k, is_contiguous=True)
+    call = draw(row, m, n, k, **options)
+    call.a = np.ascontiguousarray(call.a)
+    call.b = [np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x for x in call.b]
+    return call
+
+
+def at_edge(x: Any, row: Row, page: Pages, end: bool) -> Any:
+    """A, beside the page that is not there; an element from it where its address alone keeps it off whole vectors."""
+    gap = int({"vec", "vec8"} & set(free_alignments(row.variant)) - row.alignments != set() and x.shape[-1] % 8 == 0)
+    room = page.put(np.full(x.size + gap, np.nan, x.dtype), end)
+    view = (room[: x.size] if end else room[gap:]).reshape(x.shape)
+    view[...] = x
+    return view
+
+
+@pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has a copy of the memory")
+@pytest.mark.parametrize("end", [True, False], ids=["end", "begin"])
+def test_nothing_is_read_or_written_outside_an_operand(row: Row, device: metalmm.Device, pages: list[Pages], end: bool) -> None:
+    for i, (n, k, batch) in enumerate(((1, 1, 1), (67, 133, 1), (130, 61, 2), (37, 896, 1), (3, 1039, 1))):
+        call = contiguous(row, 3, n, k, batch=batch, bias=True, c=True, beta=1.0, exact=True, seed=i)
+        free = iter(pages)
+
+        def put(x: Any, free: Iterator[Pages] = free) -> Any:
+            if isinstance(x, metalmm.QuantizedArray):
+                return replace(x, **{name: put(part) for name in ("values", "scales", "biases") if (part := getattr(x, name)) is not None})
+            return next(free).put(x, end)
+
+        call.a, call.b = at_edge(call.a, row, next(free), end), [put(x) for x in call.b]
+        call.bias, call.c = [put(x) for x in call.bias or []], None if call.c is None else put(call.c)
+        outs = [put(np.zeros(reference.shape, call.a.dtype)) for reference, _ in call.judged()]
+        call.out = outs[0] if row.variant.swiglu else outs
+        call.check_equal(device)
+
+
+def test_nan_and_infinity_are_where_float64_has_them(row: Row, device: metalmm.Device) -> None:
+    call = draw(row, 3, 67, 133, bias=True, seed=3)
+    assert call.bias
+    for b in call.b:
+        if isinstance(b, np.ndarray):
+            rows = b if row.layout[1] == "t" else b.T  # (n, k)
+            n, k = rows.shape
+            for i, j, value in ((3, 5, np.nan), (4, 132, np.inf), (9, 0, -np.inf), (n - 1, 131, np.nan), (7, 1, np.inf), (7, 2, -np.inf)):
+                rows[i % n, j % k] = value
+    call.bias[0][1 % call.bias[0].size], call.bias[-1][2 % call.bias[-1].size] = np.inf, np.nan
+    call.check(device)
+    call.a[..., 0, 50 % call.a.shape[-1]] = np.inf
+    call._judged.clear()
+    call.check(device)
+
+
+# Not shrunk: the row says which kernel, and a failure its sizes.
+@settings(
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None, phases=[Phase.generate]
+)
+@given(data=st.data())
+def test_skewed_shapes_strides_and_special_values(data: st.DataObject, row: Row, device: metalmm.Device) -> None:
+    size = st.one_of(st.integers(1, 40), st.integers(41, 400))
+    m = data.draw(st.integers(1, 70))
+    call = draw(
+        row, m, data.draw(size), data.draw(size), batch=data.draw(st.integers(1, 3)), bias=data.draw(st.booleans()), c=True,
+        alpha=data.draw(st.sampled_from([1.0, 0.125, -2.0, 0.0, 3.1e4])), beta=data.draw(st.sampled_from([0.0, 1.0, 0.3])),
+        pad=data.draw(st.integers(0, 5)), seed=data.draw(st.integers(0, 99)),
+    )  # fmt: skip
+    if REAL_GPU and call.row.variant.library:
+        return
+    greatest = 65504.0 if row.dtype == "float16" else 1e18  # of two the product is still a float32
+    for x in (call.a, *(b for b in call.b if isinstance(b, np.ndarray)), call.c, *(call.bias or [])):
+        for value in data.draw(st.lists(st.sampled_from([np.nan, np.inf, -np.inf, greatest, 6e-8]), max_size=2)) if x is not None else []:
+            x[np.unravel_index(data.draw(st.integers(0, x.size - 1)), x.shape)] = value
+    with np.errstate(all="ignore"):
+        call.check(device)

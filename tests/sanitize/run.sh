@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds the extension with ThreadSanitizer and with AddressSanitizer + UBSan, preloads the runtime into Python and runs
+# tests/sanitize/threads.py: several threads on one device, batches dropped in every state, errors, closing. Where clang and GNUstep
+# are there, the same on the fake Metal, and most of the test suite on it under AddressSanitizer + UBSan.
+#   bash tests/sanitize/run.sh PYTHON
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=$(readlink -f "$(dirname "$1")")/$(basename "$1")
+source tests/fakes/stage.sh
+# Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
+export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
+export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
+seconds=${SECONDS_EACH:-10}
+
+for kind in thread address,undefined; do
+  name=${kind%%,*}
+  dir=build/sanitize-$name
+  CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
+  cmake --build "$dir" >/dev/null
+  stage "$dir"
+  runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
+  echo "== $name sanitizer, device cpu"
+  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=cpu \
+    PYTHONPATH="$dir" timeout 300 "$python" tests/sanitize/threads.py "$seconds"
+done
+
+command -v clang++ >/dev/null && command -v gnustep-config >/dev/null || { echo "== no clang and GNUstep: nothing checked on the fake Metal"; exit 0; }
+for kind in thread address,undefined; do
+  name=${kind%%,*}
+  export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
+  bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
+  # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
+  runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
+  # Also with a GPU in time, and all that is optional on.
+  for gpu in "" in_time=1,start_us=20,status_lag_us=50; do
+    echo "== $name sanitizer, device metal on the fake $gpu"
+    METALMM_FAKE=$gpu TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
+      LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/fakes/on_fake_metal.py tests/sanitize/threads.py "$seconds"
+  done
+done
+suite() {  # part of the suite, in a process of its own; what sends itself SIGINT, which a shell's background ignores, in the foreground
+  LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/fakes/on_fake_metal.py -m pytest -q -p no:cacheprovider \
+    "${@/#/tests/test_}" -k "not torch and not newer_than_what_we_build_for"  # others' code, which no sanitizer has seen
+}
+suite metal.py unkind.py order.py api.py bad_input.py >"$METALMM_FAKE_BUILD/first.log" 2>&1 & first=$!
+status=0
+suite misbehaving.py cpu_device.py msl.py arrays.py new_device.py || status=$?
+wait $first || status=$?
+cat "$METALMM_FAKE_BUILD/first.log"
+exit $status

@@ -1,0 +1,26 @@
+"""What README says is proved, from the arrays."""
+
+from __future__ import annotations
+
+import metalmm
+
+from .here import COMPILERS, ROOT
+from .rows import What, array, debug_array, known
+
+README = ROOT / "README.md"
+
+
+def tensor_cores() -> list[metalmm.Variant]:
+    """What device cuda alone runs; the CPU suite compiles it with a stand-in for tensor cores."""
+    return [v for v in metalmm.variants() if v.params.get("mma")]
+
+
+def sentence() -> str:
+    """The line of README with the figures of `make test`."""
+    variants = [*known(), *tensor_cores()]
+    rows, debug = array(variants), debug_array(variants)
+    kinds = {What.of(v) for v in variants}
+    return (
+        f"`make test` compiles {len(rows)} kernels with {len(COMPILERS)} compilers: all {len(variants)} ids and all {len(kinds)} combinations of strategy,"
+        f" weight format and fused form. It checks {len(debug)} more in debug mode."
+    )

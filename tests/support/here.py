@@ -1,0 +1,47 @@
+"""What this run of the suite is on: the device, its fake, the compilers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def cpus() -> int:
+    """That this process may use, by its affinity and its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control group, or "max"
+        return count
+
+
+# Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
+_OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")
+for _name in ("METALMM_CPU_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if _OWN else ():
+    os.environ[_name] = str(max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+ROOT = Path(__file__).resolve().parents[2]
+os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
+DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs on, where a test does not choose
+FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
+FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the fake driver of NVIDIA's GPUs, likewise
+REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
+ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
+ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
+LINUX = sys.platform.startswith("linux")
+
+# On macOS g++ is clang, too, and GCC of Homebrew does not take what the device asks for.
+_FOUND = [next(filter(shutil.which, names), None) for names in (() if sys.platform == "darwin" else ("g++",), ("clang++", "clang++-14"))]
+COMPILERS = [c for c in _FOUND if c] or ["c++"]
+# What .ci/run installs, and what the workflow on GitHub has.
+_KNOWN = (
+    ["clang++"]
+    if sys.platform == "darwin"
+    else ["g++", "g++-13", "g++-14", "clang++", "clang++-14", "clang++-16", "clang++-19", "clang++-22"]
+)
+ALL_COMPILERS = list({os.path.realpath(path): name for name in _KNOWN if (path := shutil.which(name))}.values()) or COMPILERS

@@ -1,0 +1,218 @@
+"""Operands that a row's instance takes, and the call that takes them: sizes and addresses fit its alignments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import metalmm
+import ml_dtypes
+import numpy as np
+from metalmm import numerics, quantized
+
+from .counting import count_case
+from .here import DEVICE, FAKE_CUDA
+from .rows import Row, free_alignments
+
+DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
+GROUPS = (32, 64, 128)  # of affine weights
+
+
+@dataclass
+class Call:
+    """A matmul with its operands. b, bias: lists, one for each matrix."""
+
+    row: Row
+    a: Any
+    b: list[Any]
+    bias: list[Any] | None = None
+    c: Any = None
+    alpha: float = 1.0
+    beta: float = 0.0
+    out: Any = None
+    _judged: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        layout = self.row.layout
+        found = {"alpha": self.alpha, "beta": self.beta, "transpose_a": layout[0] == "t", "transpose_b": layout[1] == "t"}
+        return {**found, "bias": self.bias[0] if self.bias else None, "c": self.c}
+
+    def judged(self) -> list[tuple[Any, Any]]:
+        """Of each result the float64 reference and its bound."""
+        if self._judged:
+            return self._judged
+        with np.errstate(all="ignore"):
+            if self.row.variant.swiglu:
+                self._judged = [numerics.judged_swiglu(self.a, self.b, bias=self.bias)]
+            else:
+                biases = self.bias or [None] * len(self.b)
+                self._judged = [
+                    numerics.judged(self.a, b, **{**self.options, "bias": bias})[:2] for b, bias in zip(self.b, biases, strict=True)
+                ]
+        return self._judged
+
+    def run(self, device: metalmm.Device) -> list[Any]:
+        """The results."""
+        v = self.row.variant
+        if v.weights == 1:
+            out = self.out[0] if self.out is not None else np.full(self.judged()[0][0].shape, np.nan, DTYPES[self.row.dtype])
+            assert metalmm.matmul(v, self.a, self.b[0], out=out, device=device, **self.options) is out
+            return [out]
+        assert self.c is None and (self.alpha, self.beta) == (1.0, 0.0), "a fused call has neither"
+        activation = "swiglu" if v.swiglu else None
+        found = metalmm.matmul_fused(v, self.a, self.b, bias=self.bias, activation=activation, device=device, out=self.out)
+        return [found] if v.swiglu else list(found)
+
+    def check(self, device: metalmm.Device) -> None:
+        """Runs it; every element is within its bound."""
+        for i, (out, (reference, bound)) in enumerate(zip(self.run(device), self.judged(), strict=True)):
+            wrong = numerics.mismatch(np.asarray(out), reference, allowed(self.row.variant, bound, reference, self.options))
+            assert not wrong, f"{self.row}, result {i}, a {self.a.shape} b {self.b[i].shape}: {wrong}"
+            count_case()
+
+    def check_equal(self, device: metalmm.Device) -> None:
+        """Runs it on whole numbers whose sums are exact in any order; every bit is right."""
+        if self.row.variant.swiglu:
+            return self.check(device)
+        for out, (reference, _) in zip(self.run(device), self.judged(), strict=True):
+            assert np.abs(reference).max() <= (256 if self.row.dtype == "bfloat16" else 2048), "the type holds it"
+            np.testing.assert_array_equal(np.asarray(out).astype(np.float64), reference, err_msg=str(self.row))
+            count_case()
+
+
+def allowed(v: str, bound: Any, reference: Any, options: dict[str, Any]) -> Any:
+    """The bound, and for cuBLAS another rounding to the operands' type before C and bias: it has kernels, of batches above all, that do
+    not add them in float32."""
+    if v != "blas/baseline" or DEVICE != "cuda" or FAKE_CUDA or (options.get("bias") is None and not options.get("beta")):
+        return bound
+    before = abs(reference) + sum(abs(np.asarray(options[x], np.float64)) for x in ("bias", "c") if options.get(x) is not None)
+    return bound + numerics.half_ulp(before * max(1.0, abs(options.get("beta", 0.0))))
+
+
+def size_limits(v: metalmm.Variant, size: str) -> tuple[int, int]:
+    """The least and the most that a variant takes of m."""
+    limit = v.supports.get(size, {})
+    return (
+        (limit, limit)
+        if isinstance(limit, int)
+        else (limit.get("min", 1), limit.get("max", 2**32 - 1))
+        if isinstance(limit, dict)
+        else (1, 16)
+    )
+
+
+def fit(row: Row, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Near sizes that the instance takes: within the variant's limits, whole tiles where it is compiled for those, else none."""
+    v, free = row.variant, free_alignments(row.variant)
+    least, most = size_limits(v, "m")
+    m = min(max(m, least), most)
+    if isinstance(values := v.supports.get("n"), list):
+        n = min(values, key=lambda x: abs(x - n))
+
+    def along(size: int, tile: int, name: str) -> int:
+        if name in row.alignments:
+            return -(-size // tile) * tile
+        return size + 1 if name in free and tile > 1 and size % tile == 0 else size
+
+    m, n = along(m, v.tile[0], "align_m"), along(n, v.tile[1] or 1, "align_n")
+    k = along(k, int(v.params.get("bk", 1)), "align_k")
+    return m, n, with_rows_of(row, m, n, k)
+
+
+def with_rows_of(row: Row, m: int, n: int, k: int, *, is_contiguous: bool = False) -> int:
+    """A k with which rows begin at whole vectors where the instance is compiled for those: rows of quantized weights, which are contiguous;
+    others if they are, or if there is one alone, which lies as far apart as it is long."""
+    step, v = 4 if "vec" in row.alignments else 8, row.variant
+    if not row.alignments & {"vec", "vec8"}:
+        return k
+    is_dense = v.storage == "dense"
+    if not is_dense and not v.storage.endswith(":canonical"):  # whole 16 bytes
+        step = 32 if "4" in v.storage else 16
+    of_a, of_b = m if row.layout[0] == "n" else k, n if row.layout[1] == "t" else k
+    if step <= 8 and not is_contiguous and of_a > 1 and (of_b > 1 or not is_dense):
+        return k
+    k = -(-k // step) * step
+    tile = int(v.params.get("bk", 1)) if "align_k" in free_alignments(v) and "align_k" not in row.alignments else 0
+    return k + step if tile and k % tile == 0 else k
+
+
+def aligned(x: Any, row: Row, pad: int = 0) -> Any:
+    """The same numbers at an address and in rows that the instance takes: whole vectors where it is compiled for those, else off them. NaN
+    between rows, `pad` elements more."""
+    free = {"vec", "vec8"} & set(free_alignments(row.variant))
+    offset = 0
+    if row.alignments & free:
+        pad = -(-(x.shape[-1] + pad) // 8) * 8 - x.shape[-1]
+    elif free:
+        offset = 1
+    return placed(x, pad, offset)
+
+
+def placed(x: Any, pad: int = 0, offset: int = 0) -> Any:
+    """The same numbers in rows `pad` further apart, `offset` elements behind an address of eight; NaN between them."""
+    need = int(np.prod(x.shape[:-1])) * (x.shape[-1] + pad)
+    store = np.full(need + offset + 16, np.nan, x.dtype)
+    start = -(store.ctypes.data // x.itemsize) % 8 + offset
+    view = store[start : start + need].reshape(*x.shape[:-1], x.shape[-1] + pad)[..., : x.shape[-1]]
+    view[...] = x
+    return view
+
+
+def stored(row: Row, w: Any, group: int | None = None) -> Any:
+    """A matrix of weights, n by k, as the variant takes it."""
+    form, _, layout = row.variant.storage.partition(":")
+    if form == "dense":
+        return w if row.layout[1] == "t" else np.ascontiguousarray(w.swapaxes(-1, -2))
+    return metalmm.quantize(w, form, group=group, layout=layout or "nk")
+
+
+def stored_whole(row: Row, w: Any) -> Any:
+    """Weights of -1, 0 and 1, each stored exactly."""
+    form, _, layout = row.variant.storage.partition(":")
+    if form == "dense":
+        return stored(row, w)
+    f, whole = quantized.FORMATS[form], w.astype(np.int64)
+    ones = np.ones((w.shape[0], -(-w.shape[1] // 32)), np.float16)
+    if not form.startswith("affine"):
+        return quantized._stored(form, layout or "nk", whole + (8 if f.bits == 4 else 0), 32, ones, None)
+    ones = ones.astype(w.dtype)
+    return quantized._stored(form, layout or "nk", whole + 1, 32, ones, -ones)
+
+
+def numbers(rng: np.random.Generator, row: Row, *shape: int) -> Any:
+    return rng.standard_normal(shape, dtype=np.float32).astype(DTYPES[row.dtype])
+
+
+def whole_numbers(rng: np.random.Generator, row: Row, *shape: int, most: int = 1) -> Any:
+    return rng.integers(-most, most + 1, shape).astype(DTYPES[row.dtype])
+
+
+def widths(row: Row, n: int) -> list[int]:
+    """Of the matrices: equal ones for swiglu."""
+    v = row.variant
+    return [n] * v.weights if v.swiglu else [n, max(1, n // 7), n + 33][: v.weights]
+
+
+def draw(
+    row: Row, m: int, n: int, k: int, *, batch: int = 1, bias: bool = False, c: bool = False, alpha: float = 1.0, beta: float = 0.0,
+    pad: int = 0, seed: int = 0, exact: bool = False, group: int | None = None,
+) -> Call:  # fmt: skip
+    """A call of about that size; exact: of whole numbers."""
+    rng, v = np.random.default_rng(seed * 7919 + n * 31 + k), row.variant
+    m, n, k = fit(row, m, n, k)
+    lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
+    make = whole_numbers if exact else numbers
+    store = stored_whole if exact else lambda row, w: stored(row, w, group)
+    shared = () if is_fused or v.storage != "dense" else lead
+    b = [store(row, make(rng, row, *shared, width, k)) for width in widths(row, n)]
+    a = make(rng, row, *lead, *((k, m) if row.layout[0] == "t" else (m, k)))
+    return Call(
+        row,
+        aligned(a, row, pad),
+        [aligned(x, row, pad) if v.storage == "dense" else x for x in b],
+        [make(rng, row, width) for width in widths(row, n)] if bias else None,
+        make(rng, row, *lead, m, n) if c and not is_fused else None,
+        alpha if not is_fused else 1.0,
+        beta if not is_fused else 0.0,
+    )

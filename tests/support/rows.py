@@ -1,0 +1,157 @@
+"""The array of kernels: which instances of which variants the suite compiles, with which compiler.
+
+`array()` has each strategy by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
+fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
+that an id has is there. So is each pair of alignment by operand type and alignment by format of a strategy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import metalmm
+from metalmm import _core, manifest
+
+from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
+
+ALIGNMENTS = manifest.SPECIALIZATIONS[2:]  # ta and tb are the layout's
+
+
+@dataclass(frozen=True)
+class What:
+    """What a kernel computes: a strategy with what the operands say."""
+
+    strategy: str
+    storage: str
+    weights: int
+    swiglu: bool
+    tensor_cores: bool
+
+    @staticmethod
+    def of(v: metalmm.Variant) -> What:
+        return What(v.kernel, v.storage, v.weights, v.swiglu, bool(v.params.get("mma")))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An instance of a variant that is compiled: with which alignments, for which type and layout, by which compiler."""
+
+    variant: metalmm.Variant
+    dtype: str
+    layout: str
+    alignments: frozenset[str]  # that are given, of free_alignments()
+    compiler: str
+    debug: bool = False
+
+    @property
+    def specialization(self) -> int:
+        layout = manifest.LAYOUTS.index(self.layout)
+        bits = sum(1 << manifest.SPECIALIZATIONS.index(name) for name in self.alignments)
+        return manifest.OPERAND_TYPES.index(self.dtype) << _core._TYPE_SHIFT | bits | layout
+
+    def __str__(self) -> str:
+        given = "+".join(sorted(self.alignments)) or "plain"
+        return f"{self.variant}-{self.dtype}-{self.layout}-{given}-{self.compiler}{'-debug' if self.debug else ''}"
+
+
+def free_alignments(v: metalmm.Variant) -> list[str]:
+    """Those that a kernel is compiled for and that a call of the variant may or may not have."""
+    fixed = {"align_m"} if v.tile[0] == 1 else set()
+    return [name for name in ALIGNMENTS if name in v.template and name not in v.params and name not in fixed]
+
+
+def _given(v: metalmm.Variant, chosen: set[str]) -> frozenset[str]:
+    always = {"align_m"} if v.tile[0] == 1 and "align_m" in v.template and "align_m" not in v.params else set[str]()
+    return frozenset(chosen | always)
+
+
+def _choices(v: metalmm.Variant) -> list[frozenset[str]]:
+    """Of alignments: all, none, and each alone given or missing, so that each pair of two is there."""
+    free = set(free_alignments(v))
+    found = [free, set[str](), *({x} for x in sorted(free)), *(free - {x} for x in sorted(free))]
+    return list(dict.fromkeys(_given(v, x) for x in found if _is_possible(v, x)))
+
+
+def _is_possible(v: metalmm.Variant, chosen: set[str]) -> bool:
+    """Rows of 4-bit weights are whole vectors where k is a multiple of 32, a tile's depth."""
+    is_in_rows = "4" in v.storage and not v.storage.endswith(":canonical")
+    return not (is_in_rows and "vec8" in chosen and "align_k" in free_alignments(v) and "align_k" not in chosen)
+
+
+def known() -> list[metalmm.Variant]:
+    """Every variant with a kernel of ours that the device runs."""
+    return [v for v in metalmm.variants(device=metalmm.default_device()) if v.kernel and not v.library]
+
+
+def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
+    """The rows; with METALMM_TEST_ALL every instance of every variant."""
+    compilers = compilers if DEVICE == "cpu" else ["-"]
+    members = defaultdict[What, list[metalmm.Variant]](list)
+    for v in known() if variants is None else variants:
+        members[What.of(v)].append(v)
+    if ALL_OF_IT and not REAL_GPU:
+        return [
+            Row(v, dtype, layout, given, compiler)
+            for v in itertools.chain.from_iterable(members.values())
+            for dtype in v.types
+            for layout in v.supports["layouts"]
+            for given in _choices(v)
+            for compiler in compilers
+        ]
+    rows = dict.fromkeys(itertools.chain(*(_product(vs, compilers) for vs in members.values())))
+    have = {row.variant for row in rows}
+    turn = itertools.count()
+    for v in itertools.chain.from_iterable(members.values()):
+        if v not in have:
+            i = next(turn)
+            choices, layouts = _choices(v), v.supports["layouts"]
+            rows[Row(v, v.types[0], layouts[i % len(layouts)], choices[i % len(choices)], compilers[i % len(compilers)])] = None
+    return list(rows) + _pairs(list(rows))
+
+
+def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
+    """Of what one kernel computes: layout by type by compiler. Ids and alignments take turns."""
+    turn = itertools.count()
+    for layout, dtype in itertools.product(manifest.LAYOUTS, manifest.OPERAND_TYPES):
+        fitting = [v for v in vs if layout in v.supports["layouts"] and dtype in v.types]
+        for compiler in compilers if fitting else ():
+            i = next(turn)
+            v = fitting[i % len(fitting)]
+            choices = _choices(v)
+            yield Row(v, dtype, layout, choices[(i + i // len(compilers)) % len(choices)], compiler)
+
+
+def pairs_of(row: Row) -> set[tuple[Any, ...]]:
+    """Pairs of an alignment with other axes that the row has."""
+    has = {(name, name in row.alignments) for name in free_alignments(row.variant)}
+    beside = [("type", row.dtype), ("storage", row.variant.storage), ("layout", row.layout), *has]
+    return {(row.variant.kernel, a, b) for a in has for b in beside if a != b}
+
+
+def _pairs(rows: list[Row]) -> list[Row]:
+    """Rows for those that are missing."""
+    have = set().union(*map(pairs_of, rows))
+    added = list[Row]()
+    for row in rows:
+        for given in _choices(row.variant):
+            other = Row(row.variant, row.dtype, row.layout, given, row.compiler)
+            if pairs_of(other) - have:
+                have |= pairs_of(other)
+                added.append(other)
+    return added
+
+
+def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
+    """Of what each kernel computes one id, compiled for a debug device; with METALMM_TEST_ALL every id."""
+    rows, seen = list[Row](), set[Any]()
+    for i, v in enumerate(known() if variants is None else variants):
+        for layout in v.supports["layouts"]:
+            if ALL_OF_IT or (What.of(v), layout) not in seen:
+                seen.add((What.of(v), layout))
+                choices = _choices(v)
+                rows.append(Row(v, "float16", layout, choices[i % len(choices)], COMPILERS[i % len(COMPILERS)], debug=True))
+    return rows

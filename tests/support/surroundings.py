@@ -1,0 +1,51 @@
+"""What several files of tests share: surroundings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+
+MANIFEST = """format = 1
+[[family]]
+name = "mine"
+source = "mine.metal"
+kernel = "f"
+template = ["threads"]
+threads = 64
+tile = [1, 64]
+supports = { m = 1, layouts = ["nn"] }
+  [[family.variant]]
+  name = "one"
+  [[family.variant]]
+  name = "two"
+"""
+
+
+ANEW = """format = 2
+[kernels.fill]
+template = ["threads"]
+tile = [1, "threads"]
+supports = { layouts = ["nn"] }
+[families.anew]
+kernel = "fill"
+[families.anew.variants]
+one = { threads = 32 }
+two = { threads = 64 }
+"""
+
+
+FILL = """#include <metal_stdlib>
+#include "epilogue.h"
+using namespace metal;
+template <int TG> [[kernel]] void fill(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],
+  const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+  uint3 at [[thread_position_in_grid]]) { if (at.x < p.n && at.y < p.m) D[at.y * p.ldd + at.x] = VALUE; }
+"""
+
+
+def _write(folder: Path, value: str = "1.0h", manifest: str = ANEW) -> Path:
+    (folder / "fill.metal").write_text(FILL.replace("VALUE", value))
+    (folder / "anew.toml").write_text(manifest)
+    return folder / "anew.toml"

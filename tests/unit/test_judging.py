@@ -1,0 +1,194 @@
+"""Files, folders, compilers and words that are not as they should be: each gets an error or a warning that says what, and the library
+stays usable."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import cli, numerics
+from metalmm.bench import report, runner, sizes
+from support.surroundings import HEAD, MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", True), ("0", False), ("yes", True), ("True", True), ("true", True), ("no", False), ("False", False)]
+)
+def test_flags_of_a_sizes_file(text: str, expected: bool) -> None:
+    shape = sizes.parse(f"op=x | batch=1 | m=1 | n=2 | k=3 | tA={text} | tB={text} | bias={text}:").shapes[0]
+    assert (shape.transpose_a, shape.transpose_b, shape.bias) == (expected,) * 3
+
+
+def test_a_flag_that_says_nothing_names_its_line() -> None:
+    with pytest.raises(ValueError, match=r"line 2: .*'maybe' is neither 0 nor 1"):
+        sizes.parse("\nop=x | batch=1 | m=1 | n=2 | k=3 | tA=maybe | tB=0:")
+
+
+def test_right_results_without_a_time_are_right() -> None:
+    shape = sizes.Shape("matmul", 1, 1, 8, 8, False, True, False, 1.0, 0.0)
+    row = report.winners([(shape, [report.Result("a/b", [None], [0.1])])], 1e-3).splitlines()[1]
+    assert "1 right, none with a device time" in row
+    row = report.winners([(shape, [report.Result("a/b", [0.1], [0.1], wrong="by far")])], 1e-3).splitlines()[1]
+    assert "none right" in row
+
+
+def test_the_commit_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the repository that an installed package, or the reader, stands in."""
+    package = tmp_path / "metalmm" / "bench"
+    package.mkdir(parents=True)
+    run = {"cwd": tmp_path, "check": True, "capture_output": True}
+    for command in ("init -q", "-c user.name=a -c user.email=b -c commit.gpgsign=false commit -q --allow-empty -m x"):
+        subprocess.run(["git", *command.split()], **run)
+    monkeypatch.setattr(runner, "__file__", str(package / "runner.py"))
+    assert runner.environment(metalmm.Device("cpu"))["commit"] is None
+
+
+def test_the_judge_itself() -> None:
+    """What every other test relies on."""
+
+    def judge(out: float, ref: float, bound: float = 1e-3) -> bool:
+        return not numerics.mismatch(np.array([out]), np.array([ref]), np.array([bound]))
+
+    assert judge(1.0005, 1.0) and not judge(1.0015, 1.0) and not judge(0.9985, 1.0)
+    assert judge(np.inf, np.inf) and judge(-np.inf, -np.inf) and not judge(-np.inf, np.inf) and not judge(np.inf, 1.0)
+    assert judge(np.nan, np.nan) and not judge(1.0, np.nan) and not judge(np.inf, np.nan) and not judge(np.nan, 1.0)
+    assert judge(np.inf, 1e6, 1.0) and not judge(-np.inf, 1e6, 1.0) and not judge(np.inf, 60000.0, 1.0) and judge(65504, 65520.0, 20.0)
+    assert numerics.max_abs_rel(np.array([np.nan]), np.array([1.0])) == (np.inf, np.inf)
+    assert numerics.max_abs_rel(np.array([-np.inf]), np.array([np.inf])) == (np.inf, np.inf)
+    assert numerics.max_abs_rel(np.array([3.0]), np.array([2.0])) == (1.0, 1 / 3)
+
+
+def test_numbers_past_float16_make_no_noise() -> None:
+    reference = np.array([1e6, -1e6, 1.0])
+    assert not numerics.mismatch(np.array([np.inf, -np.inf, 1.0], np.float16), reference, np.array([1e4, 1e4, 1e-3]))
+
+
+def test_the_statistical_bound_sees_a_dropped_term() -> None:
+    rng, k = np.random.default_rng(0), 9728
+    a, b = rng.standard_normal((1, k)).astype(np.float16), rng.standard_normal((k, 400)).astype(np.float16)
+    whole, short = metalmm.reference(a, b), metalmm.reference(a[:, :-1], b[:-1])
+    hard, likely = metalmm.error_bound(a, b), metalmm.error_bound(a, b, statistical=True)
+    assert (likely <= hard).all()
+    assert (abs(short - whole) > hard).mean() < 0.05, "the hard bound lets a whole term pass"
+    assert (abs(short - whole) > likely).mean() > 0.3
+    out = metalmm.matmul("gemv/baseline", a, b)
+    assert not numerics.mismatch(out, whole, likely)
+    one = metalmm.error_bound(a[:, :9], b[:9]), metalmm.error_bound(a[:, :9], b[:9], statistical=True)
+    np.testing.assert_array_equal(*one)
+
+
+@pytest.mark.parametrize("alpha", [np.float16(100), np.uint8(1), np.float64(1e-3), np.float32(np.inf)])
+def test_an_alpha_of_any_type(alpha: Any) -> None:
+    a, b = np.ones((1, 896), np.float16), np.ones((896, 2), np.float16)
+    np.testing.assert_array_equal(metalmm.error_bound(a, b, alpha=alpha), metalmm.error_bound(a, b, alpha=float(alpha)))
+
+
+def test_what_falls_below_float32_may_be_zero() -> None:
+    a, b = np.full((1, 3), 1e-20, np.float32), np.full((3, 1), 1e-19, np.float32)
+    ref, bound = metalmm.reference(a, b), metalmm.error_bound(a, b)
+    assert not numerics.mismatch(np.zeros((1, 1), np.float32), ref, bound)
+    assert numerics.mismatch(np.zeros((1, 1), np.float32), *(f(100 * a, b) for f in (metalmm.reference, metalmm.error_bound)))
+
+
+def test_a_variant_that_fails_is_a_line_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from metalmm.bench import hot_shapes
+
+    kernel = HEAD + '#include "epilogue.h"\n' + (
+        "template <int TG> [[kernel]] void f(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],"
+        " const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],"
+        " uint i [[thread_position_in_grid]]) { D[i + 1] = A[0]; }\n"
+    )  # fmt: skip
+    (tmp_path / "mine.metal").write_text(kernel)
+    (tmp_path / "my.toml").write_text(MANIFEST.replace('["nn"]', '["nt"]'))
+    monkeypatch.setenv("METALMM_DEVICE", "cpu")
+    arguments = ["--manifest", str(tmp_path / "my.toml"), "--shapes", "4", "--backends", "mine,blas", "--iters", "1", "--no-check"]
+    assert hot_shapes.main([*arguments, "--json", str(tmp_path / "out.json")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    line = next(x for x in lines if "mine/one" in x)
+    assert (
+        "avg_gpu=n/a" in line
+        and "[bad-rel]" in line
+        and "WRONG: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792" in line.replace("mine/one", "mine_one")
+    )
+    assert any("blas/baseline" in x and "WRONG" not in x for x in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("gemv/baseline n=² k=4", "'n=²' is no part of a shape"),
+        ("gemv/baseline n=4 k=4 alpha=abc", "'alpha=abc' is no part of a shape"),
+        ("gemv/baseline n=99999999999999999999 k=4", "sizes are 1 to"),
+        ("gemv/baseline n= k=4", "'n=' is no part of a shape"),
+        ("gemv n=4 k=4", "it is a family; its members are gemv/baseline, gemv/smalln"),
+    ],
+)
+def test_words_that_explain_cannot_use(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ("", "bias", "beta=0.5", "alpha=2 beta=0.5 bias"):
+        assert cli.main(["explain", "gemv/baseline", "n=300", "k=600", *extra.split()]) == 0
+        assert "barriers            6 a threadgroup" in capsys.readouterr().out
+    start = time.monotonic()
+    assert cli.main(["explain", "gemv/baseline", "n=60000", "k=60000"]) == 0
+    assert "barriers            470 a threadgroup" in capsys.readouterr().out
+    assert time.monotonic() - start < 20, "not all of it is run for that"
+
+
+def test_a_reader_that_stops_ends_the_listing_quietly() -> None:
+    command = f"{sys.executable} -m metalmm variants --all | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env={**os.environ, "METALMM_DEVICE": "cpu"}
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("id")
+
+
+KERNEL = HEAD + "kernel void k(device float* y, threadgroup float* x [[threadgroup(0)]]) { x[0] = 7.0f; y[0] = x[0]; }"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threadgroup_memory": [4]}, "threadgroup_memory: \\[4\\] is not a dict of {index: bytes}"),
+        ({"grid": ()}, "grid takes up to three sizes of 1 to 2\\^32 - 1, and at least one"),
+        ({"grid": None}, "grid: None is not a whole number"),
+        ({"grid": 1.5}, "grid: 1.5 is not a whole number"),
+        ({"threadgroup": (1, 1, 1, 1)}, "threadgroup takes up to three sizes"),
+        ({"batch": 3}, "batch: it takes what Device.batch\\(\\) gives"),
+    ],
+)
+def test_dispatches_that_say_nothing(change: dict[str, Any], message: str, device: metalmm.Device) -> None:
+    kernel, y = device.compile(KERNEL).kernel("k"), np.zeros(4, np.float32)
+    with pytest.raises(metalmm.KernelError, match=message):
+        kernel(y, **{"grid": 1, "threadgroup": 1, "threadgroup_memory": {0: 16}, **change})
+
+
+def test_numpys_numbers_are_numbers(device: metalmm.Device) -> None:
+    kernel, y = device.compile(KERNEL).kernel("k"), np.zeros(4, np.float32)
+    kernel(y, grid=np.int64(1), threadgroup=(np.int32(1), np.uint8(1)), threadgroup_memory={np.int64(0): np.int64(16)})
+    assert y[0] == 7
+    assert device.empty(np.int64(5)).shape == (5,)
+    assert device.empty((np.int32(2), 3), np.float32).dtype == "float32"
+
+
+def test_dtypes_and_numbers_that_are_none(device: metalmm.Device) -> None:
+    for dtype in ("nothing", 3.5):
+        with pytest.raises(metalmm.DTypeError, match=r"NumPy knows no dtype"):
+            device.empty(4, dtype)
+    with pytest.raises(metalmm.DTypeError, match=r"buffer 0 is int; pass .* or a number whose type says its size, such as numpy.int32"):
+        device.compile(KERNEL).kernel("k")(5, grid=1, threadgroup=1, threadgroup_memory={0: 16})
+    with contextlib.suppress(metalmm.Error):
+        device.batch().add(3)
