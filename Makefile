@@ -62,7 +62,7 @@ endif
 sanitize: $(VENV)/.built
 	bash tests/sanitize/run.sh $(BIN)/python
 
-# Breaks kernels and core on purpose, one place at a time, and sees whether a test fails: tests/mutants. Half an hour and more.
+# Breaks kernels, C++ and Python on purpose, one place at a time, and sees whether a test fails: tests/mutants. An hour.
 mutants: $(VENV)/.built
 	python=$(BIN)/python; . tests/fakes/stage.sh && $(BIN)/python tests/mutants/run.py $(ARGS)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from metalmm import numerics
 from metalmm.bench import hot_shapes, report, runner, sizes
-from support.here import DEVICE
+from support.here import DEVICE, FAKE, FAKE_CUDA
 
 SHAPE = sizes.Shape("matmul", 1, 1, 9728, 896, False, True, False, 1.0, 0.0, 0.324, "mps")
 
@@ -144,6 +144,7 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, Any]:
 
 
 @pytest.mark.needs("simdgroup_matrix")
+@pytest.mark.skipif(bool(FAKE or FAKE_CUDA), reason="some dozens of kernels to compile; the fake's turn would add nothing")
 def test_a_small_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, data = run(tmp_path, "--shapes", "6,7", "--sort", "gpu", "--cold")
     text = capsys.readouterr().out

@@ -161,7 +161,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
         "--least-time",
         "0.15",
         "--shapes",
-        "4,6,7,8,9,10,11,12,13",
+        "6,7,8,9,10",
     ]
     run = started(*arguments)
     for _ in range(3000):
@@ -173,7 +173,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130, err
     data = json.loads(Path("part.json").read_text())
-    assert not data["complete"] and 2 <= len(data["shapes"]) <= 9
+    assert not data["complete"] and 2 <= len(data["shapes"]) <= 5
     assert data["shapes"][0]["winner"] in out and "--resume goes on" in err and "Traceback" not in err
     code = cli.main([*arguments, "--resume", "--most-time", "0.3"])
     assert code == 2, "another rule is another run"
@@ -181,7 +181,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     out, err = again.communicate(timeout=240)
     assert again.returncode == 0, err
     whole = json.loads(Path("part.json").read_text())
-    assert whole["complete"] and len(whole["shapes"]) == 9 and whole["arguments"]["resumed"] == 1
+    assert whole["complete"] and len(whole["shapes"]) == 5 and whole["arguments"]["resumed"] == 1
     first, kept = data["shapes"][0]["results"][0], whole["shapes"][0]["results"][0]
     assert kept["gpu_ms"][: len(first["gpu_ms"])] == first["gpu_ms"], "what was measured stays"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".part")]

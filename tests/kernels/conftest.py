@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,9 @@ from metalmm import modules, pipelines
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.pages import Pages
-from support.rows import Row, array, debug_array, known
+from support.rows import SOURCES, Row, What, array, debug_array, is_wanted, known
 
-TENSOR_CORES = [v for v in metalmm.variants() if v.params.get("mma")] if DEVICE == "cpu" else []
+TENSOR_CORES = [v for v in metalmm.variants() if v.params.get("mma") and is_wanted(v)] if DEVICE == "cpu" else []
 
 
 _ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "debug_row")
@@ -27,7 +28,15 @@ def sort_key(row: Row) -> tuple[Any, ...]:
     return row.debug, row.compiler, row.variant.kernel, row.variant.storage, str(row)
 
 
+def spread(rows: list[Row]) -> list[Row]:
+    """One of each kernel and format before the second of any: the sooner fails what a mutant has broken."""
+    seen = Counter[What]()
+    order = [(seen.update([What.of(row.variant)]) or seen[What.of(row.variant)], i, row) for i, row in enumerate(rows)]
+    return [row for _, _, row in sorted(order, key=lambda x: x[:2])]
+
+
 ROWS = sorted([*array(), *array(TENSOR_CORES)], key=sort_key)
+ROWS = spread(ROWS) if SOURCES else ROWS
 DEBUG_ROWS = sorted([*debug_array(), *debug_array(TENSOR_CORES)], key=sort_key) if DEVICE == "cpu" else []
 
 

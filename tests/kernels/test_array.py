@@ -9,6 +9,7 @@ import pytest
 from metalmm import manifest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
+from support.operands import sizes_of
 from support.rows import What, _choices, array, debug_array, pairs_of
 
 ROWS = array()
@@ -58,3 +59,11 @@ def test_the_figures_are_what_readme_says() -> None:
     if DEVICE != "cpu" or len(COMPILERS) < 2 or ALL_OF_IT:
         pytest.skip("README has those of the CPU suite with both compilers")
     assert coverage.sentence() in coverage.README.read_text(), f"README should say: {coverage.sentence()}"
+
+
+def test_the_shapes_of_every_row_have_both_sides_of_its_tile() -> None:
+    """Below, at and above bn, but where whole tiles alone are what the instance is for."""
+    for row in ROWS:
+        columns, bn = {n for _, n, _ in sizes_of(row)}, row.variant.tile[1]
+        assert bn <= 1 or any(n % bn == 0 for n in columns) or "align_n" not in row.alignments
+        assert bn <= 1 or any(n % bn for n in columns) or "align_n" in row.alignments

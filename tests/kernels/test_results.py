@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.here import DEVICE, LINUX, REAL_GPU
-from support.operands import Call, aligned, draw, fit, size_limits, with_rows_of
+from support.operands import Call, aligned, draw, fit, sizes_of, with_rows_of
 from support.pages import Pages
 from support.rows import Row, free_alignments
 
@@ -22,18 +22,6 @@ EPILOGUES: dict[str, dict[str, Any]] = {
     "alpha and beta": {"c": True, "alpha": 0.75, "beta": -1.5},
     "batch": {"batch": 3, "bias": True, "c": True, "alpha": 0.125, "beta": 0.5},
 }
-# (m, n, k): tiny, aligned, one off, primes, below and above every tile, k of one window and of many.
-SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (1, 51, 896),
-          (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
-
-
-def sizes_of(row: Row) -> list[tuple[int, int, int]]:
-    """The shapes, and those on both sides of the row's tile, as the instance takes them."""
-    bm, bn = row.variant.tile
-    least, most = size_limits(row.variant, "m")
-    tiles = [(m, n, 77) for m, n in zip((bm - 1, bm, bm + 1, 2 * bm + 1), (bn + 1, bn - 1, bn, 2 * bn + 3), strict=True)]
-    wanted = [*SHAPES, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
-    return list(dict.fromkeys(fit(row, *shape) for shape in wanted))
 
 
 def test_each_shape_and_epilogue_is_within_the_bound(row: Row, device: metalmm.Device) -> None:

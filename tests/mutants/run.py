@@ -1,178 +1,229 @@
 #!/usr/bin/env python3
-"""Breaks the kernels and the C++ behind them, one place at a time, and runs the tests until one fails: mutants.toml beside this file.
+"""Breaks kernels, C++ and Python, one place at a time, and runs the tests until one fails.
 
-    python tests/mutants/run.py [--only TEXT]       mutants whose file or description holds TEXT
+    python tests/mutants/run.py [--only TEXT] [--draw 100] [--seed N] [--json FILE]
 
-Says which were killed and by which test. Exit status 1 if one survives that mutants.toml does not explain, or one dies that it does.
+The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn;
+the tests that look at the mutant's lines come first, and a survivor is cut after 90 seconds. Exit status 1 if a mutant by hand survives that
+its file does not explain, or dies that it does; or if a drawn one survives that explained.toml does not explain.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from draw import Mutant, draw
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "mutants"
-FIRST_OF_KERNELS = ["test_edges.py", "test_debug_mode.py", "test_matmul.py", "test_types.py"]
-FIRST_OF_CORE = [
-    "test_order.py",
-    "test_bad_input.py",
-    "test_api.py",
-    "test_arrays.py",
-    "test_cpu_device.py",
-    "test_misbehaving.py",
-    *FIRST_OF_KERNELS,
-]
-# What all kernels share is tried on these; else an id of each way through each template that the mutant touches.
-CORE_VARIANTS = "gemv/baseline gemm_tiled/baseline mlx/baseline mlx/m1_fast_nt m1_optimized_v6/nt_simd_c4_s1_tg128 small_m/nt_c4_s4_tg128"
-
-
-def tree() -> Path:
-    """A copy of the sources that a mutant may change."""
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    copy = WORK / "tree"
-    for name in files.splitlines():
-        source, target = ROOT / name, copy / name
-        if not source.is_file() or (target.exists() and target.read_bytes() == source.read_bytes()):
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    return copy
-
-
-def build(copy: Path) -> str:
-    """Empty, or what the compiler said."""
-    where = WORK / "build"
-    if not (where / "build.ninja").exists():
-        prefix = subprocess.run(
-            [sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        options = [
-            f"-DCMAKE_PREFIX_PATH={prefix}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-        ]
-        subprocess.run(["cmake", "-S", str(copy), "-B", str(where), "-G", "Ninja", *options], capture_output=True, check=True)
-    done = subprocess.run(["cmake", "--build", str(where)], capture_output=True, text=True)
-    if done.returncode:
-        return done.stdout
-    shutil.copyfile(next(where.glob("_core*.so")), copy / "python" / "metalmm" / next(where.glob("_core*.so")).name)
-    return ""
-
-
+LIMIT = 90.0  # seconds of a survivor
+# What looks at a file: of the first pattern that fits, tests in the order in which they are run.
+_KERNELS = "kernels/test_results.py kernels/test_formats.py kernels/test_debug.py kernels/test_early.py"
+_DEVICES = "devices/test_order.py devices/test_bad_input.py devices/test_api.py devices/test_arrays.py devices/test_matmul.py devices/cpu"
+_LOWERING = "conformance/test_msl.py conformance/test_msl_rules.py devices/cpu/test_compiling.py devices/cpu/test_rounding.py devices/test_matmul.py"
+TESTS = (
+    (r"kernels/", _KERNELS),
+    (
+        r"csrc/core/(matmul|variant|storage|tensor)",
+        f"devices/test_matmul.py devices/test_quantized_calls.py devices/test_types.py {_DEVICES}",
+    ),
+    (r"csrc/(core|python)/", f"{_DEVICES} devices/test_quantized_calls.py devices/test_lifetimes.py"),
+    (r"csrc/cpu/", f"devices/cpu {_DEVICES} devices/test_lifetimes.py kernels/test_debug.py"),
+    (r"csrc/msl/runtime/", f"{_LOWERING} devices/cpu kernels/test_results.py"),
+    (r"python/metalmm/msl/lint|python/metalmm/msl/opencl", "conformance/test_lint.py"),
+    (r"python/metalmm/msl/", f"{_LOWERING} conformance/test_lint.py devices/test_api.py"),
+    (r"python/metalmm/(cache|compiler|modules|kernel_source)", "devices/cpu devices/test_api.py conformance cli/test_bench.py"),
+    (r"python/metalmm/(manifest|quantized|numerics)", "unit devices/test_quantized_calls.py devices/test_matmul.py cli"),
+    (r"python/metalmm/profile/", "cli/test_profile.py cli/test_step_and_page.py cli"),
+    (r"python/metalmm/(bench|tuning|doctor|terminal|cli)", "cli unit"),
+    (r"", "unit devices cli conformance docs"),
+)
 # Without the finder of an editable install, which would find what is not broken.
 START = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; "
 
 
-def run_tests(copy: Path, tests: list[str], variants: str) -> str:
-    """The first test that failed, or nothing."""
-    start = START + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", start, "-x", "-q", "-p", "no:cacheprovider", "-k", "not every_compiler", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(copy / "python"), "METALMM_DEVICE": "cpu", "METALMM_CACHE": str(WORK / "cache")}
-    environment |= {"METALMM_TEST_VARIANTS": variants}
-    return first_failure(subprocess.run(command, cwd=copy / "tests", env=environment, capture_output=True, text=True, timeout=1200))
+class Worker:
+    """A copy of the sources that a mutant may change, with a build of its own."""
 
-
-def run_on_fake_metal(copy: Path) -> str:
-    environment = {**os.environ, "METALMM_DEVICE": "metal", "METALMM_CACHE": str(WORK / "cache")}
-    made = subprocess.run(["bash", "tests/fakes/fake_metal.sh", sys.executable], cwd=copy, env=environment, capture_output=True, text=True)
-    if made.returncode:
-        return "does not compile"
-    command = [sys.executable, "tests/fakes/on_fake_metal.py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/devices/metal"]
-    return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
-
-
-def run_on_fake_cuda(copy: Path) -> str:
-    environment = {**os.environ, "METALMM_DEVICE": "cuda", "METALMM_CACHE": str(WORK / "cache")}
-    environment |= {"PYTHONPATH": f"{copy / 'python'}:{copy / 'tests'}"}
-    if subprocess.run(["bash", "tests/fakes/fake_cuda.sh"], cwd=copy, env=environment, capture_output=True).returncode:
-        return "does not compile"
-    start = START + "import runpy; runpy.run_path('tests/fakes/on_fake_cuda.py', run_name='__main__')"
-    command = [sys.executable, "-c", start, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_cuda.py"]
-    return first_failure(subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1200))
-
-
-def first_failure(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode == 0:
-        return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return found[1] if found else (done.stdout + done.stderr).strip().splitlines()[-1][:100]
-
-
-def variants_of(copy: Path, file: str) -> str:
-    """Some ids of every template that the file is part of."""
-    manifest = tomllib.loads((copy / "kernels" / "variants.toml").read_text())
-    chosen: dict[tuple[Any, ...], str] = {}
-    for name, family in manifest["families"].items():
-        for row, entry in family["variants"].items():
-            merged = {**family, **entry}
-            if merged.get("library"):
+    def __init__(self, number: int) -> None:
+        self.folder = WORK / str(number)
+        self.tree, self.build_folder = self.folder / "tree", self.folder / "build"
+        files = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for name in files.splitlines():
+            source, target = ROOT / name, self.tree / name
+            if not source.is_file() or (target.exists() and target.read_bytes() == source.read_bytes()):
                 continue
-            merged = {"source": f"{merged['kernel']}.metal", **manifest["kernels"][merged["kernel"]], **merged}
-            source = copy / "kernels" / merged["source"]
-            if Path(file).name in (merged["source"], *re.findall(r'"include/(\w+\.h)"', source.read_text())):
-                way = [merged.get(key) for key in ("vec4", "read", "pipelined", "width", "stage", "split", "rows")]
-                chosen.setdefault((merged["source"], merged["kernel"], *way), f"{name}/{row}")
-    return " ".join(chosen.values())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        if said := self.build():
+            raise SystemExit(said)
+
+    def build(self) -> str:
+        """Empty, or what the compiler said."""
+        if not (self.build_folder / "build.ninja").exists():
+            nanobind = subprocess.run([sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True)
+            options = [
+                f"-DCMAKE_PREFIX_PATH={nanobind.stdout.strip()}",
+                f"-DPython_EXECUTABLE={sys.executable}",
+                "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+            ]
+            subprocess.run(
+                ["cmake", "-S", str(self.tree), "-B", str(self.build_folder), "-G", "Ninja", *options], capture_output=True, check=True
+            )
+        done = subprocess.run(["cmake", "--build", str(self.build_folder)], capture_output=True, text=True)
+        if done.returncode:
+            return done.stdout
+        made = next(self.build_folder.glob("_core*.so"))
+        shutil.copyfile(made, self.tree / "python" / "metalmm" / made.name)
+        return ""
+
+    def judge(self, mutant: Mutant) -> str:
+        """Who killed it, or nothing."""
+        path = self.tree / mutant.file
+        whole = path.read_text()
+        path.write_text(whole[: mutant.offset] + mutant.new + whole[mutant.offset + len(mutant.old) :])
+        is_built = mutant.file.startswith(("csrc/core", "csrc/cpu", "csrc/python", "csrc/cuda"))
+        try:
+            if mutant.tests == "metal":
+                return self.run("devices/metal devices/test_matmul.py", fake="metal")
+            if is_built and self.build():
+                return "does not compile"
+            if mutant.tests == "cuda":
+                return self.run("devices/cuda", fake="cuda")
+            tests = next(tests for pattern, tests in TESTS if re.match(pattern, mutant.file))
+            return self.run(tests, sources=path.name if mutant.file.startswith("kernels/") else "")
+        finally:
+            path.write_text(whole)
+            if is_built:
+                self.build()
+
+    def run(self, tests: str, *, sources: str = "", fake: str = "") -> str:
+        """The first test that failed, or nothing."""
+        environment = {
+            **os.environ, "METALMM_CACHE": str(self.folder / "cache"), "METALMM_DEVICE": fake or "cpu", "METALMM_CPU_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1", "METALMM_TEST_SOURCES": sources, "METALMM_TEST_COMPILERS": shutil.which("clang++") or "g++",
+            "METALMM_LINT": "0", "PYTHONPATH": f"{self.tree / 'python'}:{self.tree / 'tests' / 'fakes'}",
+        }  # fmt: skip
+        pytest = ["-m", "pytest"] if fake else []
+        pytest += [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            "not every_compiler and not has_its_place and not readme",
+            *dict.fromkeys(tests.split()),
+        ]
+        if fake:
+            made = subprocess.run(
+                ["bash", f"tests/fakes/fake_{fake}.sh", sys.executable], cwd=self.tree, env=environment, capture_output=True
+            )
+            if made.returncode:
+                return "does not compile"
+            start = f"{START}import runpy; runpy.run_path('fakes/on_fake_{fake}.py', run_name='__main__')"
+        else:
+            start = START + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", start, *pytest], cwd=self.tree / "tests", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            out, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            out, _ = process.communicate()
+            return first_failure(out)  # what hangs where it did not is no kill: the clock is not a test
+        return "" if process.returncode in (0, 5) else first_failure(out) or out.strip().splitlines()[-1][:100]
 
 
-def judge(copy: Path, mutant: dict[str, str]) -> str:
-    """Who killed it."""
-    path = copy / mutant["file"]
-    whole = path.read_text()
-    if whole.count(mutant["old"]) != 1:
-        raise SystemExit(
-            f"{mutant['file']}: {mutant['what']}: its text stands there {whole.count(mutant['old'])} times; mutants.toml is out of date"
-        )
-    path.write_text(whole.replace(mutant["old"], mutant["new"]))
-    try:
-        if mutant.get("tests") == "metal":
-            return run_on_fake_metal(copy)
-        if mutant.get("tests") == "cuda":
-            return "does not compile" if build(copy) else run_on_fake_cuda(copy)
-        if mutant["file"].startswith("kernels/"):
-            shared = mutant["file"].endswith("epilogue.h")
-            return run_tests(copy, FIRST_OF_KERNELS, CORE_VARIANTS if shared else variants_of(copy, mutant["file"]))
-        return "does not compile" if build(copy) else run_tests(copy, FIRST_OF_CORE, CORE_VARIANTS)
-    finally:
-        path.write_text(whole)
+def first_failure(out: str) -> str:
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def by_hand() -> list[Mutant]:
+    found = []
+    for path in sorted((HERE / "by_hand").glob("*.toml")):
+        for m in tomllib.loads(path.read_text())["mutant"]:
+            text = (ROOT / m["file"]).read_text()
+            if text.count(m["old"]) != 1:
+                raise SystemExit(f"{path.name}: {m['file']}: {m['what']}: its text stands there {text.count(m['old'])} times")
+            found.append(
+                Mutant(m["file"], m["what"], text.index(m["old"]), m["old"], m["new"], "by hand", m.get("survives", ""), m.get("tests", ""))
+            )
+    return found
+
+
+def explained(mutants: list[Mutant]) -> list[Mutant]:
+    """Drawn ones, with the reason why one survives where explained.toml has it: by file, line of code and change."""
+    path = HERE / "explained.toml"
+    known = tomllib.loads(path.read_text()).get("mutant", []) if path.exists() else []
+    reasons = {(k["file"], k["change"]): k["reason"] for k in known}
+    return [Mutant(**{**asdict(m), "survives": reasons.get((m.file, m.what.partition(": ")[2]), "")}) for m in mutants]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a part of a file's name or of a description")
+    parser.add_argument("--draw", type=int, default=100, help="how many are drawn at random (100)")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the drawn ones; printed")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="what came of each")
     args = parser.parse_args()
-    mutants = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())["mutant"]
-    mutants = [m for m in mutants if args.only in m["file"] or args.only in m["what"]]
-    copy = tree()
-    if said := build(copy):
-        raise SystemExit(said)
-    if failed := run_tests(copy, FIRST_OF_CORE, CORE_VARIANTS):
-        raise SystemExit(f"{failed} fails without a mutant")
-    if any(m.get("tests") == "cuda" for m in mutants) and (failed := run_on_fake_cuda(copy)):
-        raise SystemExit(f"{failed} fails without a mutant")
-    killed, explained, wrong = 0, 0, 0
-    for mutant in mutants:
-        start = time.monotonic()
-        killer = judge(copy, mutant)
-        expected = mutant.get("survives", "")
-        if bool(killer) == bool(expected) or killer == "does not compile":
-            wrong += 1
-        killed, explained = killed + bool(killer), explained + (not killer and bool(expected))
-        verdict = f"killed by {killer}" if killer else f"SURVIVES{': ' + expected if expected else ', and nobody says why'}"
-        print(f"{mutant['file']}: {mutant['what']}: {verdict} ({time.monotonic() - start:.0f} s)", flush=True)
-        if not mutant["file"].startswith("kernels/"):
-            build(copy)
-    print(f"{len(mutants)} mutants: {killed} killed, {explained} survive for a reason given, {wrong} not as mutants.toml says")
-    return 1 if wrong else 0
+    mutants = [m for m in (*by_hand(), *explained(draw(ROOT, args.draw, args.seed))) if args.only in m.file or args.only in m.what]
+    print(f"{len(mutants)} mutants, drawn with --seed {args.seed}", flush=True)
+    waiting: queue.Queue[Mutant] = queue.Queue()
+    for m in sorted(mutants, key=lambda m: (bool(m.tests), m.file)):
+        waiting.put(m)
+    results, lock = list[dict[str, object]](), threading.Lock()
+
+    def work(number: int) -> None:
+        worker = Worker(number)
+        while True:
+            try:
+                mutant = waiting.get_nowait()
+            except queue.Empty:
+                return
+            start = time.monotonic()
+            killer = worker.judge(mutant)
+            verdict = (
+                f"killed by {killer}" if killer else f"SURVIVES{': ' + mutant.survives if mutant.survives else ', and nobody says why'}"
+            )
+            with lock:
+                results.append({**asdict(mutant), "killer": killer, "seconds": time.monotonic() - start})
+                print(f"{mutant.file}: {mutant.what}: {verdict} ({time.monotonic() - start:.0f} s)", flush=True)
+                if args.json:
+                    args.json.write_text(json.dumps(results, indent=1))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(args.workers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    lived = [r for r in results if not r["killer"]]
+    wrong = [
+        r for r in results if bool(r["killer"]) == bool(r["survives"]) or (r["killer"] == "does not compile" and r["area"] == "by hand")
+    ]
+    invalid = sum(r["killer"] == "does not compile" for r in results)
+    print(
+        f"{len(results)} mutants: {len(results) - len(lived) - invalid} killed, {invalid} do not compile, {len(lived)} survive, {len(wrong)} unexplained"
+    )
+    return 1 if wrong or len(results) < len(mutants) else 0
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ LINUX = sys.platform.startswith("linux")
 
 # On macOS g++ is clang, too, and GCC of Homebrew does not take what the device asks for.
 _FOUND = [next(filter(shutil.which, names), None) for names in (() if sys.platform == "darwin" else ("g++",), ("clang++", "clang++-14"))]
-COMPILERS = [c for c in _FOUND if c] or ["c++"]
+COMPILERS = os.environ.get("METALMM_TEST_COMPILERS", "").split() or [c for c in _FOUND if c] or ["c++"]
 # What .ci/run installs, and what the workflow on GitHub has.
 _KNOWN = (
     ["clang++"]

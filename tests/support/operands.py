@@ -216,3 +216,17 @@ def draw(
         alpha if not is_fused else 1.0,
         beta if not is_fused else 0.0,
     )
+
+
+# (m, n, k): tiny, aligned, one off, primes, below and above every tile, k of one window and of many.
+SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (1, 51, 896),
+          (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
+
+
+def sizes_of(row: Row) -> list[tuple[int, int, int]]:
+    """The shapes, and those on both sides of the row's tile, as the instance takes them."""
+    bm, bn = row.variant.tile
+    least, most = size_limits(row.variant, "m")
+    tiles = [(m, n, 77) for m, n in zip((bm - 1, bm, bm + 1, 2 * bm + 1), (bn + 1, bn - 1, bn, 2 * bn + 3), strict=True)]
+    wanted = [*SHAPES, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
+    return list(dict.fromkeys(fit(row, *shape) for shape in wanted))

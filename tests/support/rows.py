@@ -8,13 +8,15 @@ that an id has is there. So is each pair of alignment by operand type and alignm
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import metalmm
-from metalmm import _core, manifest
+from metalmm import _core, kernel_source, manifest
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
 
@@ -82,9 +84,16 @@ def _is_possible(v: metalmm.Variant, chosen: set[str]) -> bool:
     return not (is_in_rows and "vec8" in chosen and "align_k" in free_alignments(v) and "align_k" not in chosen)
 
 
+SOURCES = set(os.environ.get("METALMM_TEST_SOURCES", "").split())  # kernels made of one of these files alone: tests/mutants
+
+
+def is_wanted(v: metalmm.Variant) -> bool:
+    return not SOURCES or bool(SOURCES & {v.source.name, *re.findall(r"/include/(\w+\.h)", kernel_source.inline_includes(v.source))})
+
+
 def known() -> list[metalmm.Variant]:
     """Every variant with a kernel of ours that the device runs."""
-    return [v for v in metalmm.variants(device=metalmm.default_device()) if v.kernel and not v.library]
+    return [v for v in metalmm.variants(device=metalmm.default_device()) if v.kernel and not v.library and is_wanted(v)]
 
 
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:

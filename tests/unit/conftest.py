@@ -1,11 +1,16 @@
-"""Fixtures of this folder."""
+"""No test of this folder asks for a compiler: what does stands in devices/cpu."""
 
 from __future__ import annotations
 
-import metalmm
+from typing import Any
+
 import pytest
+from metalmm import compiler
 
 
-@pytest.fixture
-def device() -> metalmm.Device:
-    return metalmm.Device("cpu")
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: Any, text: str | None = None) -> str:
+        raise AssertionError(f"a unit test runs {command[0]}")
+
+    monkeypatch.setattr(compiler, "run", refuse)

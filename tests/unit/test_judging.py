@@ -3,7 +3,6 @@ stays usable."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from metalmm import cli, numerics
 from metalmm.bench import report, runner, sizes
-from support.surroundings import HEAD, MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -98,31 +96,6 @@ def test_what_falls_below_float32_may_be_zero() -> None:
     assert numerics.mismatch(np.zeros((1, 1), np.float32), *(f(100 * a, b) for f in (metalmm.reference, metalmm.error_bound)))
 
 
-def test_a_variant_that_fails_is_a_line_of_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from metalmm.bench import hot_shapes
-
-    kernel = HEAD + '#include "epilogue.h"\n' + (
-        "template <int TG> [[kernel]] void f(const device half* A [[buffer(0)]], const device half* B [[buffer(1)]], device half* D [[buffer(2)]],"
-        " const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],"
-        " uint i [[thread_position_in_grid]]) { D[i + 1] = A[0]; }\n"
-    )  # fmt: skip
-    (tmp_path / "mine.metal").write_text(kernel)
-    (tmp_path / "my.toml").write_text(MANIFEST.replace('["nn"]', '["nt"]'))
-    monkeypatch.setenv("METALMM_DEVICE", "cpu")
-    arguments = ["--manifest", str(tmp_path / "my.toml"), "--shapes", "4", "--backends", "mine,blas", "--iters", "1", "--no-check"]
-    assert hot_shapes.main([*arguments, "--json", str(tmp_path / "out.json")]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    line = next(x for x in lines if "mine/one" in x)
-    assert (
-        "avg_gpu=n/a" in line
-        and "[bad-rel]" in line
-        and "WRONG: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792" in line.replace("mine/one", "mine_one")
-    )
-    assert any("blas/baseline" in x and "WRONG" not in x for x in lines)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -154,41 +127,3 @@ def test_a_reader_that_stops_ends_the_listing_quietly() -> None:
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env={**os.environ, "METALMM_DEVICE": "cpu"}
     )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("id")
-
-
-KERNEL = HEAD + "kernel void k(device float* y, threadgroup float* x [[threadgroup(0)]]) { x[0] = 7.0f; y[0] = x[0]; }"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"threadgroup_memory": [4]}, "threadgroup_memory: \\[4\\] is not a dict of {index: bytes}"),
-        ({"grid": ()}, "grid takes up to three sizes of 1 to 2\\^32 - 1, and at least one"),
-        ({"grid": None}, "grid: None is not a whole number"),
-        ({"grid": 1.5}, "grid: 1.5 is not a whole number"),
-        ({"threadgroup": (1, 1, 1, 1)}, "threadgroup takes up to three sizes"),
-        ({"batch": 3}, "batch: it takes what Device.batch\\(\\) gives"),
-    ],
-)
-def test_dispatches_that_say_nothing(change: dict[str, Any], message: str, device: metalmm.Device) -> None:
-    kernel, y = device.compile(KERNEL).kernel("k"), np.zeros(4, np.float32)
-    with pytest.raises(metalmm.KernelError, match=message):
-        kernel(y, **{"grid": 1, "threadgroup": 1, "threadgroup_memory": {0: 16}, **change})
-
-
-def test_numpys_numbers_are_numbers(device: metalmm.Device) -> None:
-    kernel, y = device.compile(KERNEL).kernel("k"), np.zeros(4, np.float32)
-    kernel(y, grid=np.int64(1), threadgroup=(np.int32(1), np.uint8(1)), threadgroup_memory={np.int64(0): np.int64(16)})
-    assert y[0] == 7
-    assert device.empty(np.int64(5)).shape == (5,)
-    assert device.empty((np.int32(2), 3), np.float32).dtype == "float32"
-
-
-def test_dtypes_and_numbers_that_are_none(device: metalmm.Device) -> None:
-    for dtype in ("nothing", 3.5):
-        with pytest.raises(metalmm.DTypeError, match=r"NumPy knows no dtype"):
-            device.empty(4, dtype)
-    with pytest.raises(metalmm.DTypeError, match=r"buffer 0 is int; pass .* or a number whose type says its size, such as numpy.int32"):
-        device.compile(KERNEL).kernel("k")(5, grid=1, threadgroup=1, threadgroup_memory={0: 16})
-    with contextlib.suppress(metalmm.Error):
-        device.batch().add(3)

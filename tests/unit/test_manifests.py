@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import metalmm
 import numpy as np
@@ -82,39 +81,6 @@ def test_a_library_runs_where_it_is(tmp_path: Path) -> None:
 def test_a_family_where_a_variant_is_wanted_lists_its_members() -> None:
     with pytest.raises(metalmm.UnknownVariantError, match=r"'gemv'; it is a family; its members are gemv/baseline, gemv/smalln"):
         metalmm.matmul("gemv", np.ones((1, 4), np.float16), np.ones((4, 4), np.float16))
-
-
-def test_a_row_that_is_gone_is_gone(tmp_path: Path) -> None:
-    x = np.ones((2, 4), np.float16)
-    metalmm.load_variants(path := _write(tmp_path))
-    name = "anew/two"
-    assert metalmm.matmul(name, x, x.T.copy())[0, 0] == 1
-    call = metalmm.default_device().prepare(name, x, x.T.copy())
-    _write(tmp_path, manifest=ANEW.replace("two = { threads = 64 }\n", ""))
-    assert metalmm.load_variants(path) == ["anew/one"] == metalmm.variants(family="anew")
-    with pytest.raises(metalmm.UnknownVariantError):
-        metalmm.matmul(name, x, x.T.copy())
-    assert call()[0, 0] == 1, "what was prepared stays as it was"
-    _write(tmp_path)
-    metalmm.load_variants(path)
-    assert metalmm.matmul(name, x, x.T.copy())[0, 0] == 1
-
-
-def test_a_manifest_loaded_while_a_kernel_compiles_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, device = np.ones((2, 4), np.float16), metalmm.Device("cpu")
-    metalmm.load_variants(path := _write(tmp_path, "11.0h"))
-    code, loads = device.backend.code, []
-
-    def slow(*arguments: Any) -> Any:
-        made = code(*arguments)
-        if not loads:
-            loads.append(metalmm.load_variants(_write(tmp_path, "22.0h")))
-        return made
-
-    monkeypatch.setattr(type(device.backend), "code", lambda self, *arguments: slow(*arguments))
-    for _ in range(2):
-        assert metalmm.matmul("anew/one", x, x.T.copy(), device=device)[0, 0] == 22
-    assert path.exists()
 
 
 @pytest.mark.parametrize(

@@ -204,26 +204,3 @@ def test_a_message_holds_errors_alone_with_the_files_own_lines(tmp_path: Path, d
     assert len(lines) < 12 and "warning" not in str(caught.value)
     assert f"{path}:84:" in str(caught.value) and "error" in lines[1]
     assert any(line.strip() == "y[0].xy = undeclared;" for line in lines), "the line as it stands in the file"
-
-
-def test_threads_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METALMM_CPU_THREADS", "abc")
-    with pytest.raises(metalmm.DeviceError, match=r"METALMM_CPU_THREADS is 'abc'; it takes a number of threads"):
-        metalmm.Device("cpu")
-
-
-@pytest.mark.usefixtures("each_compiler")
-def test_counts_of_writes_end_at_255(each_compiler: str) -> None:
-    device, y = metalmm.Device("cpu", debug=True), np.zeros(2, np.float32)
-    counts = device.count_writes(y)
-    source = HEAD + "kernel void k(device float* y) { for (int i = 0; i < 300; i++) *(volatile device float*)y = i; y[1] = 1; }"
-    device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
-    assert counts.tolist() == [255, 255, 1, 1]
-
-
-def test_options_of_odd_values() -> None:
-    for value in (float("nan"), float("inf"), 1.5, True, "2"):
-        with pytest.raises(metalmm.DeviceError, match="threads is"):
-            metalmm.Device("cpu", threads=value)  # type: ignore[arg-type]
-    with pytest.raises(metalmm.DeviceError, match="spin: device cpu has no such option"):
-        metalmm.Device("cpu", spin=None)

@@ -210,7 +210,8 @@ MISUSES: dict[Callable[[Raw], None], str] = {
 def test_products_on_tensor_cores(device: metalmm.Device) -> None:
     """Kernels that no other device has (kernels/include/tensor.h): over windows of K."""
     rng = np.random.default_rng(5)
-    for v in [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.weights == 1]:
+    those = [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.weights == 1]
+    for v in {v.kernel: v for v in those}.values() if FAKE else those:
         form, _, layout = v.storage.partition(":")
         a, w = (
             rng.standard_normal((1 if v.supports["m"] == 1 else 5, 1376)).astype(np.float16),

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/cuda/driver.h"
-#include "../../csrc/msl/runtime/cuda/arguments.h"
+#include "../../../csrc/cuda/driver.h"
+#include "../../../csrc/msl/runtime/cuda/arguments.h"
 
 #define FAKE_EXPORT extern "C" __attribute__((visibility("default")))
 

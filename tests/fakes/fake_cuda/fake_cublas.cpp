@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../csrc/cuda/blas.h"
+#include "../../../csrc/cuda/blas.h"
 #include "fake.h"
 
 // What the product looks for has these types.

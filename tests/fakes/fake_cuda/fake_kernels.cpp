@@ -8,7 +8,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "../../csrc/cpu/executor.h"
+#include "../../../csrc/cpu/executor.h"
 #include "fake.h"
 
 namespace metalmm::cpu {

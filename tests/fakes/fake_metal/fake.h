@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/cpu/cpu_device.h"
+#include "../../../csrc/cpu/cpu_device.h"
 
 extern "C" void* objc_autoreleasePoolPush();
 extern "C" void objc_autoreleasePoolPop(void* pool);

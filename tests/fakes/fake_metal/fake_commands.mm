@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "../../csrc/core/error.h"
+#include "../../../csrc/core/error.h"
 #include "fake.h"
 
 using Kind = fake::Command::Kind;

@@ -6,7 +6,7 @@
 #include <functional>
 #include <sstream>
 
-#include "../../csrc/core/error.h"
+#include "../../../csrc/core/error.h"
 #include "fake.h"
 
 namespace fake {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "../../csrc/core/error.h"
+#include "../../../csrc/core/error.h"
 #include "fake.h"
 
 #include <map>

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "../../csrc/core/batch.h"
-#include "../../csrc/cpu/executor.h"
+#include "../../../csrc/core/batch.h"
+#include "../../../csrc/cpu/executor.h"
 
 namespace metalmm {
 namespace {
@@ -118,7 +118,9 @@ class ToyDevice : public Device {
     uint8_t* places[kMaxBuffers];
     for (size_t i = 0; i < d.buffer_count; i++) {
       const Buffer& b = **d.buffers[i].buffer;
-      places[i] = b.native() ? memory(b) : copy_of(b, copies[i]);
+      size_t first = 0;  // that has the same memory, of which there is one copy
+      while (d.buffers[first].buffer->get() != &b) first++;
+      places[i] = b.native() ? memory(b) : first < i ? places[first] : copy_of(b, copies[i]);
       buffers[d.buffers[i].index] = places[i] + d.buffers[i].offset;
     }
     for (size_t i = 0; i < d.bytes_count; i++) buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));

@@ -1,0 +1,58 @@
+"""What each C++ compiler makes of MSL where C++ would let it do otherwise."""
+
+from __future__ import annotations
+
+import metalmm
+import numpy as np
+import pytest
+from support.changed import changed_kernels
+from support.operands import draw
+from support.rows import Row
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+
+@pytest.mark.usefixtures("every_compiler")
+def test_each_half_operation_is_rounded() -> None:
+    """No a * b + c with one rounding, as the machine's own half arithmetic would have it; vectors too."""
+    source = HEAD + "kernel void k(device const half* x, device half* y, uint i [[thread_position_in_grid]])"
+    source += "{ y[i] = x[i] * x[i + 1] + x[i + 2]; half4 v = half4(x[i]) * half4(x[i + 1]) + half4(x[i + 2]); y[i + 512] = v.w; }"
+    x = np.random.default_rng(8).standard_normal(514).astype(np.float16)
+    y = np.zeros(1024, np.float16)
+    metalmm.Device("cpu").compile(source).kernel("k")(x, y, grid=8, threadgroup=64)
+    np.testing.assert_array_equal(y[:512], x[:512] * x[1:513] + x[2:514])
+    np.testing.assert_array_equal(y[512:], y[:512])
+
+
+INDEXED = {
+    "a call in the index": "y[i] = (i % 2 == 0 ? a : b)[min(i, 63u)];",
+    "in a loop": "for (uint c = 0; c < 2; c++) if (c == i % 2) y[i] = (c == 0 ? a : b)[min(i, 63u)];",
+    "parentheses in parentheses": "y[i] = ((i % 2 == 0 ? a : b))[max(i, 0u)];",
+    "returned": "auto f = [&] { return (i % 2 == 0 ? a : b)[min(i, 63u)]; }; y[i] = f();",
+    "of a conditional": "y[i] = i < 1000 ? float((i % 2 == 0 ? a : b)[min(i, 63u)]) : 0.0f;",
+    "written": "device float* z = y; (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "vectors": "float4 u(a[i]), v(b[i]); y[i] = (i % 2 == 0 ? u : v)[min(i, 3u)];",
+}
+
+
+@pytest.mark.usefixtures("every_compiler")
+@pytest.mark.parametrize("body", INDEXED.values(), ids=INDEXED)
+def test_an_indexed_conditional(body: str) -> None:
+    """g++ takes (c ? p : q)[f(x)] for c ? p[f(x)] : q[f(x)], and computes f's argument in one arm alone: swiglu with a bias was wrong by it."""
+    source = (
+        HEAD
+        + f"kernel void k(device float* y, device const float* a, device const float* b, uint i [[thread_position_in_grid]]) {{ {body} }}"
+    )
+    a, b, y = np.arange(64, dtype=np.float32), np.arange(100, 164, dtype=np.float32), np.zeros(64, np.float32)
+    metalmm.Device("cpu").compile(source).kernel("k")(y, a, b, threads=64, threadgroup=32)
+    np.testing.assert_array_equal(y, np.where(np.arange(64) % 2 == 0, a, b))
+
+
+@pytest.mark.usefixtures("every_compiler")
+def test_two_columns_of_two_matrices() -> None:
+    """Of which clang 14 made a switch to another lane the wrong way round (csrc/msl/runtime/fiber.h)."""
+    first = "\nnk_swiglu_l4_c1_s4_d2_x_tg256 = {"
+    other = '\ntwo_by_two = { kernel = "fused_columns", weights = 2, swiglu = true, lanes = 4, columns = 2, split = 4, depth = 2, threads = 128 }'
+    v = changed_kernels("pairs_", ("variants.toml", first, other + first))["q4/two_by_two"]
+    with metalmm.Device("cpu") as device:
+        draw(Row(v, "float16", "nt", frozenset({"vec8"}), "-"), 1, 9, 192).check(device)

@@ -1,0 +1,78 @@
+"""A call of matmul on every device: one id of each strategy and each library, what is refused, what C and B may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import manifest
+from support.here import FAKE, FAKE_CUDA
+from support.numbers import right
+from support.operands import draw
+from support.rows import Row, What, array, known
+
+ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense" and v.weights == 1]
+LIBRARIES = [v for v in ALL if v.library]
+# Of each strategy, format and end the last row, whose alignments are not those of the first. On a fake, of each strategy and end.
+IS_FAKE = bool(FAKE or FAKE_CUDA)
+STRATEGIES = {
+    (row.variant.kernel, row.variant.weights, row.variant.swiglu) if IS_FAKE else What.of(row.variant): row
+    for row in array(known())
+    if row.dtype == "float16" or not IS_FAKE
+}
+OF_LIBRARIES = [Row(v, dtype, layout, frozenset(), "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
+
+
+@pytest.mark.parametrize("row", [*STRATEGIES.values(), *OF_LIBRARIES], ids=str)
+def test_each_strategy_computes(row: Row, device: metalmm.Device) -> None:
+    for i, (m, n, k) in enumerate(((3, 67, 133), (5, 64, 96))):
+        draw(row, m, n, k, batch=2, bias=True, c=True, alpha=0.5, beta=-1.5, seed=i).check(device)
+
+
+@pytest.mark.parametrize("row", OF_LIBRARIES, ids=str)
+def test_libraries_are_within_the_bound(row: Row, device: metalmm.Device) -> None:
+    epilogues: list[dict[str, Any]] = [{}, {"bias": True}, {"c": True, "alpha": 0.75, "beta": -1.5}]
+    for i, (m, n, k) in enumerate(((1, 1, 1), (1, 64, 64), (17, 63, 65), (2, 131, 257), (64, 5, 1031), (1, 51, 896), (257, 19, 37))):
+        draw(row, m, n, k, pad=i % 3, seed=i, **epilogues[i % 3]).check(device)
+        draw(row, m, n, 4 * k, pad=i % 2, seed=i, exact=True).check_equal(device)
+
+
+@pytest.mark.parametrize("v", [v for v in ALL if v.supports.get("m") == 1])
+def test_one_row_families_refuse_more_rows(v: metalmm.Variant, device: metalmm.Device) -> None:
+    transpose_b = "nt" in v.supports["layouts"]
+    a, b = np.ones((2, 9), np.float16), np.ones((9, 9), np.float16)
+    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by .*(gemm_tiled/baseline|small_m/)"):
+        metalmm.matmul(v, a, b, transpose_b=transpose_b, device=device)
+
+
+@pytest.mark.parametrize("v", ALL)
+def test_other_layouts_are_refused(v: metalmm.Variant) -> None:
+    for layout in manifest.LAYOUTS:
+        m = 2 if v.supports.get("m") != 1 else 1
+        spec = metalmm.MatmulSpec(m=m, n=4, k=8, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
+        assert (layout in v.supports["layouts"]) != ("layout" in v.lacks(spec))
+
+
+def test_shared_b_and_batched_b_agree(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((5, 3, 40)).astype(np.float16), rng.standard_normal((40, 24)).astype(np.float16)
+    shared = metalmm.matmul("gemm_tiled/baseline", a, b, device=device)
+    batched = metalmm.matmul("gemm_tiled/baseline", a, np.broadcast_to(b, (5, 40, 24)).copy(), device=device)
+    np.testing.assert_array_equal(shared, batched)
+    options: dict[str, Any] = {"c": rng.standard_normal((3, 24)).astype(np.float16), "beta": 2.0}
+    right(metalmm.matmul("gemm_tiled/baseline", a, b, device=device, **options), a, b, **options)
+
+
+def test_c_is_not_read_where_beta_is_zero(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 8), np.float16), np.ones((8, 8), np.float16)
+    out = metalmm.matmul("gemv/baseline", a, b, c=np.full((1, 8), np.nan, np.float16), beta=0.0, device=device)
+    np.testing.assert_array_equal(out, np.full((1, 8), 8))
+
+
+def test_c_may_be_out(device: metalmm.Device) -> None:
+    a, b = np.ones((1, 8), np.float16), np.ones((8, 8), np.float16)
+    y = np.full((1, 8), 3, np.float16)
+    metalmm.matmul("gemv/baseline", a, b, c=y, beta=1.0, out=y, device=device)
+    np.testing.assert_array_equal(y, np.full((1, 8), 11))

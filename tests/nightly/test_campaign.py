@@ -1,0 +1,53 @@
+"""Calls drawn at random: any variant, type, format, layout, size, stride, epilogue. METALMM_CAMPAIGN: seconds, by default 60 for each compiler.
+
+METALMM_CAMPAIGN=1200 python -m pytest -n 2 tests/nightly/test_campaign.py -s
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from support import counting
+from support.here import COMPILERS, DEVICE
+from support.operands import DTYPES, draw, size_limits
+from support.rows import Row, _choices, known
+
+SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
+
+
+def drawn_call(rng: random.Random, compiler: str) -> Any:
+    v = rng.choice(known())
+    row = Row(v, rng.choice(v.types), rng.choice(v.supports["layouts"]), rng.choice(_choices(v)), compiler)
+    least, most = size_limits(v, "m")
+    size = lambda: rng.choice((rng.randint(1, 40), rng.randint(41, 700), rng.randint(1, 9) * 32))  # noqa: E731
+    call = draw(
+        row, rng.randint(least, min(most, 70)), size(), rng.choice((size(), rng.randint(700, 5000))), batch=rng.choice((1, 1, 2, 3)),
+        bias=rng.random() < 0.5, c=True, alpha=rng.choice((1.0, 0.125, -2.7)), beta=rng.choice((0.0, 1.0, 0.3)), pad=rng.randint(0, 5),
+        seed=rng.randint(0, 1 << 20), group=rng.choice((32, 64, 128)) if "affine" in v.storage else None,
+    )  # fmt: skip
+    if rng.random() < 0.2:
+        call.a.flat[rng.randrange(call.a.size)] = np.asarray(rng.choice((np.nan, np.inf, 0.0, 60000.0)), DTYPES[row.dtype])
+    return call
+
+
+@pytest.mark.parametrize("compiler", COMPILERS if DEVICE == "cpu" else ["-"])
+def test_random_calls(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = int(os.environ.get("METALMM_SEED", time.time_ns() % 10**6))
+    if DEVICE == "cpu":
+        monkeypatch.setenv("METALMM_CXX", compiler)
+    rng, until, checked, wrong = random.Random(seed), time.monotonic() + SECONDS, counting.cases, list[str]()
+    with metalmm.Device(DEVICE) as device:
+        while time.monotonic() < until:
+            call = drawn_call(rng, compiler)
+            try:
+                call.check(device)
+            except AssertionError as error:
+                wrong.append(str(error))
+    print(f"seed {seed}, {compiler} on device {DEVICE}: {counting.cases - checked + len(wrong)} checked, {len(wrong)} wrong")
+    assert not wrong, f"seed {seed}: {wrong[:5]}"

@@ -1,0 +1,83 @@
+"""What specs, bounds and manifests say of operand types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import metalmm
+import ml_dtypes
+import numpy as np
+import pytest
+from metalmm import numerics
+from support.operands import DTYPES
+
+
+def test_every_family_takes_every_type_but_what_a_library_lacks() -> None:
+    known = metalmm.variants(device=metalmm.default_device())
+    without = [v for v in known if v.without and v.kernel != "weight_tiles" and not v.params.get("mma")]
+    assert {v.family for v in without} <= {"mps", "blas", "mlx", "m1_optimized_v2"}
+    assert all(set(v.without) == ({"bfloat16"} if v.library else {"float32"}) for v in without)
+    assert sum(not v.library for v in without) == 5, "four tiles of mlx and one of v2 need more than 32 KB in float32"
+    halves = [v for v in known if v.kernel == "weight_tiles" or v.params.get("mma")]
+    assert {v.types for v in halves} == {("float16",)}, "8 bits of an integer are exact in half, not in bfloat"
+
+
+def test_the_bound_is_that_of_the_type() -> None:
+    """Half an ulp at 1 is 2^-11, 2^-8, 2^-24; a result one ulp further is a mistake, in each."""
+    for dtype, half_ulp in (("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("float32", 2.0**-24)):
+        one = np.ones((1, 1), DTYPES[dtype])
+        reference, bound, _ = numerics.judged(one, one)
+        assert bound[0, 0] == half_ulp + 2.0**-24
+        assert not numerics.mismatch(one, reference, bound)
+        assert numerics.mismatch((one.astype(np.float64) * (1 + 4 * half_ulp)).astype(DTYPES[dtype]), reference, bound)
+        largest = float(ml_dtypes.finfo(DTYPES[dtype]).max)
+        with np.errstate(all="ignore"):
+            infinite = np.full((1, 1), np.inf).astype(DTYPES[dtype])
+        assert not numerics.mismatch(infinite, np.full((1, 1), largest * 1.01), np.full((1, 1), largest * 1e-9))
+        assert numerics.mismatch(infinite, np.full((1, 1), largest * 0.9), np.full((1, 1), largest * 1e-9))
+
+
+def test_the_spec_says_type_and_bytes() -> None:
+    for dtype, size in (("float16", 2), ("bfloat16", 2), ("float32", 4)):
+        spec = metalmm.MatmulSpec(3, 5, 7, 2, bias=True, beta=1.0, dtype=dtype)
+        assert spec.dtype == dtype
+        assert spec.least_bytes == size * (2 * (3 * 7 + 7 * 5 + 2 * 3 * 5) + 5)
+        assert dtype == "float16" or dtype in repr(spec)
+        assert spec != metalmm.MatmulSpec(3, 5, 7, 2, bias=True, beta=1.0, dtype="float32" if size == 2 else "float16")
+    with pytest.raises(metalmm.DTypeError, match="operands of int8; they are float16, bfloat16 or float32"):
+        metalmm.MatmulSpec(1, 1, 1, dtype="int8")
+
+
+def test_a_manifest_says_which_types_a_variant_lacks_and_why(tmp_path: Path) -> None:
+    (tmp_path / "mine.metal").write_text("")
+    base = """format = 2
+[reasons]
+slow = "nobody wants it"
+[kernels.mine]
+template = ["type", "threads"]
+tile = [1, "threads * 2"]
+supports = { layouts = ["nn"] }
+[families.my]
+kernel = "mine"
+[families.my.variants]
+one = { threads = 32, without = { bfloat16 = "slow", float32 = "in words" } }
+"""
+    (tmp_path / "my.toml").write_text(base)
+    (one,) = metalmm.load_variants(tmp_path / "my.toml")
+    assert (one.types, one.tile, one.without) == (("float16",), (1, 64), {"bfloat16": "nobody wants it", "float32": "in words"})
+    for old, new, message in [
+        ('without = { bfloat16 = "slow"', 'without = { int8 = "slow"', "without knows nothing of 'int8'"),
+        ('float32 = "in words"', 'float32 = "x", float16 = "y"', "without names all types"),
+        ('"threads * 2"', '"threads ** 2"', r"tile has 'threads \*\* 2'; it takes a number, a parameter"),
+        ('"threads * 2"', '"thread"', "tile has 'thread'"),
+        ('tile = [1, "threads * 2"]', 'tiles = [1, "threads * 2"]', r"kernels.mine: unknown key 'tiles'; did you mean 'tile'\?"),
+        ("threads = 32", "thread = 32", r"my/one: unknown key 'thread'; did you mean 'threads'\?"),
+        ('kernel = "mine"', 'kernel = "mind"', r"my/one: there is no table \[kernels.mind\]; did you mean 'mine'\?"),
+        ('kernel = "mine"', 'kernel = "mine"\nwidth = 3', "family my: unknown key 'width'"),
+        ("[families.my]", "[familie.my]", r"'familie' is no part of a manifest; did you mean 'families'\?"),
+        ("[families.my]", "[[family]]\n[families.my]", r"\[\[family\]\] tables are of format = 1"),
+        ('slow = "nobody wants it"', "slow = 3", "'without.bfloat16' is 'slow', of the wrong type"),
+    ]:
+        (tmp_path / "my.toml").write_text(base.replace(old, new))
+        with pytest.raises(metalmm.ManifestError, match=message):
+            metalmm.load_variants(tmp_path / "my.toml")
