@@ -59,8 +59,12 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _own_variants_stay_in_their_test() -> Iterator[None]:
+def _own_variants_stay_in_their_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Those of the changed kernels that tests/kernels runs are there alone, too."""
     before = dict(manifest._registry)
+    if "kernels" not in request.path.parts:
+        for v in [v for v in before.values() if "changed-kernels" in v.manifest.parts]:
+            del manifest._registry[v]
     yield
     manifest._registry.clear()
     manifest._registry.update(before)

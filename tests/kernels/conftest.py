@@ -125,6 +125,19 @@ def debug_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of a group one after another, so that one process compiles it."""
+    number = {row: i for i, row in enumerate([*ROWS, *DEBUG_ROWS])}
+
+    def of(item: pytest.Item) -> int:
+        params = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        return next((number[x] for x in params if isinstance(x, Row)), -1)
+
+    mine = [item for item in items if of(item) >= 0]
+    others = [item for item in items if of(item) < 0]
+    items[:] = [*others, *sorted(mine, key=of)]
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> metalmm.Device:
     """Of the row's compiler."""

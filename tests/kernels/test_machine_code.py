@@ -15,7 +15,7 @@ from metalmm.backends import cuda
 from metalmm.errors import CompileError
 from metalmm.kernel_source import KernelText
 from metalmm.msl.program import Program
-from support.here import ROOT
+from support.here import ALL_OF_IT, ROOT
 
 try:
     nvrtc.find()
@@ -30,21 +30,19 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
     return cuda.build(KernelText(expanded, "own.metal", is_preprocessed=True), kernel, {}, capability, **options).read_bytes()  # type: ignore[arg-type]
 
 
-EVERY = bool(os.environ.get("METALMM_EVERY_INSTANCE"))  # make machine-code: ten minutes of two cores
+EVERY = ALL_OF_IT  # ten minutes of two cores
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each way through a template (by what most of it depends on; of blocks one of each kernel) the instance
-    that a call with whole, aligned tiles takes, for 9.0; of each kernel one of each type, for 8.0. Or all for both."""
+    """By capability: of one variant of each kernel, end and use of tensor cores the instance that a call with whole, aligned tiles takes, for
+    9.0; of each kernel another for 8.0. With METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
     kernels = set[tuple[str, int]]()
     ways = set[tuple[object, ...]]()
     for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
         if not v.kernel:
             continue
-        way = (v.kernel, v.storage, v.swiglu, v.params.get("rows", 1) > 1, *map(v.params.get, ("read", "wide", "mma")))
-        if ":canonical" in v.storage:
-            way = (*way[:3], way[-1])
+        way = (v.kernel, v.swiglu, v.params.get("mma"))
         is_another = way not in ways
         ways.add(way)
         of_types = [list(group) for _, group in itertools.groupby(v.instances(), lambda x: x.partition(",")[0])]
@@ -52,7 +50,7 @@ def instances() -> Iterator[tuple[Path, str, int]]:
             is_new = (v.kernel, number) not in kernels
             kernels.add((v.kernel, number))
             chosen = [(x, c) for x in all_of_type for c in (80, 90)] if EVERY else [(all_of_type[-1], 90)] * (number == 0 and is_another)
-            chosen += [(all_of_type[0], 80)] if is_new and not EVERY else []
+            chosen += [(all_of_type[0], 80)] if is_new and number == 0 and not EVERY else []
             for instance, capability in chosen:
                 if (v.source, instance, capability) not in asked:
                     asked.add((v.source, instance, capability))

@@ -18,7 +18,7 @@ def tensor_cores() -> list[metalmm.Variant]:
 def sentence() -> str:
     """The line of README with the figures of `make test`."""
     variants = [*known(), *tensor_cores()]
-    rows, debug = array(variants), debug_array(variants)
+    rows, debug = [*array(), *array(tensor_cores())], [*debug_array(), *debug_array(tensor_cores())]
     kinds = {What.of(v) for v in variants}
     return (
         f"`make test` compiles {len(rows)} kernels with {len(COMPILERS)} compilers: all {len(variants)} ids and all {len(kinds)} combinations of strategy,"

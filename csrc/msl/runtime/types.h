@@ -132,6 +132,16 @@ METALMM_BFLOAT_OP(-)
 METALMM_BFLOAT_OP(*)
 METALMM_BFLOAT_OP(/)
 #undef METALMM_BFLOAT_OP
+// Compared as floats, which hold every bfloat.
+#define METALMM_BFLOAT_COMPARISON(op)                                                                                                     \
+  constexpr bool operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }                                \
+  template <class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_number<T>>::type>                                           \
+  constexpr bool operator op(bfloat a, T b) { return static_cast<float>(a) op static_cast<float>(b); }                                     \
+  template <class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_number<T>>::type>                                           \
+  constexpr bool operator op(T a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }
+METALMM_BFLOAT_COMPARISON(==) METALMM_BFLOAT_COMPARISON(!=) METALMM_BFLOAT_COMPARISON(<)
+METALMM_BFLOAT_COMPARISON(<=) METALMM_BFLOAT_COMPARISON(>) METALMM_BFLOAT_COMPARISON(>=)
+#undef METALMM_BFLOAT_COMPARISON
 namespace metalmm::msl {
 
 template <bool B, class T, class F> struct conditional { using type = T; };

@@ -115,6 +115,7 @@ class Passes:
         tokens[i].text = f"static METALMM_KERNEL_INLINE {tokens[i].text}"
 
     def attributes(self) -> None:
+        """And __extension__, which NVRTC does not take before an anonymous union."""
         tokens, i = self.source.tokens, 0
         while i + 1 < len(tokens):
             if tokens[i].text == "[" and tokens[i + 1].text == "[":
@@ -122,6 +123,8 @@ class Passes:
                 self.source.blank(i, end)
                 i = end
             else:
+                if tokens[i].text == "__extension__":
+                    self.source.blank(i, i + 1)
                 i += 1
 
     def member_specializations(self) -> None:
