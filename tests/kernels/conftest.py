@@ -131,7 +131,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def of(item: pytest.Item) -> int:
         params = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-        return next((number[x] for x in params if isinstance(x, Row)), -1)
+        return next((number.get(x, -1) for x in params if isinstance(x, Row)), -1)
 
     mine = [item for item in items if of(item) >= 0]
     others = [item for item in items if of(item) < 0]
