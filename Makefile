@@ -48,7 +48,8 @@ test-on-fake-metal: fake-metal
 test-on-fake-cuda: fake-cuda
 	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
 # Each in a process of its own: a fake lives in one, so that pytest-xdist cannot divide its work.
-test-on-fakes: fake-cuda $(if $(HAVE_METAL),fake-metal)
+test-on-fakes: $(VENV)/.built
+	@$(MAKE) --no-print-directory -j2 fake-cuda $(if $(HAVE_METAL),fake-metal)
 ifneq ($(HAVE_METAL),)
 	@METALMM_DEVICE=cuda $(ON_CUDA) >build/on-fake-cuda.log 2>&1 & cuda=$$!; \
 	METALMM_DEVICE=metal $(ON_METAL); metal=$$?; \

@@ -27,8 +27,10 @@ bool is_known(DType t) {
   }
 }
 
-// Of the buffer protocol's format.
-DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
+constexpr DType kNoType = {DType::kUInt, 0};
+
+// Of the buffer protocol's format; kNoType: one that is no plain number's.
+DType known_format(const char* format, Py_ssize_t itemsize) {
   if (!format) format = "B";
   const char* f = format + std::strspn(format, "<=@");
   auto size = static_cast<uint32_t>(itemsize);
@@ -40,6 +42,12 @@ DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
   }
   if (f[0] == 'Z' && (f[1] == 'f' || f[1] == 'd')) return {DType::kComplex, size};
   if ((f[0] == 'T' && f[1] == '{') || std::strchr(f, 'x')) return {DType::kOpaque, size};  // whose dtype tensor_of() looks at
+  return kNoType;
+}
+
+DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
+  DType found = known_format(format, itemsize);
+  if (found.size) return found;
   throw Error(ErrorKind::dtype, std::string("arrays of format '") + format + "' are not supported; use a plain little-endian number type");
 }
 
@@ -218,9 +226,13 @@ nb::object dtype_object(nb::handle array) {
   return call_python(nb::module_::import_("numpy").attr("asarray"), nb::borrow(array)).attr("dtype");
 }
 
+bool has_dlpack(nb::handle object) { return nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__"); }
+
 // In place: it is on the way of every call with an array of the host.
 void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* device = nullptr) {
-  if (View view = view_of(object)) {
+  View view = view_of(object);
+  if (view && !known_format(view->format, view->itemsize).size && has_dlpack(object)) view.reset();  // MLX's bfloat16, which DLPack can say
+  if (view) {
     read_view(std::move(view), name, t);
     if (t.dtype.kind != DType::kOpaque) return;
     nb::object structured;
@@ -229,7 +241,7 @@ void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* d
     return;
   }
   if (is_bfloat16(object)) return read_bfloat16(object, name, t);
-  if (nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__")) return read_dlpack(object, name, t, device);
+  if (has_dlpack(object)) return read_dlpack(object, name, t, device);
   bool is_number = PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
   throw Error(ErrorKind::dtype, std::string(name) + " is " + class_name(object) +
                                     "; pass a numpy array, a metalmm.Array or an array with " + "__dlpack__" +

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import math
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -124,6 +125,7 @@ def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
     """Adds to the file what was chosen on that device; what it says of other shapes and devices stays. Raises TuningError, OSError."""
     from .bench import results
 
+    path = Path(os.path.realpath(path))  # by whichever name: one file has one lock
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path):
         kept = read(path) if path.exists() else {}
@@ -136,9 +138,18 @@ def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Other processes that write there wait; the lock is on a file beside it, for the file itself is replaced."""
-    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
+    place = path.with_name(f".{path.name}.lock")
+    try:  # neither through a link, which would be another's file, nor waiting for whoever reads a FIFO
+        lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise TuningError(f"{place}: {error.strerror}; it is the lock of {path.name} and takes a plain file: remove it") from error
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise TuningError(f"{place} is no plain file; it is the lock of {path.name}: remove it")
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 _lock = Lock()

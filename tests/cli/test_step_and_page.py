@@ -95,7 +95,7 @@ def test_each_call_of_a_step_has_weights_of_its_own(device: metalmm.Device) -> N
     assert len(batch) == 7 and order == [0, 1, 0, 0, 0, 1, 0]
     with batch:
         pass
-    assert step._wrong(device, plan, weights, policy) == []
+    assert not step._wrong(device, plan, weights, policy)
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -81,6 +81,17 @@ def test_torch(device: metalmm.Device) -> None:
         metalmm.matmul(V, torch.ones(1, 8, requires_grad=True), torch.ones(8, 8), device=device)
 
 
+def test_mlx(device: metalmm.Device) -> None:
+    """Whose bfloat16 says a format in the buffer protocol that is nobody's, and is plain by DLPack."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested")
+    rng = np.random.default_rng(0)
+    for dtype in (mx.float16, mx.bfloat16, mx.float32):
+        x, w = (mx.array(rng.standard_normal(size).astype(np.float32)).astype(dtype) for size in ((1, 96), (40, 96)))
+        mx.eval(x, w)
+        out = np.asarray(metalmm.matmul("auto", x, w, transpose_b=True, device=device)).astype(np.float32)
+        np.testing.assert_allclose(out, np.array(x.astype(mx.float32) @ w.astype(mx.float32).T), atol=0.2, rtol=0.02)
+
+
 def test_dtypes_are_numpys(device: metalmm.Device) -> None:
     for dtype in (np.float16, "float32", np.dtype("int8"), "uint64", bool, np.complex64, np.complex128, ml_dtypes.bfloat16, "bfloat16"):
         array = device.empty((3, 4), dtype)

@@ -137,6 +137,9 @@ class Sizes:
     shapes: list[Shape] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     steps: int | None = None  # that the profile saw, as counted by steps_of(); None where it has no counts
+    _places: dict[Shape, int] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # of each shape without its times, while a file is read
 
     @property
     def total_ms(self) -> float:
@@ -216,11 +219,11 @@ def steps_of(found: Sizes) -> int | None:
 
 def _keep(found: Sizes, shape: Shape | LeftOut | None) -> None:
     if isinstance(shape, Shape):
-        same = [i for i, s in enumerate(found.shapes) if replace(s, **NO_TIMES) == replace(shape, **NO_TIMES)]
-        if same:
-            first = found.shapes[same[0]]
+        place = found._places.setdefault(replace(shape, **NO_TIMES), len(found.shapes))
+        if place < len(found.shapes):
+            first = found.shapes[place]
             calls, total = (first.calls or 0) + (shape.calls or 0), (first.total_ms or 0.0) + (shape.total_ms or 0.0)
-            found.shapes[same[0]] = replace(first, calls=calls or None, total_ms=total or None)
+            found.shapes[place] = replace(first, calls=calls or None, total_ms=total or None)
         else:
             found.shapes.append(shape)
     elif shape:
@@ -403,7 +406,8 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
 
 
 def from_specs(texts: Iterable[str]) -> Sizes:
-    """Shapes written by hand, as parse_spec() has them, with ``calls=24`` for how often a step makes the call."""
+    """Shapes written by hand, as parse_spec() has them, with ``calls=24`` for how often a step makes the call. One that stands there twice is
+    one, with the calls of both."""
     found = Sizes()
     for text in texts:
         words = text.replace(",", " ").split()
@@ -411,7 +415,7 @@ def from_specs(texts: Iterable[str]) -> Sizes:
         if any(not c.isdecimal() or not 0 < int(c) < 10**9 for c in counts):
             raise ShapeError(f"'calls={counts[0]}' in '{text}': it takes a whole number of at least 1")
         spec = parse_spec([word for word in words if not word.startswith("calls=")])
-        found.shapes.append(of_spec(spec, int(counts[-1]) if counts else None))
+        _keep(found, of_spec(spec, int(counts[-1]) if counts else None))
     return found
 
 

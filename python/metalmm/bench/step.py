@@ -176,9 +176,9 @@ def _record(device: Device, plan: Plan, weights: _Weights, policy: Policy, per_d
     return batch, order
 
 
-def _wrong(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> list[str]:
-    """Every shape's call judged once."""
-    found = []
+def _wrong(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> dict[int, str]:
+    """Every shape's call judged once: of the calls that are wrong, by their index in the plan, what is."""
+    found = {}
     for i, ((shape, _), v) in enumerate(zip(plan.calls, policy.variants, strict=True)):
         if v is None:
             continue
@@ -187,7 +187,7 @@ def _wrong(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> lis
         except Error as error:
             text = runner.first_lines(str(error))
         if text:
-            found.append(f"{shape.short}: {v}: {text}")
+            found[i] = f"{shape.short}: {v}: {text}"
     return found
 
 
@@ -201,11 +201,10 @@ def measure(device: Device, plan: Plan, policies: Sequence[Policy], rule: Rule, 
     for policy in policies:
         progress.note(policy.name)
         wrong = _wrong(device, plan, weights, policy)
-        bad = {text.split(":")[0] for text in wrong}
-        policy = replace(policy, variants=[None if s.short in bad else v for (s, _), v in zip(plan.calls, policy.variants, strict=True)])
+        policy = replace(policy, variants=[None if i in wrong else v for i, v in enumerate(policy.variants)])
         batch, order = _record(device, plan, weights, policy)
         size = sum(plan.calls[i][0].bytes for i in order)
-        found.append(Measured(policy, [], [], size, len(order), _shares(device, plan, weights, policy), wrong))
+        found.append(Measured(policy, [], [], size, len(order), _shares(device, plan, weights, policy), list(wrong.values())))
         recordings.append(batch.record())
         progress.step()
     begin, spent = time.monotonic(), 0.0
