@@ -231,7 +231,8 @@ bool has_dlpack(nb::handle object) { return nb::hasattr(object, "__dlpack__") &&
 // In place: it is on the way of every call with an array of the host.
 void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* device = nullptr) {
   View view = view_of(object);
-  if (view && !known_format(view->format, view->itemsize).size && has_dlpack(object)) view.reset();  // MLX's bfloat16, which DLPack can say
+  if (view && !known_format(view->format, view->itemsize).size && has_dlpack(object) && !nb::hasattr(object, "__array_interface__"))
+    view.reset();  // MLX's bfloat16, which DLPack can say; NumPy's arrays have no more to say by it
   if (view) {
     read_view(std::move(view), name, t);
     if (t.dtype.kind != DType::kOpaque) return;
