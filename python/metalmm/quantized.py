@@ -201,7 +201,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     f = _format(format)
     group = f.groups[0] if group is None else group
     _check_group(f, group)
-    w = np.asarray(w)
+    w = _host_array(w, "quantize: w")
     if w.dtype not in _types("float16", "float32", "bfloat16"):
         raise DTypeError(f"quantize: w is {w.dtype}; it takes float16, bfloat16 or float32")
     if w.ndim != 2 or 0 in w.shape:
@@ -228,9 +228,11 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
     f = _format(format)
     if f.has_bias:
         raise UnsupportedError(f"from_gguf: GGUF has q8_0 and q4_0, not {format}")
-    data = np.asarray(blocks)
+    data = _host_array(blocks, "from_gguf: blocks")
     if data.dtype != np.uint8:
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
+    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) for x in shape):
+        raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k)")
     n, k = shape
     size = 2 + BLOCK * f.bits // 8
     if n < 1 or k < 1 or k % BLOCK or data.size != n * k // BLOCK * size:
@@ -246,11 +248,13 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
 
 
 def from_mlx(packed: Any, scales: Any, biases: Any, *, bits: int, group: int = 64, layout: str = "nk") -> QuantizedArray:
-    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as NumPy arrays: uint32 [n, k * bits / 32], and two of [n, k / group]."""
+    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's: uint32 [n, k * bits / 32], and two of [n, k / group]."""
     name = f"affine{bits}"
     if name not in FORMATS:
         raise UnsupportedError(f"from_mlx: bits is {bits}; there are 4 and 8")
-    packed, scales, biases = np.asarray(packed), np.asarray(scales), np.asarray(biases)
+    packed, scales, biases = (
+        _host_array(x, f"from_mlx: {name}") for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
+    )
     _check_group(FORMATS[name], group)
     if packed.dtype != np.uint32 or packed.ndim != 2 or 0 in packed.shape:
         raise DTypeError(f"from_mlx: packed is {packed.dtype} {packed.shape}; it takes uint32 [n, k * bits / 32]")
@@ -288,6 +292,25 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------
+
+
+def _host_array(x: Any, name: str) -> _Numbers:
+    """As NumPy has it: arrays of torch and MLX, too, in bfloat16 and with a gradient to come. Raises DTypeError for what is no array."""
+    if isinstance(x, np.ndarray):
+        return x
+    if isinstance(x, Array):
+        return np.asarray(x)
+    if callable(detach := getattr(x, "detach", None)):  # torch's Parameter
+        x = detach()
+    try:
+        if hasattr(x, "__dlpack__"):
+            from .device import Device
+
+            with Device("cpu", threads=1) as device:
+                return np.array(device.array(x))
+        return np.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"{name} is {type(x).__name__}, of which NumPy makes no array: {error}") from error
 
 
 def _types(*names: str) -> tuple[Any, ...]:

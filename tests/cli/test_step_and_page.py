@@ -82,6 +82,12 @@ def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "no family 'nobody'" in capsys.readouterr().err
     assert cli.main(["step", "sizes.md", "--memory", "0.00001"]) == 2
     assert "--memory or --shapes changes that" in capsys.readouterr().err
+    data["left_out"] = [{"text": "x", "why": "y", "calls": "<script>alert(1)</script>", "total_ms": 1.0, "columns": None}]
+    data["policies"][0]["calls"] = "<script>alert(2)</script>"
+    Path("poisoned.json").write_text(json.dumps(data))
+    assert cli.main(["report", "poisoned.json", "-o", "poisoned.html"]) == 0
+    page = Path("poisoned.html").read_text()
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
 
 
 @pytest.mark.needs("simdgroup_matrix")

@@ -16,6 +16,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -193,6 +194,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="what came of each")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it, and so would the tests that send it
     mutants = [m for m in (*by_hand(), *explained(draw(ROOT, args.draw, args.seed))) if args.only in m.file or args.only in m.what]
     print(f"{len(mutants)} mutants, drawn with --seed {args.seed}", flush=True)
     waiting: queue.Queue[Mutant] = queue.Queue()

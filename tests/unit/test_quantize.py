@@ -226,3 +226,27 @@ def test_bad_input(call: Any, error: Any, message: str) -> None:
 def changed(q: metalmm.QuantizedArray, **fields: Any) -> metalmm.QuantizedArray:
     given = {name: getattr(q, name) for name in ("format", "layout", "shape", "group", "values", "scales", "biases")}
     return quantized.QuantizedArray(**{**given, **fields})
+
+
+def test_arrays_of_torch_and_of_nothing_known() -> None:
+    for wrong in (object(), [[1.0], [2.0, 3.0]], "words"):
+        with pytest.raises(metalmm.DTypeError, match="quantize: w is"):
+            metalmm.quantize(wrong, "q8_0")
+    with pytest.raises(metalmm.DTypeError, match="from_gguf: blocks are"):
+        metalmm.from_gguf([1.5], "q8_0", (1, 32))
+    with pytest.raises(metalmm.ArgumentError, match=r"from_gguf: shape is 32; it takes \(n, k\)"):
+        metalmm.from_gguf(np.zeros(34, np.uint8), "q8_0", 32)  # type: ignore[arg-type]
+
+
+def test_a_parameter_of_torch_in_bfloat16() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: that its parameters are taken is NOT tested")
+    w = torch.nn.Parameter(torch.randn(4, 64, dtype=torch.bfloat16))
+    q = metalmm.quantize(w, "q8_0")
+    np.testing.assert_array_equal(q.values, metalmm.quantize(w.detach().float().numpy(), "q8_0").values)
+
+
+def test_mlx_in_bfloat16() -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested")
+    w = mx.array(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)).astype(mx.bfloat16)
+    q = metalmm.quantize(w, "q8_0")
+    np.testing.assert_array_equal(q.values, metalmm.quantize(np.array(w.astype(mx.float32)), "q8_0").values)

@@ -128,7 +128,7 @@ def _step(data: dict[str, Any]) -> str:
             continue
         m, host = times[p["name"]], hosts[p["name"]]
         rate = p["bytes"] / m.value / 1e6 if m.value else 0.0
-        title = f"{p['calls']} calls, {p['bytes'] / 1e6:.0f} MB"
+        title = f"{escape(str(p['calls']))} calls, {p['bytes'] / 1e6:.0f} MB"
         body = _tag("h3", escape(p["name"])) + _bar("device", m, ms(m.value), widest, p["name"] == best, title)
         body += _bar(
             "host, from replay to the end of the wait", host, ms(host.value), max(widest, max(h.high for h in hosts.values())), False
@@ -145,7 +145,7 @@ def _step(data: dict[str, Any]) -> str:
         _tag("p", escape(f"metalmm {environment['metalmm']}, commit {str(environment['commit'])[:10]}, {environment['time']}"), "soft")
     )
     if data["left_out"]:
-        rows = [[escape(g["text"]), str(g["calls"] or ""), escape(g["why"])] for g in data["left_out"]]
+        rows = [[escape(g["text"]), escape(str(g["calls"] or "")), escape(g["why"])] for g in data["left_out"]]
         out.append(
             f"<details><summary>left out of the step: {len(rows)}</summary>{_table([('shape', False), ('calls', True), ('why', False)], rows, [0])}</details>"
         )
@@ -178,7 +178,7 @@ def _winners(runs: Sequence[tuple[str, Run]]) -> str:
     rows = []
     for short, ran in order.items():
         calls = next((s.shape.calls for s in ran if s and s.shape.calls), None)
-        cells = [escape(short), str(calls or "")]
+        cells = [escape(short), escape(str(calls or ""))]
         for (_, run), s, share in zip(runs, ran, shares, strict=True):
             d = decide(s, run.bad_rel) if s else None
             if not s or not d:
