@@ -124,13 +124,6 @@ def has(name: str) -> bool:
     return _intact(folder() / name)
 
 
-def drop(name: str) -> None:
-    """Takes an entry out."""
-    with contextlib.suppress(OSError):
-        for path in (folder() / name, _sum_of(folder() / name)):
-            path.unlink(missing_ok=True)
-
-
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,9 +24,10 @@ def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[A
 
 
 def compile_together(device: Device, needed: Iterable[Needed]) -> None:
-    """Makes the code of some kernels at once, so that building each pipeline finds it; what does not compile says so then."""
-    texts = [manifest.kernel_text(*one) for one in needed]
-    device.backend.code_together(device, [(text, kernel_source.host_name(v)) for v, text in texts if text])
+    """Makes the code of some kernels at once, so that building each pipeline finds it; what goes wrong says so then."""
+    with contextlib.suppress(Error, OSError):
+        texts = [manifest.kernel_text(*one) for one in needed]
+        device.backend.code_together(device, [(text, kernel_source.host_name(v)) for v, text in texts if text])
 
 
 def in_groups(device: Device, work: Sequence[T]) -> list[list[T]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -140,8 +141,10 @@ def _alone(path: Path) -> Iterator[None]:
     """Other processes that write there wait; the lock is on a file beside it, for the file itself is replaced."""
     place = path.with_name(f".{path.name}.lock")
     try:  # neither through a link, which would be another's file, nor waiting for whoever reads a FIFO
-        lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
         raise TuningError(f"{place}: {error.strerror}; it is the lock of {path.name} and takes a plain file: remove it") from error
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):

@@ -26,11 +26,12 @@ def test_comparisons_of_bfloat(device: metalmm.Device) -> None:
             left, right, values = right, left, values[::-1]
         body += f"y[{i}] = ({left}) {op} ({right});\n"
         expected.append(COMPARISONS[op](*values))
+    body += f"y[{len(cases) + 1}] = bfloat(256.0f) == 257 && bfloat(256.0f) < 257.0f;\n"
     body += f"bfloat4 v(x[0], x[1], x[2], x[0]); bool4 b = v < bfloat4(x[1]); y[{len(cases)}] = b.x && !b.y && !b.z && b.w;\n"
     source = HEAD + f"kernel void k(device uint* y [[buffer(0)]], constant float* x [[buffer(1)]]) {{ {body} }}"
-    x, y = np.arange(3, dtype=np.float32), np.full(len(cases) + 1, 7, np.uint32)
+    x, y = np.arange(3, dtype=np.float32), np.full(len(cases) + 2, 7, np.uint32)
     device.compile(source).kernel("k")(y, x, grid=1, threadgroup=1)
-    np.testing.assert_array_equal(y, [*expected, 1])
+    np.testing.assert_array_equal(y, [*expected, 1, 1])
 
 
 @pytest.mark.usefixtures("each_compiler")

@@ -10,7 +10,7 @@ import pytest
 from metalmm import manifest
 from support.here import FAKE, FAKE_CUDA
 from support.numbers import right
-from support.operands import draw
+from support.operands import draw, placed
 from support.rows import Row, What, array, known
 
 ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense" and v.weights == 1]
@@ -37,6 +37,13 @@ def test_libraries_are_within_the_bound(row: Row, device: metalmm.Device) -> Non
     for i, (m, n, k) in enumerate(((1, 1, 1), (1, 64, 64), (17, 63, 65), (2, 131, 257), (64, 5, 1031), (1, 51, 896), (257, 19, 37))):
         draw(row, m, n, k, pad=i % 3, seed=i, **epilogues[i % 3]).check(device)
         draw(row, m, n, 4 * k, pad=i % 2, seed=i, exact=True).check_equal(device)
+    call = draw(row, 5, 67, 133, batch=2, bias=True, c=True, beta=1.0, exact=True, pad=3)
+    call.a, call.c = placed(call.a, 2, 1), placed(call.c, 5, 3)
+    call.check_equal(device)
+    call = draw(row, 3, 40, 70, bias=True)
+    assert call.bias
+    call.a.flat[5], call.b[0].flat[7], call.bias[0][1] = np.inf, np.nan, -np.inf
+    call.check(device)
 
 
 @pytest.mark.parametrize("v", [v for v in ALL if v.supports.get("m") == 1])

@@ -18,10 +18,11 @@ from support.here import DEVICE
 from support.pages import Pages
 from support.rows import SOURCES, Row, What, array, debug_array, is_wanted, known
 
+modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kernels" in source.name  # which are ours but for a line
 TENSOR_CORES = [v for v in metalmm.variants() if v.params.get("mma") and is_wanted(v)] if DEVICE == "cpu" else []
 
 
-_ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "debug_row")
+_ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "wide_row", "debug_row")
 
 
 def sort_key(row: Row) -> tuple[Any, ...]:
@@ -117,6 +118,15 @@ def affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
 @pytest.fixture(scope="session", params=[r for r in AFFINE_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
 def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     """Of one matrix, in float16."""
+    yield from _prepared(request.param)
+
+
+WIDE_ROWS = [r for r in QUANTIZED_ROWS if r.dtype != "float16" and not r.variant.swiglu and "affine" not in r.variant.storage]
+
+
+@pytest.fixture(scope="session", params=WIDE_ROWS, ids=str)
+def wide_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    """Of types whose numbers may be large, without biases."""
     yield from _prepared(request.param)
 
 

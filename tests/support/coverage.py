@@ -20,7 +20,8 @@ def sentence() -> str:
     variants = [*known(), *tensor_cores()]
     rows, debug = [*array(), *array(tensor_cores())], [*debug_array(), *debug_array(tensor_cores())]
     kinds = {What.of(v) for v in variants}
+    by = " and ".join(f"{sum(row.compiler == c for row in rows)} by {c}" for c in COMPILERS)
     return (
-        f"`make test` compiles {len(rows)} kernels with {len(COMPILERS)} compilers: all {len(variants)} ids and all {len(kinds)} combinations of strategy,"
-        f" weight format and fused form. It checks {len(debug)} more in debug mode."
+        f"`make test` compiles {len(rows)} kernels, {by}: each of {len(kinds)} combinations of strategy, weight format, end and tensor cores,"
+        f" each of {len(variants)} ids. It checks {len(debug)} more in debug mode. `make test-all` takes every instance."
     )

@@ -60,8 +60,11 @@ class Call:
             assert metalmm.matmul(v, self.a, self.b[0], out=out, device=device, **self.options) is out
             return [out]
         assert self.c is None and (self.alpha, self.beta) == (1.0, 0.0), "a fused call has neither"
-        activation = "swiglu" if v.swiglu else None
-        found = metalmm.matmul_fused(v, self.a, self.b, bias=self.bias, activation=activation, device=device, out=self.out)
+        activation, out = "swiglu" if v.swiglu else None, self.out
+        if out is None:  # NaN where nobody writes
+            out = [np.full(reference.shape, np.nan, DTYPES[self.row.dtype]) for reference, _ in self.judged()]
+            out = out[0] if v.swiglu else out
+        found = metalmm.matmul_fused(v, self.a, self.b, bias=self.bias, activation=activation, device=device, out=out)
         return [found] if v.swiglu else list(found)
 
     def check(self, device: metalmm.Device) -> None:
@@ -137,15 +140,17 @@ def with_rows_of(row: Row, m: int, n: int, k: int, *, is_contiguous: bool = Fals
     return k + step if tile and k % tile == 0 else k
 
 
-def aligned(x: Any, row: Row, pad: int = 0) -> Any:
-    """The same numbers at an address and in rows that the instance takes: whole vectors where it is compiled for those, else off them. NaN
-    between rows, `pad` elements more."""
+def aligned(x: Any, row: Row, pad: int = 0, turn: int = 0) -> Any:
+    """The same numbers at an address and in rows that the instance takes: whole vectors of 4 or 8 where it is compiled for those, and no
+    larger ones; else off them. NaN between rows, `pad` elements more. turn: which of such places."""
     free = {"vec", "vec8"} & set(free_alignments(row.variant))
-    offset = 0
+    step = 4 if "vec" in free else 8
+    offset = turn % 4
     if row.alignments & free:
-        pad = -(-(x.shape[-1] + pad) // 8) * 8 - x.shape[-1]
+        pad = -(-(x.shape[-1] + pad) // step) * step - x.shape[-1]
+        offset = turn % 2 * 4 if step == 4 else 0
     elif free:
-        offset = 1
+        offset = 1 + turn % (step - 1)
     return placed(x, pad, offset)
 
 
@@ -167,17 +172,18 @@ def stored(row: Row, w: Any, group: int | None = None) -> Any:
     return metalmm.quantize(w, form, group=group, layout=layout or "nk")
 
 
-def stored_whole(row: Row, w: Any) -> Any:
-    """Weights of -1, 0 and 1, each stored exactly."""
+def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> Any:
+    """Weights of -1, 0 and 1, each stored exactly: with scales of 1 and -1, so that another group's gives another sum."""
     form, _, layout = row.variant.storage.partition(":")
     if form == "dense":
         return stored(row, w)
     f, whole = quantized.FORMATS[form], w.astype(np.int64)
-    ones = np.ones((w.shape[0], -(-w.shape[1] // 32)), np.float16)
-    if not form.startswith("affine"):
-        return quantized._stored(form, layout or "nk", whole + (8 if f.bits == 4 else 0), 32, ones, None)
-    ones = ones.astype(w.dtype)
-    return quantized._stored(form, layout or "nk", whole + 1, 32, ones, -ones)
+    size = group or f.groups[0]
+    signs = np.random.default_rng(turn).choice([-1.0, 1.0], (w.shape[0], -(-w.shape[1] // size)))
+    of_each = np.repeat(signs, size, axis=1)[:, : w.shape[1]].astype(np.int64)
+    if not f.has_bias:
+        return quantized._stored(form, layout or "nk", whole * of_each + f.offset, size, signs.astype(np.float16), None)
+    return quantized._stored(form, layout or "nk", whole * of_each + 1, size, signs.astype(w.dtype), -signs.astype(w.dtype))
 
 
 def numbers(rng: np.random.Generator, row: Row, *shape: int) -> Any:
@@ -203,14 +209,18 @@ def draw(
     m, n, k = fit(row, m, n, k)
     lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
     make = whole_numbers if exact else numbers
-    store = stored_whole if exact else lambda row, w: stored(row, w, group)
+    group = group or GROUPS[seed % 3] if "affine" in v.storage else None
+
+    def store(row: Row, w: Any) -> Any:
+        return stored_whole(row, w, group, seed) if exact else stored(row, w, group)
+
     shared = () if is_fused or v.storage != "dense" else lead
     b = [store(row, make(rng, row, *shared, width, k)) for width in widths(row, n)]
     a = make(rng, row, *lead, *((k, m) if row.layout[0] == "t" else (m, k)))
     return Call(
         row,
-        aligned(a, row, pad),
-        [aligned(x, row, pad) if v.storage == "dense" else x for x in b],
+        aligned(a, row, pad, seed),
+        [aligned(x, row, pad, seed + 1) if v.storage == "dense" else x for x in b],
         [make(rng, row, width) for width in widths(row, n)] if bias else None,
         make(rng, row, *lead, m, n) if c and not is_fused else None,
         alpha if not is_fused else 1.0,
@@ -219,7 +229,7 @@ def draw(
 
 
 # (m, n, k): tiny, aligned, one off, primes, below and above every tile, k of one window and of many.
-SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (1, 51, 896),
+SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (2, 131, 896),
           (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
 
 

@@ -72,9 +72,11 @@ def _given(v: metalmm.Variant, chosen: set[str]) -> frozenset[str]:
 
 
 def _choices(v: metalmm.Variant) -> list[frozenset[str]]:
-    """Of alignments: all, none, and each alone given or missing, so that each pair of two is there."""
+    """Of alignments: all, none, and each alone given or missing, so that each pair of two is there. With METALMM_TEST_ALL every combination."""
     free = set(free_alignments(v))
     found = [free, set[str](), *({x} for x in sorted(free)), *(free - {x} for x in sorted(free))]
+    if ALL_OF_IT:
+        found = [set(x) for count in range(len(free) + 1) for x in itertools.combinations(sorted(free), count)]
     return list(dict.fromkeys(_given(v, x) for x in found if _is_possible(v, x)))
 
 
@@ -117,9 +119,8 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
         if v not in have:
-            i = next(turn)
-            choices, layouts = _choices(v), v.supports["layouts"]
-            rows[Row(v, v.types[0], layouts[i % len(layouts)], choices[i % len(choices)], quickest)] = None
+            layouts = v.supports["layouts"]  # all alignments are given where a model's shapes have them
+            rows[Row(v, v.types[0], layouts[next(turn) % len(layouts)], _choices(v)[0], quickest)] = None
     return list(rows) + _pairs(list(rows))
 
 
@@ -136,9 +137,10 @@ def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
 
 
 def pairs_of(row: Row) -> set[tuple[Any, ...]]:
-    """Pairs of an alignment with other axes that the row has."""
+    """Pairs of an alignment with other axes and with tuning parameters that the row has."""
     has = {(name, name in row.alignments) for name in free_alignments(row.variant)}
-    beside = [("type", row.dtype), ("storage", row.variant.storage), ("layout", row.layout), *has]
+    tuning = [(name, value) for name, value in row.variant.params.items() if name not in ("ta", "tb")]
+    beside = [("type", row.dtype), ("storage", row.variant.storage), ("layout", row.layout), *tuning, *has]
     return {(row.variant.kernel, a, b) for a in has for b in beside if a != b}
 
 
@@ -156,12 +158,16 @@ def _pairs(rows: list[Row]) -> list[Row]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
-    """Of what each kernel computes one id, compiled for a debug device; with METALMM_TEST_ALL every id."""
-    rows, seen = list[Row](), set[Any]()
-    for i, v in enumerate(known() if variants is None else variants):
-        for layout in v.supports["layouts"]:
-            if ALL_OF_IT or (What.of(v), layout) not in seen:
-                seen.add((What.of(v), layout))
-                choices = _choices(v)
-                rows.append(Row(v, "float16", layout, choices[i % len(choices)], COMPILERS[-1], debug=True))
-    return rows
+    """Compiled for a debug device, of what each kernel computes: the id of most simdgroups a column with all alignments, another with none.
+    With METALMM_TEST_ALL every id with both."""
+    members = defaultdict[What, list[metalmm.Variant]](list)
+    for v in known() if variants is None else variants:
+        members[What.of(v)].append(v)
+    rows = dict[Row, None]()
+    for what, vs in members.items():
+        ranked = sorted(vs, key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False)))
+        chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [(ranked[-1], 0), (ranked[0], 1)][: 1 if what.tensor_cores else 2]
+        for v, i in chosen:
+            choices, layouts = _choices(v), v.supports["layouts"]
+            rows[Row(v, "float16", layouts[-i], choices[i % len(choices)], COMPILERS[-1], debug=True)] = None
+    return list(rows)

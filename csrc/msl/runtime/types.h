@@ -132,13 +132,20 @@ METALMM_BFLOAT_OP(-)
 METALMM_BFLOAT_OP(*)
 METALMM_BFLOAT_OP(/)
 #undef METALMM_BFLOAT_OP
-// Compared as floats, which hold every bfloat.
+// Compared as floats, which hold every bfloat; a whole number becomes a bfloat first, as in arithmetic.
+namespace metalmm::msl {
+template <class T> constexpr float beside_bfloat(T x) {
+  return static_cast<T>(0.5f) == static_cast<T>(0) ? static_cast<float>(bfloat(static_cast<float>(x))) : static_cast<float>(x);
+}
+template <class B, class T> constexpr bool is_beside_bfloat = is_same<B, bfloat>::value && is_number<T>;
+}  // namespace metalmm::msl
+// Templates in both: what is no bfloat must not become one to be compared.
 #define METALMM_BFLOAT_COMPARISON(op)                                                                                                     \
   constexpr bool operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }                                \
-  template <class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_number<T>>::type>                                           \
-  constexpr bool operator op(bfloat a, T b) { return static_cast<float>(a) op static_cast<float>(b); }                                     \
-  template <class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_number<T>>::type>                                           \
-  constexpr bool operator op(T a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }
+  template <class B, class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_beside_bfloat<B, T>>::type>                        \
+  constexpr bool operator op(B a, T b) { return static_cast<float>(a) op metalmm::msl::beside_bfloat(b); }                                 \
+  template <class T, class B, class = typename metalmm::msl::enable_if<metalmm::msl::is_beside_bfloat<B, T>>::type, class = void>          \
+  constexpr bool operator op(T a, B b) { return metalmm::msl::beside_bfloat(a) op static_cast<float>(b); }
 METALMM_BFLOAT_COMPARISON(==) METALMM_BFLOAT_COMPARISON(!=) METALMM_BFLOAT_COMPARISON(<)
 METALMM_BFLOAT_COMPARISON(<=) METALMM_BFLOAT_COMPARISON(>) METALMM_BFLOAT_COMPARISON(>=)
 #undef METALMM_BFLOAT_COMPARISON

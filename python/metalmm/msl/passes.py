@@ -17,6 +17,11 @@ from .tokens import OPEN, PRAGMA, Token
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
+# Names after which an expression begins, and those whose parentheses are a statement's.
+_BEFORE_EXPRESSIONS = {"return", "else", "do", "case", "and", "or", "not", "throw"}
+_HEADS = {"if", "for", "while", "switch", "constexpr"}
+_NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
+
 
 class Passes:
     """The edits of one program. Tokens are edited in place, so a program serves for one kernel."""
@@ -381,6 +386,7 @@ class Passes:
         """`(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]` with an argument of f that one arm alone computes: a call around
         the conditional keeps the index out of it."""
         tokens, opened = self.source.tokens, list[tuple[int, bool]]()  # brackets, and whether a conditional stands in them
+        openings = dict[int, int]()
         for i, token in enumerate(tokens):
             if token.text in OPEN:
                 opened.append((i, False))
@@ -388,15 +394,45 @@ class Passes:
                 opened[-1] = (opened[-1][0], True)
             elif token.text in OPEN.values() and opened:
                 start, is_conditional = opened.pop()
-                before = self.source.previous(start)
-                word = tokens[before] if before is not None else None
-                is_call = word is not None and (word.text in (")", "]", ">") or (word.kind == "name" and word.text != "return"))
-                if not is_conditional or token.text != ")" or is_call:
+                openings[i] = start
+                if not is_conditional or token.text != ")" or self._is_called(self.source.previous(start), openings):
                     continue
                 if opened:  # parentheses in parentheses
                     opened[-1] = (opened[-1][0], True)
-                if [t.text for t in tokens[i + 1 : i + 3] if t.text][:1] == ["["] and tokens[i + 2].text != "[":
-                    tokens[start].text = "::metalmm::msl::same("
+                following = [t.text for t in tokens[i + 1 : i + 4] if t.text]
+                if following[:1] == ["["] and following[1:2] != ["["]:
+                    tokens[start].text, tokens[i].text = "::metalmm::msl::same((", "))"  # a comma in it is no second argument
+
+    def _is_called(self, i: int | None, openings: Mapping[int, int]) -> bool:
+        """Whether parentheses behind the token at i are a call's; openings: of closed brackets."""
+        if i is None:
+            return False
+        token, start = self.source.tokens[i], openings.get(i)
+        before = self.source.previous(start) if start is not None else None
+        head = self.source.tokens[before].text if before is not None else ""
+        if token.kind == "name":
+            return token.text not in _BEFORE_EXPRESSIONS
+        if token.text == ")":
+            return head not in _HEADS and not self._is_cast(start or 0, i)
+        if token.text == "}":  # of a block, of a lambda or of what is made in braces
+            return (head == ")" and before is not None and self._is_called(before, openings)) or (
+                head.isidentifier() and head not in _BEFORE_EXPRESSIONS
+            )
+        if token.text == ">":
+            return any(self._closes_angle(j, i) for j in range(i - 1, max(i - 40, 0), -1) if self.source.tokens[j].text == "<")
+        return token.text == "]"
+
+    def _closes_angle(self, first: int, last: int) -> bool:
+        with contextlib.suppress(LoweringError, IndexError):
+            return self.source.angle_end(first) == last
+        return False
+
+    def _is_cast(self, first: int, last: int) -> bool:
+        """(int), (device float*): a type alone."""
+        words = [t for t in self.source.tokens[first + 1 : last] if t.text]
+        return bool(words) and all(t.kind == "name" or t.text in ("*", "&", "::") for t in words) and (
+            words[-1].text in ("*", "&") or bool(_NUMBER.fullmatch(words[-1].text))
+        )  # fmt: skip
 
     def _arm_end(self, i: int, ends: str) -> int:
         """Past an arm of a conditional that begins at i: at its ':', or where the whole expression ends."""

@@ -30,7 +30,18 @@ INDEXED = {
     "parentheses in parentheses": "y[i] = ((i % 2 == 0 ? a : b))[max(i, 0u)];",
     "returned": "auto f = [&] { return (i % 2 == 0 ? a : b)[min(i, 63u)]; }; y[i] = f();",
     "of a conditional": "y[i] = i < 1000 ? float((i % 2 == 0 ? a : b)[min(i, 63u)]) : 0.0f;",
-    "written": "device float* z = y; (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "written": "(i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "a store behind if": "if (i < 1000) (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "a store behind else": "if (i > 1000) y[i] = 9.0f; else (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "a store behind for": "for (uint j = i; j <= i; j++) (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "a store behind a block": "if (i > 1000) { y[i] = 9.0f; } (i < 1000 ? y : z)[min(i, 63u)] = i % 2 == 0 ? a[i] : b[i];",
+    "cast": "y[i] = (int)(i % 2 == 0 ? a : b)[min(i, 63u)];",
+    "compared": "y[i] = 1000.0f > (i % 2 == 0 ? a : b)[min(i, 63u)] ? (i % 2 == 0 ? a : b)[min(i, 63u)] : 0.0f;",
+    "behind and": "y[i] = i < 1000 and (i % 2 == 0 ? a : b)[min(i, 63u)] >= 0.0f ? (i % 2 == 0 ? a : b)[min(i, 63u)] : -1.0f;",
+    "a comma": "uint n = 0; y[i] = (n++, i % 2 == 0 ? a : b)[min(i, 63u)];",
+    "a lambda's call": "y[i] = [&](bool c) { return c ? a : b; }(i % 2 == 0 ? true : false)[min(i, 63u)];",
+    "a template's call": "y[i] = same_as<float>(i % 2 == 0 ? a : b)[min(i, 63u)];",
+    "what braces make": "y[i] = Pick{a, b}(i % 2 == 0 ? 0 : 1)[min(i, 63u)];",
     "vectors": "float4 u(a[i]), v(b[i]); y[i] = (i % 2 == 0 ? u : v)[min(i, 3u)];",
 }
 
@@ -39,10 +50,10 @@ INDEXED = {
 @pytest.mark.parametrize("body", INDEXED.values(), ids=INDEXED)
 def test_an_indexed_conditional(body: str) -> None:
     """g++ takes (c ? p : q)[f(x)] for c ? p[f(x)] : q[f(x)], and computes f's argument in one arm alone: swiglu with a bias was wrong by it."""
-    source = (
-        HEAD
-        + f"kernel void k(device float* y, device const float* a, device const float* b, uint i [[thread_position_in_grid]]) {{ {body} }}"
-    )
+    more = "template <class T> device const T* same_as(device const T* p) { return p; }\n"
+    more += "struct Pick { device const float *a, *b; device const float* operator()(int i) const { return i == 0 ? a : b; } };\n"
+    arguments = "device float* y, device const float* a, device const float* b, uint i [[thread_position_in_grid]]"
+    source = HEAD + more + f"kernel void k({arguments}) {{ device float* z = y; (void)z; {body} }}"
     a, b, y = np.arange(64, dtype=np.float32), np.arange(100, 164, dtype=np.float32), np.zeros(64, np.float32)
     metalmm.Device("cpu").compile(source).kernel("k")(y, a, b, threads=64, threadgroup=32)
     np.testing.assert_array_equal(y, np.where(np.arange(64) % 2 == 0, a, b))
