@@ -92,8 +92,8 @@ std::string text_of(const abi::Site& site);  // file:line
 // Where an address lies among the buffers of a call, in words; empty where it is near none.
 std::string place_of(const uint8_t* address, const KernelCall& call);
 
-// What a compiled module says of the kernel whose file this is; null: it is no such module. A module of several kernels has a file by the name
-// of each, which is part of its symbol: python/metalmm/modules.py.
+// What a compiled module says of the kernel whose file this is; null: it is no such module. A module of several kernels has a file by the
+// name of each, which is part of its symbol: python/metalmm/modules.py.
 const abi::KernelInfo* kernel_in(void* module, const std::string& path);
 
 // How a kernel finds the running thread's context: its place relative to the thread pointer, or this function.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.here import DEVICE, LINUX
+from support.here import ALL_OF_IT, DEVICE, LINUX
 from support.operands import Call, draw, fit, placed, sizes_of, with_rows_of
 from support.pages import Pages
 from support.rows import Row, free_alignments
@@ -108,7 +108,11 @@ def test_nan_and_infinity_are_where_float64_has_them(row: Row, device: metalmm.D
 
 # Not shrunk: the row says which kernel, and a failure its sizes.
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None, phases=[Phase.generate]
+    max_examples=20 if ALL_OF_IT else 2,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    database=None,
+    phases=[Phase.generate],
 )
 @given(data=st.data())
 def test_skewed_shapes_strides_and_special_values(data: st.DataObject, row: Row, device: metalmm.Device) -> None:
