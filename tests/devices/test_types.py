@@ -5,20 +5,18 @@ from __future__ import annotations
 import metalmm
 import numpy as np
 import pytest
-from support.operands import DTYPES
+from support.operands import DTYPES, draw
+from support.rows import Row
 
 LACKING = [(v, dtype) for v in metalmm.variants(device=metalmm.default_device()) for dtype in v.without]
 
 
 @pytest.mark.parametrize(("v", "dtype"), LACKING, ids=str)
-def test_a_type_that_a_variant_lacks_is_refused_with_the_reason(v: metalmm.Variant, dtype: str) -> None:
-    m, layout = v.supports.get("m", 2), v.supports["layouts"][0]
-    spec = metalmm.MatmulSpec(
-        m if isinstance(m, int) else 2, 32, 64, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", dtype=dtype, b_storage=v.storage,
-        also_n=(32,) * (v.weights - 1), swiglu=v.swiglu,
-    )  # fmt: skip
-    assert v.without[dtype] in v.lacks(spec) and len(v.without[dtype]) > 20
-    assert metalmm.variants(spec, device=metalmm.default_device(), enabled=True), "another takes it"
+def test_a_type_that_a_variant_lacks_is_refused_with_the_reason(v: metalmm.Variant, dtype: str, device: metalmm.Device) -> None:
+    call = draw(Row(v, dtype, v.supports["layouts"][0], frozenset(), "-"), 2, 32, 64)
+    assert len(v.without[dtype]) > 20
+    with pytest.raises(metalmm.UnsupportedError, match=f"{v}: it does not take {dtype}: .{{20,}}; supported by"):
+        call.run(device)
 
 
 def test_a_mixture_is_refused_and_names_the_operand(device: metalmm.Device) -> None:

@@ -37,9 +37,10 @@ _DEVICES = "devices/test_order.py devices/test_bad_input.py devices/test_api.py 
 _LOWERING = "conformance/test_msl.py conformance/test_msl_rules.py devices/cpu/test_compiling.py devices/cpu/test_rounding.py devices/test_matmul.py"
 TESTS = (
     (r"kernels/", _KERNELS),
+    (r"csrc/core/hazards", "devices/metal"),
     (
         r"csrc/core/(matmul|variant|storage|tensor)",
-        f"devices/test_types.py devices/test_quantized_calls.py devices/test_bad_input.py devices/test_matmul.py {_DEVICES}",
+        f"devices/test_types.py devices/test_quantized_calls.py devices/test_bad_input.py kernels/test_results.py {_DEVICES}",
     ),
     (r"csrc/(core|python)/", f"{_DEVICES} devices/test_quantized_calls.py devices/test_lifetimes.py"),
     (r"csrc/cpu/", f"devices/cpu {_DEVICES} devices/test_lifetimes.py kernels/test_debug.py"),
@@ -107,14 +108,15 @@ class Worker:
         path.write_text(whole[: mutant.offset] + mutant.new + whole[mutant.offset + len(mutant.old) :])
         is_built = mutant.file.startswith(("csrc/core", "csrc/cpu", "csrc/python", "csrc/cuda"))
         try:
-            if mutant.tests == "metal":
+            if mutant.tests == "metal" or "hazards" in mutant.file:
                 return self.run("devices/metal devices/test_matmul.py", fake="metal")
             if is_built and self.build():
                 return "does not compile"
             if mutant.tests == "cuda":
                 return self.run("devices/cuda", fake="cuda")
             tests = next(tests for pattern, tests in TESTS if re.match(pattern, mutant.file))
-            return self.run(tests, sources=path.name if mutant.file.startswith("kernels/") else "")
+            of_core = "weight_columns.metal simd_tiles.metal" if "kernels/" in tests else ""  # some rows, of both kinds of B
+            return self.run(tests, sources=path.name if mutant.file.startswith("kernels/") else of_core)
         finally:
             path.write_text(whole)
             if is_built:
