@@ -40,7 +40,7 @@ for kind in thread address,undefined; do
 done
 suite() {  # part of the suite, in a process of its own; what sends itself SIGINT, which a shell's background ignores, in the foreground
   LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/fakes/on_fake_metal.py -m pytest -q -p no:cacheprovider \
-    "${@/#/tests/}" -k "not torch and not newer_than_what_we_build_for"  # others' code, which no sanitizer has seen
+    "${@/#/tests/}" -k "not torch and not mlx and not newer_than_what_we_build_for"  # others' code, which no sanitizer has seen
 }
 suite devices/metal/test_metal_device.py devices/metal/test_metal_work.py devices/metal/test_unkind_gpus.py devices/metal/test_unkind_details.py \
   devices/test_order.py devices/test_api.py devices/test_bad_input.py >"$METALMM_FAKE_BUILD/first.log" 2>&1 & first=$!
