@@ -53,7 +53,7 @@ _INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that
 class Job:
     """One kernel that is to be compiled.
 
-    source: compiler.MSL; kernel: its name in it; constants: values of function constants; debug: for a device with debug=True.
+    source: MSL; kernel: its name in it; constants: values of function constants; debug: for a device with debug=True.
     """
 
     source: KernelText
