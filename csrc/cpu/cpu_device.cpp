@@ -1,6 +1,9 @@
 #include "cpu_device.h"
 
 #include <dlfcn.h>
+#if defined(__linux__)
+#include <link.h>
+#endif
 #include <sched.h>
 
 #include <algorithm>
@@ -19,6 +22,33 @@ unsigned available_cpus() {
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
 #endif
   return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Of the module that the address is in. Where nobody says it, all of memory.
+Extent image_of(const void* inside) {
+  Extent found{0, nullptr, reinterpret_cast<const uint8_t*>(UINTPTR_MAX)};
+#if defined(__linux__)
+  struct Search {
+    uintptr_t inside;
+    Extent* found;
+  } search{reinterpret_cast<uintptr_t>(inside), &found};
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void* given) {
+        auto& s = *static_cast<Search*>(given);
+        uintptr_t begin = UINTPTR_MAX, end = 0;
+        for (int i = 0; i < object->dlpi_phnum; i++) {
+          const auto& part = object->dlpi_phdr[i];
+          if (part.p_type != PT_LOAD) continue;
+          begin = std::min<uintptr_t>(begin, object->dlpi_addr + part.p_vaddr);
+          end = std::max<uintptr_t>(end, object->dlpi_addr + part.p_vaddr + part.p_memsz);
+        }
+        if (s.inside < begin || s.inside >= end) return 0;
+        *s.found = {0, reinterpret_cast<const uint8_t*>(begin), reinterpret_cast<const uint8_t*>(end)};
+        return 1;
+      },
+      &search);
+#endif
+  return found;
 }
 
 // What an argument finds that a function constant switched off: public kernels load from it and drop the value.
@@ -52,6 +82,7 @@ class CpuPipeline : public Pipeline {
     info = described;
     watch = reinterpret_cast<decltype(watch)>(dlsym(module_, "metalmm_watch"));
     take_misaligned = reinterpret_cast<decltype(take_misaligned)>(dlsym(module_, "metalmm_take_misaligned"));
+    image = image_of(info);
     info->bind(context_tls_offset(), &current_context);
     static_threadgroup_bytes = info->static_threadgroup_bytes();
     if (info->max_threads) max_threads = std::min(max_threads, info->max_threads);
@@ -72,6 +103,7 @@ class CpuPipeline : public Pipeline {
   // not have it, or 0.
   void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;
   unsigned (*take_misaligned)(const uint8_t** address, const char** file, uint32_t* line) = nullptr;
+  Extent image{};                      // of its module
   uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
 
  private:
@@ -299,7 +331,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   auto start = Clock::now();
   if (pipeline.watch) pipeline.watch(watched.begin, watched.end, watched.counts);
   uint8_t* buffers[kMaxBuffers];
-  Extent extents[kMaxBuffers];
+  Extent extents[2 * kMaxBuffers];
   std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
   uint32_t offsets[kMaxBuffers] = {};
   for (size_t i = 0; i < d.buffer_count; i++) {
@@ -310,6 +342,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
     buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));
+    extents[d.buffer_count + i] = {d.bytes[i].index, buffers[d.bytes[i].index], buffers[d.bytes[i].index] + d.bytes[i].size};
   }
   size_t threadgroup_bytes = pipeline.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
@@ -326,8 +359,10 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   options_.lenient_barriers,
                   options_.debug ? order_ : 0,
                   options_.guards,
+                  options_.debug,
                   extents,
-                  d.buffer_count,
+                  d.buffer_count + d.bytes_count,
+                  pipeline.image,
                   &crew_->abandoned()};
   std::exception_ptr failure;
   try {

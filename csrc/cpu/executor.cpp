@@ -295,6 +295,15 @@ bool Stacks::hold(const void* address) const {
   return false;
 }
 
+bool Stacks::hold_together(const void* address, const void* other) const {
+  auto at = reinterpret_cast<uintptr_t>(address), of = reinterpret_cast<uintptr_t>(other);
+  for (const uint8_t* block : blocks_) {
+    auto begin = reinterpret_cast<uintptr_t>(block), end = begin + kBlock * kSize;
+    if (of >= begin && of < end) return at >= begin && at < end && (at - begin) / kSize == (of - begin) / kSize;
+  }
+  return false;
+}
+
 namespace {
 constexpr size_t kThreadgroupZone = 64;  // of poison on either side, a cache line
 }
@@ -335,6 +344,9 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.threadgroup_memory = memory_.data() + kThreadgroupZone + (-reinterpret_cast<uintptr_t>(memory_.data()) % kThreadgroupZone);
   uint8_t *block = state_.threadgroup_memory, *end = block + call.threadgroup_bytes;
   std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
+  state_.access = call.debug ? &Executor::access : nullptr;
+  state_.out_of_bounds = call.debug ? &Executor::out_of_bounds : nullptr;
+  if (call.debug) shadow_.begin(block, call.threadgroup_bytes);
   if (call.guards) poison(block - kThreadgroupZone, block), poison(end, end + kThreadgroupZone);
   state_.lane = 0;
   state_.threads = threads;
@@ -374,9 +386,63 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   running = outer;
   busy_ = 0;
   if (fault_number) error_ = fault_text(call);
+  if (error_.empty() && call.debug) error_ = shadow_.settle();
   if (error_.empty() && call.guards) error_ = threadgroup_damage();
   if (error_.empty()) return {};
   return "threadgroup " + text(position) + ": " + error_;
+}
+
+// What the runtime itself uses of the executor's memory: its code is the kernel's, and asks as the kernel does.
+bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
+  auto is_in = [&](const void* block, size_t size) {
+    return begin >= static_cast<const uint8_t*>(block) && end <= static_cast<const uint8_t*>(block) + size;
+  };
+  return is_in(groups_.get(), abi::kMaxGroups * sizeof(abi::Simdgroup)) || is_in(&state_, sizeof(state_)) ||
+         is_in(lanes_.data(), lanes_.size() * sizeof(abi::Lane)) || is_in(call_->buffers, kMaxBuffers * sizeof(uint8_t*)) ||
+         is_in(call_->threadgroup_offsets, kMaxBuffers * sizeof(uint32_t));
+}
+
+bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame) {
+  const uint8_t *end = at + size, *block = state_.threadgroup_memory;
+  if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
+  if (at >= block && end <= block + call_->threadgroup_bytes) {
+    if (kind != abi::Access::atomic) error_ = shadow_.use(state_, static_cast<size_t>(at - block), size, kind == abi::Access::store);
+    return error_.empty();
+  }
+  for (size_t i = 0; i < call_->extent_count; i++)
+    if (at >= call_->extents[i].begin && end <= call_->extents[i].end) return true;
+  if (is_own(at, end) || (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end)) return true;
+  busy_ = 1;
+  constexpr ptrdiff_t kNear = 1 << 24;
+  std::string where = place_of(at, *call_), size_text = std::to_string(call_->threadgroup_bytes);
+  if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
+    where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
+  const char* what = kind == abi::Access::load ? "a load" : kind == abi::Access::store ? "a store" : "an atomic operation";
+  error_ = what + std::string(" of ") + std::to_string(size) + " bytes outside what is bound, by thread " + std::to_string(state_.lane) +
+           (where.empty() ? "" : ", " + where);
+  return false;
+}
+
+// The lane is not gone back to.
+void Executor::leave() {
+  abi::Lane gone;
+  fiber::switch_lane(&gone, &state_.host);
+  __builtin_unreachable();
+}
+
+void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind) {
+  Executor& self = *static_cast<State*>(context)->executor;
+  if (!self.allows(static_cast<const uint8_t*>(at), size, kind, __builtin_frame_address(0))) self.leave();
+}
+
+void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed) {
+  Executor& self = *static_cast<State*>(context)->executor;
+  self.busy_ = 1;
+  const char* alias = std::strstr(type, "(aka '");  // clang names a typedef of ours first
+  std::string array = alias ? std::string(alias + 5, std::strlen(alias + 5) - 1) : type;
+  self.error_ = "index " + (is_signed ? std::to_string(static_cast<int64_t>(index)) : std::to_string(index)) + " is outside of " + array +
+                " at " + text_of(site) + ", by thread " + std::to_string(context->lane);
+  self.leave();
 }
 
 uint32_t Executor::schedule(abi::Context* context) { return static_cast<State*>(context)->executor->next_lane(); }
@@ -417,6 +483,7 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
   if (!g->mixed) {
     uint32_t mask = g->simd_wait;
     g->first.complete(g, mask);
+    g->met++;
     g->simd_wait = 0;
     g->ready |= mask;
     return g->base + static_cast<uint32_t>(__builtin_ctz(mask));
@@ -429,6 +496,7 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
   for (uint32_t i = 0; i < abi::kSimdWidth; i++)
     if (g->simd_wait >> i & 1 && g->wait[i].site == g->wait[first].site && g->wait[i].complete == g->wait[first].complete) mask |= 1u << i;
   g->wait[first].complete(g, mask);
+  g->met++;
   g->simd_wait &= ~mask;
   g->ready |= mask;
   g->mixed = g->simd_wait != 0;
@@ -448,6 +516,7 @@ uint32_t Executor::release_barrier() {
     return abi::kNoLane;
   }
   barriers_++;
+  shadow_.meet();
   uint32_t self = state_.lane, first = abi::kNoLane;
   bool self_waits = false;
   for (uint32_t i = 0; i < group_count_; i++) {

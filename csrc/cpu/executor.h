@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../msl/runtime/abi.h"
+#include "shadow.h"
 
 namespace metalmm::cpu {
 
@@ -24,6 +25,8 @@ class Stacks {
   ~Stacks();
   void* top(uint32_t lane);  // reserved on first use
   bool hold(const void* address) const;
+  // Whether an address is in the same stack as another.
+  bool hold_together(const void* address, const void* other) const;
 
  private:
   static constexpr size_t kSize = 256 * 1024;
@@ -49,8 +52,10 @@ struct KernelCall {
   bool lenient_barriers;  // threads that have returned count as having reached every barrier
   uint32_t order;         // not 0: simdgroups take turns in another order
   bool guards;            // what was written around threadgroup memory is an error
-  const Extent* extents;
+  bool debug;             // the kernel was compiled to ask before each access
+  const Extent* extents;  // of what is bound, constants too
   size_t extent_count;
+  Extent image;                        // of the kernel's own module, which it may read
   const std::atomic<bool>* abandoned;  // the signal ends a threadgroup where this is set
 };
 
@@ -68,6 +73,11 @@ class Executor {
  private:
   static uint32_t schedule(abi::Context* context);
   static void differs(abi::Context* context, abi::SimdWait wait);
+  static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind);
+  static void out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed);
+  bool allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame);
+  bool is_own(const uint8_t* begin, const uint8_t* end) const;
+  [[noreturn]] void leave();
   uint32_t next_lane();
   uint32_t complete_divergent(abi::Simdgroup* group);
   uint32_t release_barrier();
@@ -81,6 +91,7 @@ class Executor {
   std::vector<void*> tops_;
   std::unique_ptr<abi::Simdgroup[]> groups_;
   std::vector<uint8_t> memory_;
+  Shadow shadow_;
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;

@@ -31,14 +31,16 @@ MOST_TOGETHER = 16  # kernels in one translation unit: more would gain little, a
 # A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
 # aligned, none of their libraries; nothing made of several accesses.
 _DEBUG_FLAGS = {
-    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment"]
+    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment,array-bounds"]
+    + ["-ftrivial-auto-var-init=pattern"]
     + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
     "gcc": [
         "-DMETALMM_DEBUG",
         "-O1",
         "-fno-tree-vectorize",
         "-fno-tree-slp-vectorize",
-        "-fsanitize=thread,alignment",
+        "-fsanitize=thread,alignment,bounds",
+        "-ftrivial-auto-var-init=pattern",
         "--param",
         "tsan-instrument-func-entry-exit=0",
     ],

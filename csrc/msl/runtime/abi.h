@@ -10,7 +10,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 kVersion = 3;
+constexpr u32 kVersion = 4;
 constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
@@ -51,6 +51,7 @@ struct Simdgroup {
   u32 mixed;  // the lanes in simd_wait stand at more than one operation: see wait[], not first
   u32 base;   // index in the threadgroup of lane 0
   u32 all;    // the lanes that exist: fewer than 32 in the last simdgroup of an odd threadgroup
+  u32 met;    // how often lanes have met at an operation; in debug mode alone
   SimdWait first;  // where the first lane in simd_wait stands
   u32 arg[kSimdWidth];
   SimdWait wait[kSimdWidth];  // written only once lanes differ
@@ -64,6 +65,8 @@ struct Simdgroup {
 struct Uint3 {
   u32 x, y, z;
 };
+
+enum class Access : u8 { load, store, atomic };
 
 // One per worker thread: the threadgroup it is running.
 struct Context {
@@ -85,6 +88,9 @@ struct Context {
   Uint3 threadgroup_position, grid_groups;
   Uint3 group_threads, dispatch_threads;  // of this threadgroup, and of all but those at the edges of the grid
   Uint3 grid_threads;
+  // In debug mode, before each access and where an array's index is outside of it; they return if the running lane may go on.
+  void (*access)(Context*, const void* at, u64 size, Access kind);
+  void (*out_of_bounds)(Context*, Site, const char* type, u64 index, bool is_signed);
 };
 
 enum class ArgKind : u8 {

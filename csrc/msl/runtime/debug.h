@@ -1,11 +1,18 @@
-// Of a kernel compiled for a debug device: counts the writes to each element of an output, finds vectors off their alignment, and
-// shuffles the order of lanes.
+// Of a kernel compiled for a debug device: asks the executor before each access, counts the writes to each element of an output, finds
+// vectors off their alignment and indices outside of an array, and shuffles the order of lanes.
 // The compiler's thread sanitizer puts a call before every access to memory; these are the functions it calls.
 #pragma once
 
 #define METALMM_UNTRACED __attribute__((no_sanitize("thread"), noinline))
 
 namespace metalmm::debug {
+
+// Not while a module is loaded, when no kernel runs.
+METALMM_UNTRACED inline void ask(const void* at, unsigned long size, abi::Access kind) {
+  abi::Context* c = fiber::current_context ? fiber::context() : nullptr;
+  if (c && c->access) c->access(c, at, size, kind);
+}
+METALMM_UNTRACED inline void reads(const void* at, unsigned long size) { ask(at, size, abi::Access::load); }
 
 inline unsigned char *watch_begin, *watch_end, *watch_counts;  // a count for every two bytes
 
@@ -16,6 +23,7 @@ METALMM_UNTRACED inline void count(unsigned char* n) {
 }
 
 METALMM_UNTRACED inline void wrote(void* at, unsigned long size) {
+  ask(at, size, abi::Access::store);
   auto* p = static_cast<unsigned char*>(at);
   if (p >= watch_end || p + size <= watch_begin) return;
   for (unsigned long i = 0; i < size; i += 2)
@@ -27,6 +35,14 @@ METALMM_UNTRACED inline void wrote(void* at, unsigned long size) {
 struct Place {
   const char* file;
   unsigned line, column;
+};
+struct Type {
+  unsigned short kind, info;  // of an integer, info's first bit: it is signed
+  char name[1];
+};
+struct Outside {
+  Place place;
+  const Type *array, *index;
 };
 struct Mismatch {
   Place place;
@@ -44,7 +60,7 @@ METALMM_UNTRACED inline void found_misaligned(const Mismatch* where, unsigned lo
 
 // clang looks at no pointer that a class is copied from; the thread sanitizer's call for 8 bytes says that they should be aligned.
 inline Mismatch copied = {{"", 0, 0}, nullptr, 3, 0};
-METALMM_UNTRACED inline void accessed(const void* p, unsigned size) {
+METALMM_UNTRACED inline void aligned(const void* p, unsigned size) {
   auto at = reinterpret_cast<unsigned long>(p);
   if (size >= 8 && at % 8 != 0) found_misaligned(&copied, at);
 }
@@ -76,16 +92,23 @@ __attribute__((visibility("default"))) METALMM_UNTRACED inline unsigned metalmm_
 METALMM_UNTRACED inline void __ubsan_handle_type_mismatch_v1(const metalmm::debug::Mismatch* where, unsigned long at) {
   metalmm::debug::found_misaligned(where, at);
 }
+METALMM_UNTRACED inline void __ubsan_handle_out_of_bounds(const metalmm::debug::Outside* where, unsigned long index) {
+  metalmm::abi::Context* c = metalmm::fiber::current_context ? metalmm::fiber::context() : nullptr;
+  metalmm::abi::Site site{where->place.file, where->place.line, where->place.column};
+  if (c && c->out_of_bounds) c->out_of_bounds(c, site, where->array->name, index, where->index->info & 1);
+}
 METALMM_UNTRACED inline void __tsan_init() {}
 METALMM_UNTRACED inline void __tsan_func_entry(void*) {}
 METALMM_UNTRACED inline void __tsan_func_exit(void*) {}
-METALMM_UNTRACED inline void __tsan_read_range(void*, unsigned long) {}
+METALMM_UNTRACED inline void __tsan_read_range(void* p, unsigned long size) { metalmm::debug::reads(p, size); }
 METALMM_UNTRACED inline void __tsan_write_range(void* p, unsigned long size) { metalmm::debug::wrote(p, size); }
 METALMM_UNTRACED inline void* __tsan_memcpy(void* to, const void* from, unsigned long size) {
+  metalmm::debug::reads(from, size);
   metalmm::debug::wrote(to, size);
   return __builtin_memcpy(to, from, size);
 }
 METALMM_UNTRACED inline void* __tsan_memmove(void* to, const void* from, unsigned long size) {
+  metalmm::debug::reads(from, size);
   metalmm::debug::wrote(to, size);
   return __builtin_memmove(to, from, size);
 }
@@ -93,27 +116,53 @@ METALMM_UNTRACED inline void* __tsan_memset(void* to, int value, unsigned long s
   metalmm::debug::wrote(to, size);
   return __builtin_memset(to, value, size);
 }
-#define METALMM_TRACE(size)                                                                                            \
-  METALMM_UNTRACED inline void __tsan_read##size(void* p) { metalmm::debug::accessed(p, size); }                       \
-  METALMM_UNTRACED inline void __tsan_write##size(void* p) {                                                           \
-    metalmm::debug::accessed(p, size);                                                                                 \
-    metalmm::debug::wrote(p, size);                                                                                    \
-  }                                                                                                                    \
-  METALMM_UNTRACED inline void __tsan_read_write##size(void* p) { metalmm::debug::wrote(p, size); }                    \
-  METALMM_UNTRACED inline void __tsan_volatile_read##size(void*) {}                                                    \
-  METALMM_UNTRACED inline void __tsan_volatile_write##size(void* p) { metalmm::debug::wrote(p, size); }                \
-  METALMM_UNTRACED inline void __tsan_unaligned_read##size(void*) {}                                                   \
-  METALMM_UNTRACED inline void __tsan_unaligned_write##size(void* p) { metalmm::debug::wrote(p, size); }               \
-  METALMM_UNTRACED inline void __tsan_unaligned_read_write##size(void* p) { metalmm::debug::wrote(p, size); }
+#define METALMM_TRACE(size)                                                                                          \
+  METALMM_UNTRACED inline void __tsan_read##size(void* p) {                                                          \
+    metalmm::debug::aligned(p, size);                                                                                \
+    metalmm::debug::reads(p, size);                                                                             \
+  }                                                                                                                  \
+  METALMM_UNTRACED inline void __tsan_write##size(void* p) {                                                         \
+    metalmm::debug::aligned(p, size);                                                                                \
+    metalmm::debug::wrote(p, size);                                                                                  \
+  }                                                                                                                  \
+  METALMM_UNTRACED inline void __tsan_read_write##size(void* p) {                                                    \
+    metalmm::debug::reads(p, size);                                                                             \
+    metalmm::debug::wrote(p, size);                                                                                  \
+  }                                                                                                                  \
+  METALMM_UNTRACED inline void __tsan_volatile_read##size(void* p) { metalmm::debug::reads(p, size); }          \
+  METALMM_UNTRACED inline void __tsan_volatile_write##size(void* p) { metalmm::debug::wrote(p, size); }              \
+  METALMM_UNTRACED inline void __tsan_unaligned_read##size(void* p) { metalmm::debug::reads(p, size); }         \
+  METALMM_UNTRACED inline void __tsan_unaligned_write##size(void* p) { metalmm::debug::wrote(p, size); }             \
+  METALMM_UNTRACED inline void __tsan_unaligned_read_write##size(void* p) { __tsan_read_write##size(p); }
 METALMM_TRACE(1) METALMM_TRACE(2) METALMM_TRACE(4) METALMM_TRACE(8) METALMM_TRACE(16)
 #undef METALMM_TRACE
+#if defined(__clang__) && __clang_major__ < 15  // calls C's own functions in their place; what is volatile becomes no such call again
+METALMM_UNTRACED inline void* metalmm_memmove(void* to, const void* from, unsigned long size) asm("memmove");
+METALMM_UNTRACED inline void* metalmm_memcpy(void* to, const void* from, unsigned long size) asm("memcpy");
+METALMM_UNTRACED inline void* metalmm_memset(void* to, int value, unsigned long size) asm("memset");
+METALMM_UNTRACED inline void* metalmm_memmove(void* to, const void* from, unsigned long size) {
+  metalmm::debug::reads(from, size);
+  metalmm::debug::wrote(to, size);
+  auto *out = static_cast<volatile unsigned char*>(to);
+  auto *in = static_cast<const volatile unsigned char*>(from);
+  bool up = out < in;
+  for (unsigned long i = 0; i < size; i++) out[up ? i : size - 1 - i] = in[up ? i : size - 1 - i];
+  return to;
+}
+METALMM_UNTRACED inline void* metalmm_memcpy(void* to, const void* from, unsigned long size) { return metalmm_memmove(to, from, size); }
+METALMM_UNTRACED inline void* metalmm_memset(void* to, int value, unsigned long size) {
+  metalmm::debug::wrote(to, size);
+  for (unsigned long i = 0; i < size; i++) static_cast<volatile unsigned char*>(to)[i] = static_cast<unsigned char>(value);
+  return to;
+}
+#endif
 }
 
 namespace metalmm::debug {
 // The compiler calls them; nothing in the text does.
 __attribute__((used)) inline void* const kept[] = {
     reinterpret_cast<void*>(&metalmm_watch), reinterpret_cast<void*>(&metalmm_take_misaligned),
-    reinterpret_cast<void*>(&__ubsan_handle_type_mismatch_v1), reinterpret_cast<void*>(&__tsan_memcpy),
+    reinterpret_cast<void*>(&__ubsan_handle_type_mismatch_v1), reinterpret_cast<void*>(&__ubsan_handle_out_of_bounds), reinterpret_cast<void*>(&__tsan_memcpy),
     reinterpret_cast<void*>(&__tsan_memmove), reinterpret_cast<void*>(&__tsan_memset), reinterpret_cast<void*>(&__tsan_init), reinterpret_cast<void*>(&__tsan_func_entry),
     reinterpret_cast<void*>(&__tsan_func_exit), reinterpret_cast<void*>(&__tsan_read_range), reinterpret_cast<void*>(&__tsan_write_range),
 #define METALMM_KEEP(size)                                                                                        \
@@ -121,6 +170,9 @@ __attribute__((used)) inline void* const kept[] = {
       reinterpret_cast<void*>(&__tsan_read_write##size), reinterpret_cast<void*>(&__tsan_volatile_read##size),    \
       reinterpret_cast<void*>(&__tsan_volatile_write##size), reinterpret_cast<void*>(&__tsan_unaligned_read##size), \
       reinterpret_cast<void*>(&__tsan_unaligned_write##size), reinterpret_cast<void*>(&__tsan_unaligned_read_write##size)
+#if defined(__clang__) && __clang_major__ < 15
+    reinterpret_cast<void*>(&metalmm_memmove), reinterpret_cast<void*>(&metalmm_memcpy), reinterpret_cast<void*>(&metalmm_memset),
+#endif
     METALMM_KEEP(1), METALMM_KEEP(2), METALMM_KEEP(4), METALMM_KEEP(8), METALMM_KEEP(16)};
 #undef METALMM_KEEP
 }  // namespace metalmm::debug

@@ -1,8 +1,5 @@
 // Lanes of a threadgroup as fibers: the switch, and the two places where lanes meet.
 #pragma once
-#ifdef METALMM_DEBUG
-#include "debug.h"
-#endif
 #include "abi.h"
 
 // A defaulted parameter that holds the caller's file, line and column.
@@ -53,6 +50,14 @@ METALMM_INLINE Context* context() {
   return current_context();
 #endif
 }
+
+}  // namespace metalmm::fiber
+
+#ifdef METALMM_DEBUG
+#include "debug.h"
+#endif
+
+namespace metalmm::fiber {
 
 METALMM_INLINE u32 lane() { return context()->lane & 31; }
 
@@ -170,6 +175,9 @@ METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Si
   u32 waiting = g->simd_wait | bit;
   if (waiting == g->live && !g->mixed) {
     complete(g, waiting);
+#ifdef METALMM_DEBUG
+    g->met++;
+#endif
     g->simd_wait = 0;
     g->ready = waiting;
   } else {

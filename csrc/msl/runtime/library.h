@@ -136,8 +136,16 @@ METALMM_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = 
 // MSL's atomics are relaxed; the order argument is taken and sequential consistency given.
 template <class T> struct atomic { T value; };
 template <class T> using _atomic = atomic<T>;
+#ifdef METALMM_DEBUG  // g++'s sanitizer would call its library
+#define METALMM_ATOMIC METALMM_UNTRACED
+#define METALMM_TOUCH(object) ::metalmm::debug::ask(const_cast<const T*>(&object->value), sizeof(T), ::metalmm::abi::Access::atomic)
+#else
+#define METALMM_ATOMIC METALMM_INLINE
+#define METALMM_TOUCH(object) static_cast<void>(0)
+#endif
 #define METALMM_FETCH(name, ...)                                                                                  \
-  template <class T, class U> METALMM_INLINE T atomic_fetch_##name##_explicit(volatile atomic<T>* object, U operand, memory_order) { \
+  template <class T, class U> METALMM_ATOMIC T atomic_fetch_##name##_explicit(volatile atomic<T>* object, U operand, memory_order) { \
+    METALMM_TOUCH(object);                                                                                        \
     T old, y = static_cast<T>(operand), next;                                                                     \
     __atomic_load(&object->value, &old, __ATOMIC_SEQ_CST);                                                        \
     do {                                                                                                          \
@@ -149,25 +157,31 @@ template <class T> using _atomic = atomic<T>;
 METALMM_FETCH(add, x + y) METALMM_FETCH(sub, x - y) METALMM_FETCH(and, x & y) METALMM_FETCH(or, x | y)
 METALMM_FETCH(xor, x ^ y) METALMM_FETCH(min, x < y ? x : y) METALMM_FETCH(max, x > y ? x : y)
 #undef METALMM_FETCH
-template <class T, class U> METALMM_INLINE void atomic_store_explicit(volatile atomic<T>* object, U desired, memory_order) {
+template <class T, class U> METALMM_ATOMIC void atomic_store_explicit(volatile atomic<T>* object, U desired, memory_order) {
+  METALMM_TOUCH(object);
   T d = static_cast<T>(desired);
   __atomic_store(&object->value, &d, __ATOMIC_SEQ_CST);
 }
-template <class T> METALMM_INLINE T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
+template <class T> METALMM_ATOMIC T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
+  METALMM_TOUCH(object);
   T r;
   __atomic_load(&object->value, &r, __ATOMIC_SEQ_CST);
   return r;
 }
-template <class T, class U> METALMM_INLINE T atomic_exchange_explicit(volatile atomic<T>* object, U desired, memory_order) {
+template <class T, class U> METALMM_ATOMIC T atomic_exchange_explicit(volatile atomic<T>* object, U desired, memory_order) {
+  METALMM_TOUCH(object);
   T d = static_cast<T>(desired), r;
   __atomic_exchange(&object->value, &d, &r, __ATOMIC_SEQ_CST);
   return r;
 }
 template <class T, class U>
-METALMM_INLINE bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, T* expected, U desired, memory_order, memory_order) {
+METALMM_ATOMIC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, T* expected, U desired, memory_order, memory_order) {
+  METALMM_TOUCH(object);
   T d = static_cast<T>(desired);
   return __atomic_compare_exchange(&object->value, expected, &d, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
+#undef METALMM_ATOMIC
+#undef METALMM_TOUCH
 using atomic_int = atomic<int>;
 using atomic_uint = atomic<uint>;
 using atomic_bool = atomic<bool>;

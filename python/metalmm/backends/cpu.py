@@ -23,8 +23,9 @@ class Options(TypedDict, total=False):
     """threads: OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use. threadgroup_memory_limit: bytes,
     32 KB as on Apple GPUs. lenient_barriers: threads that have returned count as having reached every barrier; by default that is an
     error. guards: poison around every array and threadgroup block, looked at after each dispatch, so that a kernel that writes outside
-    is a KernelError (NumPy arrays are copied there and back). debug: guards, threads and threadgroups in another order each time,
-    vector loads off their alignment are errors, and count_writes() works; slow. timeout: seconds after which a dispatch is ended with a
+    is a KernelError (NumPy arrays are copied there and back). debug: guards; accesses outside of what is bound, indices
+    outside of an array, races in threadgroup memory and vectors off their alignment are errors; threads and threadgroups take turns in
+    another order each time; count_writes() works; slow. timeout: seconds after which a dispatch is ended with a
     KernelError, by default never.
     """
 

@@ -1,26 +1,46 @@
-"""The CPU device's debug mode sees what it is for."""
+"""What a device with debug=True promises: it counts writes, shuffles its order, and refuses what a kernel must not do before it is done."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
 
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
-@pytest.mark.usefixtures("each_compiler")
-def test_debug_mode_sees_what_it_is_for() -> None:
-    device = metalmm.Device("cpu", debug=True)
-    head = "#include <metal_stdlib>\nusing namespace metal;\n"
+
+@pytest.fixture
+def debug(each_compiler: str) -> metalmm.Device:
+    return metalmm.Device("cpu", debug=True, timeout=10.0)
+
+
+def run(device: metalmm.Device, body: str, *arrays: Any, threads: int = 64, threadgroup: int = 64, number: int = 0) -> None:
+    """A kernel of x and y with the constant `at`; t: a thread's number in its threadgroup, lane and group those of its simdgroup."""
+    arguments = "device float* x, device float* y, constant int& at, uint i [[thread_position_in_grid]], "
+    arguments += (
+        "uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]], uint group [[simdgroup_index_in_threadgroup]]"
+    )
+    kernel = device.compile(f"{HEAD}constant float table[3] = {{1, 2, 3}};\nkernel void k({arguments}) {{\n{body}\n}}\n").kernel("k")
+    kernel(*arrays, np.int32(number).tobytes(), threads=threads, threadgroup=threadgroup)
+
+
+def floats(n: int = 64) -> Any:
+    return np.zeros(n, np.float32)
+
+
+def test_writes_are_counted_and_the_order_is_another_each_time(debug: metalmm.Device) -> None:
     twice = "kernel void k(device half* y, uint i [[thread_position_in_grid]]) { y[i] = 1.0h; if (i == 3) y[2] = 2.0h; if (i == 5) *(device half4*)(y + 8) = half4(1.0h); }"
     y = np.zeros(64, np.float16)
-    counts = device.count_writes(y)
-    device.compile(head + twice).kernel("k")(y, grid=2, threadgroup=32)
+    counts = debug.count_writes(y)
+    debug.compile(HEAD + twice).kernel("k")(y, grid=2, threadgroup=32)
     expected = np.ones(64, int)
     expected[[2, 8, 9, 10, 11]] = 2
     np.testing.assert_array_equal(counts, expected)
     # Who comes last wins: the order of threads, simdgroups and threadgroups shows.
-    last = "kernel void k(device uint* y, uint g [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]]) { threadgroup uint x; x = t; threadgroup_barrier(mem_flags::mem_threadgroup); if (t == x) y[g] = t; y[40] = g; }"
-    kernel = device.compile(head + last).kernel("k")
+    last = "kernel void k(device uint* y, uint g [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]]) { y[g] = t; y[40] = g; }"
+    kernel = debug.compile(HEAD + last).kernel("k")
     seen: list[set[int]] = [set(), set()]
     for _ in range(20):
         z = np.zeros(41, np.uint32)
@@ -30,3 +50,122 @@ def test_debug_mode_sees_what_it_is_for() -> None:
     assert min(len(s) for s in seen) > 3, seen
     with pytest.raises(metalmm.DeviceError, match="debug=True"):
         metalmm.Device("cpu").count_writes(y)
+
+
+DISTANCES = [1, 2, 7, 1000, -1, -5, -1000, 100_000, -100_000, 2_000_000, -2_000_000]
+OUTSIDE = {
+    "a device array": ("y[at < 0 ? at : 63 + at] = 1.0f;", "a store of 4 bytes outside what is bound, by thread 0"),
+    "a device array, read": ("x[0] = y[at < 0 ? at : 63 + at];", "a load of 4 bytes outside what is bound"),
+    "a vector": (
+        "*(device float4*)(y + (at < 0 ? 4 * at : 60 + 4 * at)) = float4(1.0f);",
+        "a store of (4|8|16) bytes outside what is bound",
+    ),
+    "threadgroup memory": (
+        "threadgroup float p[64]; threadgroup float* q = p; q[at < 0 ? at : 63 + at] = 1.0f;",
+        "a store of 4 bytes outside",
+    ),
+    "threadgroup memory by name": (
+        "threadgroup float p[64]; p[at < 0 ? at : 63 + at] = 1.0f;",
+        r"index -?\d+ is outside of 'float ?\[64\]'.*:5",
+    ),
+    "rows of it": ("threadgroup float p[8][8]; p[0][at < 0 ? at : 7 + at] = 1.0f;", r"index -?\d+ is outside of 'float ?\[8\]'"),
+    "atomics": (
+        "atomic_fetch_add_explicit((device atomic_int*)y + (at < 0 ? at : 63 + at), 1, memory_order_relaxed);",
+        "an atomic operation of 4 bytes",
+    ),
+    "a thread's array": (
+        "float v[4]; v[at < 0 ? at : 3 + at] = 3; y[0] = v[0];",
+        r"index -?\d+ is outside of 'float ?\[4\]' at <source>:5",
+    ),
+    "an array in a struct": (
+        "struct { int n; float v[4]; } s; s.v[at < 0 ? at : 3 + at] = 3; y[0] = s.v[0];",
+        r"index -?\d+ is outside of 'float ?\[4\]'",
+    ),
+    "a table": ("y[0] = table[at < 0 ? at : 2 + at];", r"index -?\d+ is outside of '(const )?float ?\[3\]'"),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), OUTSIDE.values(), ids=OUTSIDE)
+def test_nothing_outside_is_read_or_written(body: str, message: str, debug: metalmm.Device) -> None:
+    for arrays in ((floats(), floats()), (debug.array(floats()), debug.array(floats()))):
+        for distance in DISTANCES:
+            with pytest.raises(metalmm.KernelError, match=f"kernel 'k': threadgroup \\(0, 0, 0\\): {message}"):
+                run(debug, "if (i == 0) {" + body + "}", *arrays, number=distance)
+            assert not np.asarray(arrays[1]).any()
+    run(debug, body.replace("at < 0 ? at : ", "").replace("at < 0 ? 4 * at : ", ""), floats(), floats(), threads=1, threadgroup=1)
+
+
+def test_a_refusal_says_where(debug: metalmm.Device) -> None:
+    with pytest.raises(
+        metalmm.KernelError, match=r"a store of 4 bytes outside what is bound, by thread 3, 8 bytes past the end of buffer 1 \(256 bytes\)"
+    ):
+        run(debug, "if (t == 3) y[66] = 1;", floats(), floats())
+    with pytest.raises(metalmm.KernelError, match=r"by thread 3, at byte 280 of the 256 bytes of threadgroup memory"):
+        run(debug, "threadgroup float p[64]; threadgroup float* q = p; if (t == 3) q[70] = 1; y[0] = p[at];", floats(), floats())
+    with pytest.raises(
+        metalmm.KernelError, match=r"a load of 4 bytes outside what is bound, by thread 0, 4 bytes before the beginning of buffer 0"
+    ):
+        run(debug, "if (t == 0) y[0] = x[at - 1];", floats(), floats())
+
+
+def test_what_is_not_written_yet_is_no_number_that_fits(debug: metalmm.Device) -> None:
+    y = floats()
+    with np.errstate(all="ignore"):
+        run(
+            debug,
+            "float v[8]; if (at) for (int j = 0; j < 8; j++) v[j] = 1; float s = 0; for (int j = 0; j < 8; j++) s += v[j]; y[t] = s;",
+            floats(),
+            y,
+        )
+    assert not (np.abs(y) < 1e30).any()
+
+
+SUM = "threadgroup float part[2]; if (t < 2) part[t] = 0; threadgroup_barrier(mem_flags::mem_threadgroup);"
+END = "threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = part[0];"
+RACES = {
+    "all add to one": f"{SUM} part[0] += x[t]; {END}",
+    "one of each simdgroup adds": f"{SUM} float s = simd_sum(x[t]); if (lane == 0) part[0] += s; {END}",
+    "written and read without a barrier": "threadgroup float p[64]; p[t] = x[t]; y[t] = p[(t + 1) % 64];",
+    "the same, of another simdgroup": "threadgroup float p[64]; p[t] = x[t]; y[t] = p[(t + 32) % 64];",
+    "a simdgroup's barrier for all": "threadgroup float p[64]; p[t] = x[t]; simdgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[(t + 32) % 64];",
+    "read, then written": "threadgroup float p[64]; p[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[63 - t]; p[t] = x[t] + 1;",
+    "the last write": "threadgroup float p[2]; p[0] = float(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
+    "at the end": "threadgroup float p[2]; p[0] = float(t);",
+    "vectors that overlap": "threadgroup float p[68]; *(threadgroup packed_float4*)(p + t) = packed_float4(float4(x[t] + t)); y[t] = 0;",
+    "bytes": "threadgroup uchar p[64]; p[t / 2] = uchar(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[t];",
+}
+
+
+@pytest.mark.parametrize("body", RACES.values(), ids=RACES)
+def test_a_race_in_threadgroup_memory_is_an_error(body: str, debug: metalmm.Device) -> None:
+    x = np.arange(1, 65, dtype=np.float32)
+    with pytest.raises(
+        metalmm.KernelError, match=r"a race: thread \d+ (reads|writes) byte \d+ of the \d+ bytes of threadgroup memory, which thread \d+"
+    ):
+        run(debug, body, x, floats())
+
+
+NO_RACES = {
+    "a barrier between": "threadgroup float p[64]; p[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[63 - t];",
+    "an exchange in a simdgroup": "threadgroup float p[64]; p[t] = x[t]; simdgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[t ^ 31];",
+    "one value by all": "threadgroup float p[2]; p[0] = 3; threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
+    "one value by each simdgroup": "threadgroup float p[2]; p[group] = simd_sum(x[t]); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[1];",
+    "one value, read at once": "threadgroup int p[1]; p[0] = 3; y[t] = p[0];",
+    "neighbours": "threadgroup uchar p[64]; p[t] = uchar(t); y[t] = p[t];",
+    "atomics": "threadgroup atomic_uint n; if (t == 0) atomic_store_explicit(&n, 0u, memory_order_relaxed);"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = atomic_load_explicit(&n, memory_order_relaxed);",
+    "a tree": "threadgroup float p[64]; p[t] = x[t]; for (uint s = 32; s; s /= 2) { threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " if (t < s) p[t] += p[t + s]; } threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
+    "matrices": "threadgroup float p[128]; simdgroup_float8x8 m(1.0f); simdgroup_store(m, p + 64 * group, 8);"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[t] + p[127 - t];",
+    "in turns": "threadgroup float p[64]; for (int j = 0; j < 5; j++) { p[t] = x[t] + j; threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " y[t] = p[63 - t]; threadgroup_barrier(mem_flags::mem_threadgroup); }",
+}
+
+
+@pytest.mark.parametrize("body", NO_RACES.values(), ids=NO_RACES)
+def test_what_is_no_race_is_none(body: str, debug: metalmm.Device) -> None:
+    x = np.arange(1, 1 + 5 * 64, dtype=np.float32)
+    for _ in range(5):  # in another order each time
+        run(debug, body, x, floats(5 * 64), threads=5 * 64)

@@ -131,8 +131,15 @@ class ToyDevice : public Device {
     }
     std::atomic<bool> abandoned{false};
     auto size = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
-    cpu::KernelCall call{pipeline.info, buffers, offsets, shared,    size(d.grid), size(d.threadgroup), size(d.threads), false, 0,
-                         false,         nullptr, 0,       &abandoned};
+    cpu::KernelCall call{};
+    call.info = pipeline.info;
+    call.buffers = buffers;
+    call.threadgroup_offsets = offsets;
+    call.threadgroup_bytes = shared;
+    call.grid = size(d.grid);
+    call.threadgroup = size(d.threadgroup);
+    call.threads = size(d.threads);
+    call.abandoned = &abandoned;
     cpu::Executor executor;
     for (uint32_t z = 0; z < d.grid[2]; z++)
       for (uint32_t y = 0; y < d.grid[1]; y++)
