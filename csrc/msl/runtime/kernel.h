@@ -22,9 +22,6 @@ template <int Unit, int Id, class T> METALMM_INLINE T& threadgroup_variable() {
   return *reinterpret_cast<T*>(fiber::context()->threadgroup_memory + ThreadgroupSlot<Unit, Id, T>::offset);
 }
 
-// What Passes.indexed_conditionals puts around an expression.
-template <class T> METALMM_INLINE constexpr T&& same(T&& x) { return static_cast<T&&>(x); }
-
 METALMM_INLINE Place place_of(const Context* c) {
   return {c->lane, c->threads, c->group_threads, c->threadgroup_position, c->dispatch_threads, c->grid_threads, c->grid_groups};
 }

@@ -57,6 +57,9 @@ template <> struct Element<const void> { static constexpr u32 bytes = 1; };
 template <class T> constexpr bool is_const_type = false;
 template <class T> constexpr bool is_const_type<const T> = true;
 
+// What Passes.indexed_conditionals puts around an expression.
+template <class T> METALMM_INLINE constexpr T&& same(T&& x) { return static_cast<T&&>(x); }
+
 template <int... I> struct Indices {};
 template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
 template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
