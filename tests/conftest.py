@@ -81,9 +81,9 @@ def _no_rule_of_metal_is_broken() -> Iterator[None]:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, so that nothing is in an archive; the CPU's modules behind the fake stay."""
     compiled = Path(os.environ["METALMM_CACHE"])
-    for entry in compiled.glob("*"):
+    for entry in os.scandir(compiled):  # thousands
         if not entry.name.endswith(".metalarchive"):
-            (tmp_path / entry.name).symlink_to(entry)
+            os.symlink(entry.path, f"{tmp_path}/{entry.name}")
     monkeypatch.setenv("METALMM_CACHE", str(tmp_path))
     return tmp_path
 

@@ -19,7 +19,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from support.here import DEVICE, FAKE
+from support.here import ALL_OF_IT, DEVICE, FAKE
 
 V = "gemv/baseline"
 on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's threads and maps")
@@ -180,7 +180,7 @@ def test_exit_with_threads_inside_a_matmul(what: str) -> None:
         body
         + "\nmetalmm.matmul('gemm_tiled/baseline', x, w)\nfor _ in range(3): threading.Thread(target=work, daemon=True).start()\ntime.sleep(0.1)"
     )
-    for _ in range(6):
+    for _ in range(12 if ALL_OF_IT else 2):
         done = run(script)
         # A thread that is told that the device was closed says so; nothing aborts.
         assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

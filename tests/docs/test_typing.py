@@ -100,23 +100,29 @@ WRONG = {
 }
 
 
-def mypy(path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What mypy says of each text, asked once: most of its time goes to NumPy's stubs."""
     pytest.importorskip("mypy", reason="mypy is not installed: types are NOT tested")
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--cache-dir", str(ROOT / "build" / "mypy"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path.parent, env={"MYPYPATH": str(ROOT / "python"), "PATH": ""})
-    assert re.search(r"^(Success|Found \d+ error)", done.stdout, re.MULTILINE), done.stdout + done.stderr
-    return [row for row in done.stdout.splitlines() if path.name in row]
+    folder = tmp_path_factory.mktemp("typed")
+    start = "import metalmm\nimport numpy as np\nx = np.zeros((1, 4), np.float16)\nw = metalmm.Device().array(x)\n"
+    texts = {"good": CHECKED, "wrong": start + "\n".join(WRONG)}
+    texts |= {snippets_name(page): "\n".join(code for _, code in snippets(page)) for page in PAGES if snippets(page)}
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / "build" / "mypy"), *(f"{name}.py" for name in texts)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={"MYPYPATH": str(ROOT / "python"), "PATH": ""})
+    assert re.search(r"^Found \d+ error", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    return {name: [row for row in done.stdout.splitlines() if row.startswith(f"{name}.py:")] for name in texts}
 
 
-def test_types_of_results_and_of_mistakes(tmp_path: Path) -> None:
-    good = tmp_path / "good.py"
-    good.write_text(CHECKED)
-    assert mypy(good) == []
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        "import metalmm\nimport numpy as np\nx = np.zeros((1, 4), np.float16)\nw = metalmm.Device().array(x)\n" + "\n".join(WRONG)
-    )
-    rows = mypy(wrong)
+def snippets_name(page: Path) -> str:
+    return f"{page.stem.lower()}_snippets"
+
+
+def test_types_of_results_and_of_mistakes(complaints: dict[str, list[str]]) -> None:
+    assert complaints["good"] == []
+    rows = complaints["wrong"]
     for line, what in enumerate(WRONG.values(), start=5):
         assert any(f":{line}: " in row and what in row for row in rows), f"{list(WRONG)[line - 5]}: {rows}"
 
@@ -145,10 +151,8 @@ def test_every_snippet_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the same text on every device")
 @pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda p: p.name)
-def test_every_snippet_is_well_typed(page: Path, tmp_path: Path) -> None:
-    path = tmp_path / f"{page.stem.lower()}_snippets.py"
-    path.write_text("\n".join(code for _, code in snippets(page)))
-    assert mypy(path) == []
+def test_every_snippet_is_well_typed(page: Path, complaints: dict[str, list[str]]) -> None:
+    assert complaints[snippets_name(page)] == []
 
 
 def test_the_pages_have_snippets() -> None:
