@@ -3,9 +3,9 @@
 
     python tests/mutants/run.py [--only TEXT] [--draw 100] [--seed N] [--json FILE]
 
-The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn;
-the tests that look at the mutant's lines come first, and a survivor is cut after 90 seconds. Exit status 1 if a mutant by hand survives that
-its file does not explain, or dies that it does; or if a drawn one survives that explained.toml does not explain.
+The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn.
+The tests that execute the mutant's line are run (lines.py), the quick ones first, and a survivor is cut after 90 seconds. Exit status 1 if a
+mutant by hand survives that its file does not explain, or dies that it does; or if a drawn one survives that explained.toml does not explain.
 """
 
 from __future__ import annotations
@@ -22,37 +22,29 @@ import sys
 import threading
 import time
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import lines
 from draw import Mutant, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "mutants"
 LIMIT = 90.0  # seconds of a survivor
-# What looks at a file: of the first pattern that fits, tests in the order in which they are run.
-_KERNELS = "kernels/test_results.py kernels/test_formats.py kernels/test_debug.py kernels/test_early.py"
-_DEVICES = "devices/test_order.py devices/test_bad_input.py devices/test_api.py devices/test_arrays.py devices/cpu devices/test_matmul.py"
-_LOWERING = "conformance/test_msl.py conformance/test_msl_rules.py devices/cpu/test_compiling.py devices/cpu/test_rounding.py devices/test_matmul.py"
-TESTS = (
-    (r"kernels/", _KERNELS),
-    (r"csrc/core/hazards", "devices/metal"),
-    (
-        r"csrc/core/(matmul|variant|storage|tensor)",
-        f"devices/test_types.py devices/test_quantized_calls.py devices/test_bad_input.py kernels/test_results.py {_DEVICES}",
-    ),
-    (r"csrc/(core|python)/", f"{_DEVICES} devices/test_quantized_calls.py devices/test_lifetimes.py"),
-    (r"csrc/cpu/", f"devices/cpu {_DEVICES} devices/test_lifetimes.py kernels/test_debug.py"),
-    (r"csrc/msl/runtime/", f"{_LOWERING} devices/cpu kernels/test_results.py"),
-    (r"python/metalmm/msl/lint|python/metalmm/msl/opencl", "conformance/test_lint.py"),
-    (r"python/metalmm/msl/", f"{_LOWERING} conformance/test_lint.py devices/test_api.py"),
-    (r"python/metalmm/(cache|compiler|modules|kernel_source)", "devices/cpu devices/test_api.py conformance cli/test_bench.py"),
-    (r"python/metalmm/(manifest|quantized|numerics)", "unit devices/test_quantized_calls.py devices/test_matmul.py cli"),
-    (r"python/metalmm/profile/", "cli/test_profile.py cli/test_step_and_page.py cli"),
-    (r"python/metalmm/(bench|tuning|doctor|terminal|cli)", "cli unit"),
-    (r"", "unit devices cli conformance docs"),
-)
+# Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order.
+_RESULTS = "tests/kernels/test_results.py"
+COMPILED = {
+    "kernels/": [_RESULTS, *(f"tests/kernels/test_{name}.py" for name in ("formats", "debug", "early"))],
+    "csrc/msl/": [
+        *(f"tests/conformance/test_{name}.py" for name in ("msl", "msl_rules", "constructs")),
+        *("tests/devices/cpu", _RESULTS, "tests/kernels/test_debug.py", "tests/devices/test_matmul.py"),
+    ],
+}
+SOME_ROWS = "weight_columns.metal simd_tiles.metal"  # of both kinds of B, where no kernel is the mutant
+WRITES_TO_CACHE = re.compile(r"python/metalmm/(cache|compiler|modules|pipelines|kernel_source)\.py")  # into one of its own, for once
+BUILT = ("csrc/core", "csrc/cpu", "csrc/python", "csrc/cuda")
 # Without the finder of an editable install, which would find what is not broken.
 START = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; "
 
@@ -62,7 +54,7 @@ class Worker:
 
     def __init__(self, number: int) -> None:
         self.folder = WORK / str(number)
-        self.tree, self.build_folder = self.folder / "tree", self.folder / "build"
+        self.tree, self.is_stale = self.folder / "tree", True
         files = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout
@@ -72,99 +64,98 @@ class Worker:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-        if said := self.build():
+
+    def lines(self, jobs: int) -> lines.Lines:
+        """Which tests execute what; nothing fails without a mutant. Of kernels the suite says it: their rows are others for each file."""
+        if said := self.build("counted", "-O0 --coverage"):
             raise SystemExit(said)
+        return lines.measure(self.tree, WORK / "lines", self.pytest, jobs)
 
-    def check(self, mutants: list[Mutant]) -> None:
-        """Nothing fails without a mutant. Of kernels the suite says it: their rows are others for each file."""
-        asked = {next(tests for pattern, tests in TESTS if re.match(pattern, m.file)) for m in mutants if not m.tests}
-        paths = sorted({path for tests in asked for path in tests.split() if not path.startswith("kernels/")})
-        if failed := self.run(" ".join(paths), limit=900.0, more=("-n", "2", "--dist", "worksteal")):
-            raise SystemExit(f"{failed} fails without a mutant")
-
-    def build(self) -> str:
+    def build(self, name: str = "build", flags: str = "-O0") -> str:
         """Empty, or what the compiler said."""
-        if not (self.build_folder / "build.ninja").exists():
+        folder = self.folder / name
+        if not (folder / "build.ninja").exists():
             nanobind = subprocess.run([sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=True)
             options = [
                 f"-DCMAKE_PREFIX_PATH={nanobind.stdout.strip()}",
                 f"-DPython_EXECUTABLE={sys.executable}",
-                "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+                f"-DCMAKE_CXX_FLAGS_RELEASE={flags}",
             ]
-            subprocess.run(
-                ["cmake", "-S", str(self.tree), "-B", str(self.build_folder), "-G", "Ninja", *options], capture_output=True, check=True
-            )
-        done = subprocess.run(["cmake", "--build", str(self.build_folder)], capture_output=True, text=True)
+            subprocess.run(["cmake", "-S", str(self.tree), "-B", str(folder), "-G", "Ninja", *options], capture_output=True, check=True)
+        done = subprocess.run(["cmake", "--build", str(folder)], capture_output=True, text=True)
         if done.returncode:
             return done.stdout
-        made = next(self.build_folder.glob("_core*.so"))
+        made = next(folder.glob("_core*.so"))
         shutil.copyfile(made, self.tree / "python" / "metalmm" / made.name)
         return ""
 
-    def judge(self, mutant: Mutant) -> str:
+    def judge(self, mutant: Mutant, of_line: lines.Lines) -> str:
         """Who killed it, or nothing."""
         path = self.tree / mutant.file
         whole = path.read_text()
         path.write_text(whole[: mutant.offset] + mutant.new + whole[mutant.offset + len(mutant.old) :])
-        is_built = mutant.file.startswith(("csrc/core", "csrc/cpu", "csrc/python", "csrc/cuda"))
+        is_built = mutant.file.startswith(BUILT)
         try:
             if mutant.tests == "metal" or "hazards" in mutant.file:
-                return self.run("devices/metal devices/test_matmul.py", fake="metal")
-            if is_built and self.build():
+                return self.first_failure(["tests/devices/metal", "tests/devices/test_matmul.py"], fake="metal")
+            if (is_built or self.is_stale) and self.build():
                 return "does not compile"
+            self.is_stale = False
             if mutant.tests == "cuda":
-                return self.run("devices/cuda", fake="cuda")
-            tests = next(tests for pattern, tests in TESTS if re.match(pattern, mutant.file))
-            of_core = "weight_columns.metal simd_tiles.metal" if "kernels/" in tests else ""  # some rows, of both kinds of B
-            return self.run(tests, sources=path.name if mutant.file.startswith("kernels/") else of_core)
+                return self.first_failure(["tests/devices/cuda"], fake="cuda")
+            for folder, tests in COMPILED.items():
+                if mutant.file.startswith(folder):
+                    return self.first_failure(tests, path.name if folder == "kernels/" else SOME_ROWS)
+            cache = "throwaway" if WRITES_TO_CACHE.match(mutant.file) else "cache"
+            killer = self.first_failure(of_line.tests(mutant.file, whole.count("\n", 0, mutant.offset) + 1, LIMIT), cache=cache)
+            return killer or (self.first_failure([_RESULTS], SOME_ROWS) if is_built else "")
         finally:
             path.write_text(whole)
-            if is_built:
-                self.build()
+            self.is_stale |= is_built
+            shutil.rmtree(self.folder / "throwaway", ignore_errors=True)
 
-    def run(self, tests: str, *, sources: str = "", fake: str = "", limit: float = LIMIT, more: tuple[str, ...] = ()) -> str:
+    def first_failure(self, tests: Sequence[str], sources: str = "", fake: str = "", cache: str = "cache") -> str:
         """The first test that failed, or nothing."""
-        environment = {
-            **os.environ, "METALMM_CACHE": str(self.folder / "cache"), "METALMM_DEVICE": fake or "cpu", "METALMM_CPU_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1", "METALMM_TEST_SOURCES": sources, "METALMM_TEST_COMPILERS": shutil.which("clang++") or "g++",
-            "METALMM_LINT": "0", "PYTHONPATH": f"{self.tree / 'python'}:{self.tree / 'tests' / 'fakes'}",
-        }  # fmt: skip
-        pytest = ["-m", "pytest"] if fake else []
-        pytest += [
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "not every_compiler and not mutants and not readme",
-            *more,
-            *dict.fromkeys(tests.split()),
-        ]
+        if not tests:
+            return ""
         if fake:
-            made = subprocess.run(
-                ["bash", f"tests/fakes/fake_{fake}.sh", sys.executable], cwd=self.tree, env=environment, capture_output=True
-            )
+            made = subprocess.run(["bash", f"tests/fakes/fake_{fake}.sh", sys.executable], cwd=self.tree, capture_output=True)
             if made.returncode:
                 return "does not compile"
-            start = f"{START}import runpy; runpy.run_path('fakes/on_fake_{fake}.py', run_name='__main__')"
-        else:
-            start = START + "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+        more = {"METALMM_TEST_SOURCES": sources, "METALMM_CACHE": str(self.folder / cache)}
+        done = self.pytest(["-x", *tests], more, fake, LIMIT)
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        if done.returncode in (0, 5) or (done.returncode == _CUT and not found):
+            return ""  # what hangs where it did not is no kill: the clock is not a test
+        return found[1] if found else done.stdout.strip().splitlines()[-1][:100]
+
+    def pytest(
+        self, words: Sequence[str], more: Mapping[str, str], fake: str = "", limit: float = 900.0
+    ) -> subprocess.CompletedProcess[str]:
+        """On the worker's tree. `more`: of the environment."""
+        environment = {
+            **os.environ, "METALMM_CACHE": str(self.folder / "cache"), "METALMM_DEVICE": fake or "cpu", "METALMM_CPU_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1", "METALMM_TEST_COMPILERS": shutil.which("clang++") or "g++", "METALMM_LINT": "0",
+            "PYTHONPATH": os.pathsep.join(map(str, (self.tree / "python", self.tree / "tests" / "fakes", HERE))), **more,
+        }  # fmt: skip
+        call = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+        if fake:
+            call = f"import runpy; sys.argv[1:1] = '-m', 'pytest'; runpy.run_path('tests/fakes/on_fake_{fake}.py', run_name='__main__')"
+        options = ["-q", "-p", "no:cacheprovider", "-k", "not every_compiler and not mutants and not readme"]
         process = subprocess.Popen(
-            [sys.executable, "-c", start, *pytest], cwd=self.tree / "tests", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
+            [sys.executable, "-c", START + call, *options, *words], cwd=self.tree, env=environment, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             out, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             out, _ = process.communicate()
-            return first_failure(out)  # what hangs where it did not is no kill: the clock is not a test
-        return "" if process.returncode in (0, 5) else first_failure(out) or out.strip().splitlines()[-1][:100]
+            return subprocess.CompletedProcess(words, _CUT, out)
+        return subprocess.CompletedProcess(words, process.returncode, out)
 
 
-def first_failure(out: str) -> str:
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
-    return found[1] if found else ""
+_CUT = -1000  # in place of an exit status
 
 
 def by_hand() -> list[Mutant]:
@@ -193,7 +184,6 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of a file's name or of a description")
     parser.add_argument("--draw", type=int, default=100, help="how many are drawn at random (100)")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the drawn ones; printed")
-    parser.add_argument("--no-check", action="store_true", help="do not run the tests without a mutant first")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="what came of each")
     args = parser.parse_args()
@@ -213,7 +203,7 @@ def main() -> int:
             except queue.Empty:
                 return
             start = time.monotonic()
-            killer = worker.judge(mutant)
+            killer = worker.judge(mutant, of_line)
             verdict = (
                 f"killed by {killer}" if killer else f"SURVIVES{': ' + mutant.survives if mutant.survives else ', and nobody says why'}"
             )
@@ -223,8 +213,7 @@ def main() -> int:
                 if args.json:
                     args.json.write_text(json.dumps(results, indent=1))
 
-    if not args.no_check:
-        Worker(0).check(mutants)
+    of_line = Worker(0).lines(args.workers)
     threads = [threading.Thread(target=work, args=(i,)) for i in range(args.workers)]
     for t in threads:
         t.start()
