@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import metalmm
 import pytest
@@ -66,3 +67,13 @@ def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     if DEVICE == "cpu" and not metalmm.metal_devices():
         assert cli.main(["explain", "mps/baseline", "n=4", "k=4"]) == 2
         assert "mps/baseline is of device metal alone: no Metal device" in capsys.readouterr().err
+
+
+def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ("", "bias", "beta=0.5", "alpha=2 beta=0.5 bias"):
+        assert cli.main(["explain", "gemv/baseline", "n=300", "k=600", *extra.split()]) == 0
+        assert "barriers            6 a threadgroup" in capsys.readouterr().out
+    start = time.monotonic()
+    assert cli.main(["explain", "gemv/baseline", "n=60000", "k=60000"]) == 0
+    assert "barriers            470 a threadgroup" in capsys.readouterr().out
+    assert time.monotonic() - start < 20, "not all of it is run for that"
