@@ -38,11 +38,11 @@ METAL_FUNC void multiply(thread simdgroup_matrix<float, 8, 8> (&sum)[TILES], con
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
     simdgroup_matrix<T, 8, 8> x;
-    x.thread_elements() = across(x0, x1, i, odd);
+    put(x, across(x0, x1, i, odd));
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       simdgroup_matrix<T, 8, 8> w;
-      w.thread_elements() = pair_of(y[t], i);
+      put(w, pair_of(y[t], i));
       simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
     }
   }

@@ -60,12 +60,12 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
     simdgroup_half8x8 x;
-    x.thread_elements() = half2(own0[i], own1[i]);
+    put(x, half2(own0[i], own1[i]));
     if (HAS_BIAS) simdgroup_multiply_accumulate(all, ones, x, all);
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       simdgroup_half8x8 w;
-      w.thread_elements() = y[t].pair(i, low, zero[t]);
+      put(w, y[t].pair(i, low, zero[t]));
       simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
     }
   }

@@ -1,5 +1,7 @@
 // Of threadgroup memory on a debug device: which thread used each byte since the threads last met, and so whether two of them race.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -8,6 +8,13 @@ struct Place {
   uint row, column;
 };
 
+// To Apple's compiler thread_elements() is a vector of 64 elements, of which a lane has the first two.
+template <class T>
+METAL_FUNC void put(thread metal::simdgroup_matrix<T, 8, 8>& matrix, metal::vec<T, 2> pair) {
+  matrix.thread_elements()[0] = pair.x;
+  matrix.thread_elements()[1] = pair.y;
+}
+
 // MSL does not say, so the device is asked, by way of 64 floats of each simdgroup: on NVIDIA's tensor cores it is another place than on
 // Apple's GPUs, and a kernel that follows it saves a shuffle for each matrix.
 METAL_FUNC Place place_of(threadgroup float* own, uint lane) {

@@ -43,3 +43,108 @@ def test_an_anonymous_union_behind_extension(device: metalmm.Device) -> None:
     y = np.zeros(1, np.float32)
     device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
     assert y[0] == 1.5 + 25 + 800
+
+
+MATRIX = "simdgroup_float8x8 m(1.0f);"
+ELEMENTS = {
+    "indexed": "m.thread_elements()[0] = lane; m.thread_elements()[1] = lane + 0.5f; float2 v = float2(m.thread_elements()[0], m.thread_elements()[1]);",
+    "by reference": "thread auto& e = m.thread_elements(); e[0] = lane; e[1] = lane + 0.5f; float2 v = float2(e[0], e[1]);",
+    "as a vector of two": "reinterpret_cast<thread float2&>(m.thread_elements()) = float2(lane, lane + 0.5f);"
+    " float2 v = reinterpret_cast<thread float2&>(m.thread_elements());",
+}
+
+
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize("body", ELEMENTS.values(), ids=ELEMENTS)
+def test_elements_of_a_matrix(body: str, device: metalmm.Device) -> None:
+    """Through a reference to a vector of 64, as Apple declares it, of which a lane has two."""
+    arguments = "device float* y [[buffer(0)]], uint lane [[thread_index_in_simdgroup]]"
+    source = HEAD + f"kernel void k({arguments}) {{ {MATRIX} {body} y[2 * lane] = v.x; y[2 * lane + 1] = v.y; }}"
+    y = np.zeros(64, np.float32)
+    device.compile(source).kernel("k")(y, threads=32, threadgroup=32)
+    np.testing.assert_array_equal(y, np.arange(64) / 2)
+    with pytest.raises(metalmm.CompileError):
+        device.compile(source.replace(body, "m.thread_elements() = float2(1, 2); float2 v(1);")).kernel("k")
+
+
+PARTED = {
+    "an atomic of one lane": "if (lane == 0) x = atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);",
+    "behind else": "if (lane != 0) x = 77; else x = atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);",
+    "in a function": "if (lane == 0) x = next(&n);",
+    "in a function of a function": "if (lane == 0) { x = after(&n) - 1; }",
+    "in a loop": "for (uint j = lane; j < 1; j++) x = next(&n);",
+    "in a loop of others": "while (lane == 0 && x == 0) { x = after(&n); } x -= lane == 0;",
+    "do": "do { if (lane == 0) x = next(&n); } while (false);",
+    "left by break": "for (;;) { if (lane == 0) { x = next(&n); break; } if (lane < 40) break; }",
+    "a switch": "switch (lane) { case 0: x = next(&n); break; default: x = 3; }",
+}
+
+
+@pytest.mark.parametrize("body", PARTED.values(), ids=PARTED)
+def test_lanes_are_together_behind_a_branch(body: str, device: metalmm.Device) -> None:
+    """Where one lane counts in threadgroup memory and hands what it got to its simdgroup: each simdgroup has a number of its own."""
+    functions = "uint next(threadgroup atomic_uint* n) { return atomic_fetch_add_explicit(n, 1u, memory_order_relaxed); }\n"
+    functions += "uint after(threadgroup atomic_uint* n) { return next(n) + 1; }\n"
+    arguments = "device uint* y [[buffer(0)]], constant uint& rounds [[buffer(1)]], uint i [[thread_position_in_grid]],"
+    arguments += " uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]"
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+    source = (
+        HEAD
+        + functions
+        + f"""kernel void k({arguments}) {{
+  threadgroup atomic_uint n; threadgroup uint seen[8]; uint bad = 0;
+  for (uint r = 0; r < rounds; r++) {{
+    if (t == 0) atomic_store_explicit(&n, 0u, memory_order_relaxed);
+    {barrier}
+    uint x = 0;
+    {body}
+    x = simd_broadcast_first(x);
+    if (lane == 31) seen[t / 32] = x;
+    {barrier}
+    uint all = 0;
+    for (uint s = 0; s < 8; s++) all |= 1u << seen[s];
+    bad += all != 255u;
+    {barrier}
+  }}
+  y[i] = bad;
+}}"""
+    )
+    y = np.full(512, 7, np.uint32)
+    device.compile(source).kernel("k")(y, np.uint32(20), threads=512, threadgroup=256)
+    assert not y.any()
+
+
+def test_lanes_that_leave_before_a_barrier(device: metalmm.Device) -> None:
+    """A product of a transposed matrix as others compute it: lanes return before a barrier of their simdgroup's others, at the edge and
+    behind the sum, and threadgroup memory is read behind it."""
+    source = (
+        HEAD
+        + """kernel void k(device const float* w [[buffer(0)]], device const float* x [[buffer(1)]], device float* y [[buffer(2)]],
+    constant uint& m [[buffer(3)]], constant uint& rows [[buffer(4)]], uint g [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  threadgroup float part[64];
+  uint column = g * 4 + lane % 4;
+  if (column >= m) return;
+  float sum = 0;
+  for (uint r = simdgroup * 8 + lane / 4; r < rows; r += 128) sum += w[r * m + column] * x[r];
+  for (ushort step = 16; step >= 4; step /= 2) sum += simd_shuffle_down(sum, step);
+  if (lane < 4) {
+    part[simdgroup * 4 + lane] = sum;
+    threadgroup_barrier(mem_flags::mem_none);
+    if (simdgroup == 0) {
+      for (uint s = 1; s < 16; s++) sum += part[s * 4 + lane];
+      y[column] = sum;
+    }
+  }
+}"""
+    )
+    kernel = (
+        metalmm.Device(device.name, lenient_barriers=True).compile(source).kernel("k")
+        if device.name == "cpu"
+        else device.compile(source).kernel("k")
+    )
+    for m, rows in ((64, 333), (2050, 333), (4097, 130)):
+        rng = np.random.default_rng(m)
+        w, x, y = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, m), rows, m))
+        kernel(w, x, y, np.uint32(m), np.uint32(rows), grid=-(-m // 4), threadgroup=512)
+        np.testing.assert_array_equal(y, x @ w)

@@ -113,6 +113,7 @@ MISTAKES = {
     "dot of whole numbers": (kernel("int4 v = int4(1); D[0] = dot(v, v);"), "dot"),
     "an order of atomics that MSL has not": (kernel("atomic_fetch_add_explicit(c, 1u, memory_order_seq_cst);", arguments="device atomic_uint* c [[buffer(0)]]"), "order"),
     "long long": (kernel("long long x = 1; D[0] = x;"), "long long"),
+    "a vector of two in place of a matrix's elements": (HEAD + "#include <metal_simdgroup_matrix>\nkernel void k(device float* D [[buffer(0)]]) { simdgroup_float8x8 m(1.0f); m.thread_elements() = float2(1, 2); D[0] = 1; }", "incompatible type"),
     "a vector as a condition": (kernel("float4 v = float4(1); v = (v > 0) ? v : -v; D[0] = v.x;"), "the first operand of ?: must be a scalar"),
 }  # fmt: skip
 RIGHT = {

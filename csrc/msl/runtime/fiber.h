@@ -153,6 +153,7 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
 }
 
 METALMM_INLINE void nothing_to_order() {}
+struct Join {};  // cuda/lanes.h waits there; fibers meet at operations alone
 
 METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   Context* c = context();

@@ -6,10 +6,10 @@ namespace metalmm::msl::library {
 // 8 x 8 over 32 lanes, in the layout of Apple's GPUs: a lane holds two neighbours of one row.
 template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   static_assert(Cols == 8 && Rows == 8, "MSL has 8 x 8 simdgroup matrices only");
-  using storage_type = vec<T, 2>;
+  using storage_type = ThreadElements<T>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) thread_elements()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) thread_elements()[i] = row() == column() + i ? diagonal : T(0);
   }
   storage_type& thread_elements() { return elements_; }
   const storage_type& thread_elements() const { return elements_; }
@@ -60,7 +60,8 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   bring(g->matrices[2], c);
   multiply_accumulate(METALMM_SITE_VALUE);
   const float* p = g->matrices[3] + at;
-  d.thread_elements() = vec<D, 2>(static_cast<D>(p[0]), static_cast<D>(p[1]));
+  d.thread_elements()[0] = static_cast<D>(p[0]);
+  d.thread_elements()[1] = static_cast<D>(p[1]);
 }
 
 // What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round

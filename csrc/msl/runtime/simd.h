@@ -231,6 +231,14 @@ METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast
 METALMM_INLINE uint metal_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
 METALMM_INLINE uint metal_column(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
 
+// What thread_elements() refers to. To Apple's compiler it is a vector of 64 elements, of which a lane has the first two: no vector of two
+// can be assigned to it.
+template <class T> struct alignas(2 * sizeof(T)) ThreadElements {
+  T at[2];
+  METALMM_INLINE T& operator[](uint i) { return at[i]; }
+  METALMM_INLINE const T& operator[](uint i) const { return at[i]; }
+};
+
 }  // namespace metalmm::msl::library
 #ifdef __CUDACC__
 #include "cuda/matrix.h"
@@ -242,7 +250,7 @@ namespace metalmm::msl::library {
 // thread_elements() are in whatever order row() and column() say.
 template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, Cols, Rows> m;
-  m.thread_elements() = vec<T, 2>(value);
+  m.thread_elements()[0] = m.thread_elements()[1] = value;
   return m;
 }
 
@@ -251,7 +259,8 @@ METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, u
   ulong row = d.row(), column = d.column();
   ulong step = transpose ? elements_per_row : 1;
   const U* p = src + origin.y * elements_per_row + origin.x + (transpose ? column * elements_per_row + row : row * elements_per_row + column);
-  d.thread_elements() = vec<T, 2>(static_cast<T>(p[0]), static_cast<T>(p[step]));
+  d.thread_elements()[0] = static_cast<T>(p[0]);
+  d.thread_elements()[1] = static_cast<T>(p[step]);
 }
 template <class T, int C, int R, class U>
 METALMM_INLINE void simdgroup_store(const simdgroup_matrix<T, C, R>& a, U* dst, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {

@@ -452,6 +452,50 @@ class Passes:
                     i = self.source.angle_end(i)
             i += 1
 
+    def joins(self) -> None:
+        """Lanes that part at an atomic operation are together again behind the branch or loop that it stands in, as on Apple's GPUs. Not
+        where a barrier stands in it, too: who waits there might wait for those who wait behind it."""
+        tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
+        barrier = self._that_call(re.compile("(threadgroup|simdgroup)_barrier"))
+        for i, token in enumerate(tokens):
+            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch"):
+                continue
+            before = self.source.previous(i)
+            if tokens[i + 1].text == "constexpr" or (token.text == "if" and before is not None and tokens[before].text == "else"):
+                continue
+            names = {t.text for t in tokens[i : self._statement_end(i)] if t.kind == "name"}
+            if names & atomic and not names & barrier:
+                token.space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{token.space or ' '}"
+
+    def _that_call(self, wanted: re.Pattern[str]) -> set[str]:
+        """Names in the text that begin so, and those of functions that use one of them."""
+        found = {t.text for t in self.source.tokens if t.kind == "name" and wanted.match(t.text)}
+        count = -1
+        while count < len(found):
+            count = len(found)
+            for d in self.program.declarations:
+                if d.is_function and d.body >= 0 and not found.isdisjoint(t.text for t in self.source.tokens[d.body : d.end]):
+                    found.add(d.name)
+        return found
+
+    def _statement_end(self, i: int) -> int:
+        """Past the statement that begins at i."""
+        tokens = self.source.tokens
+        while tokens[i].text == "":
+            i += 1
+        word = tokens[i].text
+        if word in ("if", "for", "while", "switch"):
+            opening = next(j for j in range(i + 1, len(tokens)) if tokens[j].text == "(")
+            end = self._statement_end(self.source.matching(opening) + 1)
+            return self._statement_end(end + 1) if word == "if" and tokens[end].text == "else" else end
+        if word == "do":
+            i = self._statement_end(i + 1)
+        elif word == "{":
+            return self.source.matching(i) + 1
+        while tokens[i].text != ";":
+            i = self.source.matching(i) + 1 if tokens[i].text in OPEN else i + 1
+        return i + 1
+
     def stops(self) -> None:
         """Every loop asks at each turn whether it shall end."""
         tokens = self.source.tokens

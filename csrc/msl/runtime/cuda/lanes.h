@@ -120,8 +120,21 @@ template <class Op, class In, class Out = In> METALMM_INLINE Out exchange(const 
   return Exchange<Op>::run(active(), value, arg);
 }
 
-// Threads that have returned are not waited for, on Apple's GPUs as here.
-METALMM_INLINE void threadgroup_barrier(bool, int) { __syncthreads(); }
+// Threads that have returned are not waited for, on Apple's GPUs as here. __syncthreads() is for warps whose lanes all come, or have gone.
+METALMM_INLINE void threadgroup_barrier(bool, int) {
+#ifdef METALMM_CONVERGED
+  __syncthreads();
+#else
+  asm volatile("barrier.sync 0;" ::: "memory");
+#endif
+}
+
+// Lanes of a simdgroup are together again behind a branch or a loop on Apple's GPUs; NVIDIA's need not be. Who enters such a statement
+// waits at its end for all who entered it with them: Passes.joins.
+struct Join {
+  u32 mask = __activemask();
+  METALMM_INLINE ~Join() { __syncwarp(mask); }
+};
 
 // simdgroup_barrier(mem_none): where a kernel of ours that reads weights first comes to the rest (kernels/include/wait.h; kernel.h). The
 // launch's word is read where CUDA puts a kernel's parameters, since no function in between hands it down.

@@ -4,28 +4,50 @@
 
 namespace metalmm::msl::library {
 
+template <class A> void multiply(float (&sum)[4], uint rows, uint columns);
+
 template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
   static_assert(Cols == 8 && Rows == 8, "MSL has 8 x 8 simdgroup matrices only");
-  using storage_type = vec<T, 2>;
+  using storage_type = ThreadElements<T>;
   simdgroup_matrix() = default;
   explicit simdgroup_matrix(T diagonal) {
-    for (uint i = 0; i < 2; i++) thread_elements()[static_cast<int>(i)] = row() == column() + i ? diagonal : T(0);
+    for (uint i = 0; i < 2; i++) thread_elements()[i] = row() == column() + i ? diagonal : T(0);
   }
-  storage_type& thread_elements() { return elements_; }
-  const storage_type& thread_elements() const { return elements_; }
 #ifdef METALMM_CONVERGED
   // A kernel of this package asks which elements a lane has (kernels/include/place.h): the tensor core's.
-  storage_type fragment() const { return elements_; }
-  void set_fragment(storage_type v) { elements_ = v; }
+  storage_type& thread_elements() {
+    settle();
+    return elements_;
+  }
+  const storage_type& thread_elements() const { return const_cast<simdgroup_matrix*>(this)->thread_elements(); }
+  storage_type fragment() const { return thread_elements(); }
   static METALMM_INLINE uint row() { return simd_lane() / 4; }
   static METALMM_INLINE uint column() { return simd_lane() % 4 * 2; }
+
+  // Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So two products are added to each other there
+  // and then, rounded, to the rest. The compiler knows how many there are: loops over them are unrolled, an even number of steps.
+  template <class A> METALMM_INLINE void add_product(uint rows, uint columns) {
+    multiply<A>(few_, rows, columns);
+    if (++count_ == 2) settle();
+  }
+
+ private:
+  METALMM_INLINE void settle() {
+    if (count_ == 0) return;
+    elements_[0] += few_[0], elements_[1] += few_[1];
+    few_[0] = few_[1] = few_[2] = few_[3] = 0.0f;
+    count_ = 0;
+  }
+  float few_[4] = {};
+  uint count_ = 0;
 #else
   // Another may know Metal's; it may keep a reference to them for longer than a product, and ask for them in lanes that have parted from others.
+  storage_type& thread_elements() { return elements_; }
+  const storage_type& thread_elements() const { return elements_; }
   storage_type fragment() const { return ordered(elements_, false); }
   void set_fragment(storage_type v) { elements_ = ordered(v, true); }
   static METALMM_INLINE uint row() { return metal_row(simd_lane()); }
   static METALMM_INLINE uint column() { return metal_column(simd_lane()); }
-#endif
 
  private:
   static METALMM_INLINE storage_type ordered(storage_type elements, bool metal) {
@@ -34,50 +56,58 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
     uint source = metal ? row * 4 + column / 2 : (row & 4) * 4 + (column & 4) * 2 + (row & 3) * 2 + (column / 2 & 1);
     return metalmm::fiber::shuffle(metalmm::fiber::active(), elements, source);
   }
-  storage_type elements_;
-
-#ifdef METALMM_CONVERGED
- public:
-  float rest[2] = {0.0f, 0.0f};  // of eight rows that a sum of mma has and no one reads: it adds in place
 #endif
+  storage_type elements_;
 };
+
+// sum += rows * columns, of half or bfloat. The last eight of mma's 16 rows of A are nobody's: whatever their register, a, holds, no other row
+// depends on it.
+template <class A> METALMM_INLINE void multiply(float (&sum)[4], uint rows, uint columns) {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
+  if constexpr (is_same<A, half>::value)
+    asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(rows), "r"(columns));
+  else
+    asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(rows), "r"(columns));
+}
 
 template <class D, class A, class B, class C>
 METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b,
                                                   const simdgroup_matrix<C, 8, 8>& c, METALMM_SITE) {
   (void)site;
-  vec<A, 2> left = a.fragment();
-  vec<B, 2> right = b.fragment();
-  vec<C, 2> sum = c.fragment();
-  float x = static_cast<float>(sum[0]), y = static_cast<float>(sum[1]);
+  ThreadElements<A> left = a.fragment();
+  ThreadElements<B> right = b.fragment();
+  [[maybe_unused]] uint rows, columns;
   if constexpr (is_same<A, B>::value && sizeof(A) == 2) {
-    uint rows, columns;
     memcpy(&rows, &left, 4);
     memcpy(&columns, &right, 4);
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
-    // The last eight of mma's 16 rows of A are nobody's: whatever their register, a, holds, no other row depends on it.
 #ifdef METALMM_CONVERGED
-    float(&rest)[2] = d.rest;
-    rest[0] = c.rest[0], rest[1] = c.rest[1];
-#else
-    float rest[2] = {0.0f, 0.0f};
+    static_assert(is_same<C, float>::value && is_same<D, float>::value, "sums of this package's kernels are of float");
+    if (&d != &c) d = c;
+    return d.template add_product<A>(rows, columns);
 #endif
-    if constexpr (is_same<A, half>::value)
-      asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
-                   : "+f"(x), "+f"(y), "+f"(rest[0]), "+f"(rest[1]) : "r"(rows), "r"(columns));
-    else
-      asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
-                   : "+f"(x), "+f"(y), "+f"(rest[0]), "+f"(rest[1]) : "r"(rows), "r"(columns));
+  }
+  ThreadElements<C> sum = c.fragment();
+  float x = static_cast<float>(sum[0]), y = static_cast<float>(sum[1]);
+  if constexpr (is_same<A, B>::value && sizeof(A) == 2) {
+    float product[4] = {};  // added here, for tensor cores cut off what they add
+    multiply<A>(product, rows, columns);
+    x += product[0], y += product[1];
   } else {  // tensor cores would round float to 11 bits
     uint mask = metalmm::fiber::active(), lane = simd_lane();
 #pragma unroll
     for (uint k = 0; k < 8; k++) {
-      float p = __shfl_sync(mask, static_cast<float>(left[static_cast<int>(k % 2)]), static_cast<int>(lane / 4 * 4 + k / 2));
+      float p = __shfl_sync(mask, static_cast<float>(left[k % 2]), static_cast<int>(lane / 4 * 4 + k / 2));
       x += p * __shfl_sync(mask, static_cast<float>(right[0]), static_cast<int>(4 * k + lane % 4));
       y += p * __shfl_sync(mask, static_cast<float>(right[1]), static_cast<int>(4 * k + lane % 4));
     }
   }
-  d.set_fragment(vec<D, 2>(static_cast<D>(x), static_cast<D>(y)));
+#ifdef METALMM_CONVERGED
+  d.thread_elements() = {{static_cast<D>(x), static_cast<D>(y)}};
+#else
+  d.set_fragment({{static_cast<D>(x), static_cast<D>(y)}});
+#endif
 }
 
 // What kernels/include/tensor.h has of tensor cores: mma.m16n8k16 of half, sums in float, lanes as PTX says.

@@ -83,6 +83,8 @@ class CpuTarget:
             self.passes.conditionals(choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
+        if compiler == "nvrtc":
+            self.passes.joins()
         if stops:
             self.passes.stops()
         # From the global namespace: a kernel may have the name of something in metal.
