@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace metalmm {
@@ -154,6 +156,33 @@ nb::object ask(const char* name, nb::handle object, const char* method, const nb
   bad_dlpack(name, object, "that does not hand its memory over: " + text_of(nb::str(e.value())));
 }
 
+// What nanobind reads of a capsule without asking: a producer may leave the shape out, or name strides that reach past all memory.
+void check_capsule(nb::handle object, nb::handle capsule, const char* name) {
+  struct Versioned {
+    uint32_t version[2];
+    void *manager, *deleter;
+    uint64_t flags;
+    nb::dlpack::dltensor tensor;
+  };
+  const nb::dlpack::dltensor* t = nullptr;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned"))
+    t = &static_cast<Versioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"))->tensor;
+  else if (PyCapsule_IsValid(capsule.ptr(), "dltensor"))
+    t = static_cast<nb::dlpack::dltensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (!t) return;  // nanobind says what it is
+  check_ndim(name, t->ndim);
+  if (t->ndim > 0 && !t->shape) bad_dlpack(name, object, "without a shape");
+  constexpr double kMost = 1ull << 47;  // bytes that a process can reach
+  double reach = 1, count = 1;
+  for (int i = 0; i < t->ndim; i++) {
+    if (t->shape[i] < 0) bad_dlpack(name, object, "with a negative size");
+    count *= static_cast<double>(t->shape[i]);
+    if (t->strides && t->shape[i]) reach += static_cast<double>(t->shape[i] - 1) * std::abs(static_cast<double>(t->strides[i]));
+  }
+  if (std::max(reach, count) * (t->dtype.bits / 8.0) > kMost || static_cast<double>(t->byte_offset) > kMost)
+    bad_dlpack(name, object, "whose sizes and strides reach past all memory");
+}
+
 // `device`: whose own memory is taken, too; may be null.
 void read_dlpack(nb::handle object, const char* name, Tensor& t, const Device* device) {
   nb::object where = ask(name, object, "__dlpack_device__", nb::dict());
@@ -178,6 +207,7 @@ void read_dlpack(nb::handle object, const char* name, Tensor& t, const Device* d
   options["max_version"] = nb::make_tuple(1, 0);
   if (is_its) options["stream"] = nb::int_(device->dlpack_stream());  // what wrote it comes before our work there
   nb::object capsule = ask(name, object, "__dlpack__", options);
+  check_capsule(object, capsule, name);
   auto* held = new ReadOnly;
   Shared writable;
   bool can_write = nb::try_cast(capsule, writable, false);

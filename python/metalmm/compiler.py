@@ -248,6 +248,22 @@ def machine() -> str:
     return platform.machine() + platform.processor()
 
 
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
+
+
+def _check_includes(text: str, name: str, folders: list[Path]) -> None:
+    """Raises CompileError where a compiler would wait for whoever writes to a FIFO."""
+    seen, waiting = set[Path](), [(text, name)]
+    while waiting and folders:
+        text, name = waiting.pop()
+        for found in {folder / included for included in _INCLUDE.findall(text) for folder in folders} - seen:
+            seen.add(found)
+            if found.is_file():
+                waiting.append((found.read_text(errors="replace"), str(found)))
+            elif found.exists():
+                raise CompileError(f"{name}: it includes {found}, which is no plain file")
+
+
 def preprocess(
     text: str, name: str, include_dirs: Sequence[str | Path] = (), defines: Mapping[str, object] | None = None, *, for_metal: bool = False
 ) -> str:
@@ -256,6 +272,7 @@ def preprocess(
 
     Raises CompileError with the compiler's text.
     """
+    _check_includes(text, name, [Path(d) for d in include_dirs])
     compiler = find_compiler()
     command = [compiler.path, *compiler.preprocess]
     if for_metal:

@@ -164,7 +164,8 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
 
 def judged_swiglu(a: Any, weights: Any, *, bias: Any = None) -> tuple[Float64, Float64]:
     """The reference of ``matmul_fused(..., activation="swiglu")``, silu(a w0 + b0) * (a w1 + b1), and what float32 may be off by: the
-    errors of both sums through it (silu is nowhere steeper than 1.1), sixteen float32 roundings for the exponential, the quotient and the
+    errors of both sums through it (silu is nowhere steeper than 1.1). Of x below -88.7, where exp(-x) is past float32, silu(x) is -0, so that
+    an infinite second product gives NaN. And sixteen float32 roundings for the exponential, the quotient and the
     product, half an ulp of the result."""
     dtype = _type_of(a)
     sums = []
@@ -173,7 +174,8 @@ def judged_swiglu(a: Any, weights: Any, *, bias: Any = None) -> tuple[Float64, F
         sums.append((ref, bound - half_ulp(ref, dtype)))  # it is not rounded to a's type
     (gate, of_gate), (up, of_up) = sums
     with np.errstate(all="ignore"):
-        silu = gate / (1.0 + np.exp(-gate))
+        power = np.exp(-gate)
+        silu = np.where(power > np.finfo(np.float32).max, gate * 0.0, gate / (1.0 + power))
         out = silu * up
         bound = 1.1 * of_gate * (np.abs(up) + of_up) + np.abs(silu) * of_up + 2.0**-20 * np.abs(out) + half_ulp(out, dtype)
     return out, bound

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import gguf_file
 from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
@@ -275,6 +276,7 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
         import gguf
     except ImportError:
         raise UnsupportedError("load_gguf needs the package gguf: pip install 'metalmm[gguf]'") from None
+    gguf_file.check(Path(path))
     try:
         tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
     except OSError as error:

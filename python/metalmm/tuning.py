@@ -180,6 +180,8 @@ def _choices(device: Device) -> list[Choice]:
     with _lock():
         if _loaded is None:
             _path = default_path()
+            if os.environ.get("METALMM_TUNING") and not _path.exists():
+                raise TuningError(f"METALMM_TUNING is {_path}, and there is no such file; `metalmm tune` writes one, or unset it")
             _loaded = read(_path) if _path.exists() else {}
         return _loaded.get(device_key(device), [])
 

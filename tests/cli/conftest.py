@@ -12,8 +12,10 @@ from metalmm.bench import copy, runner
 
 
 @pytest.fixture(autouse=True)
-def _files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("METALMM_TUNING", str(tmp_path / "tuning.json"))
+def _files_of_its_own(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    own = tmp_path_factory.mktemp("tuning") / "tuning.json"
+    tuning.write(own, "no device", [])
+    monkeypatch.setenv("METALMM_TUNING", str(own))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuning, "_loaded", None)
     monkeypatch.setattr(runner, "last_level_cache", lambda device: 1 << 20)

@@ -498,10 +498,10 @@ def test_a_batch_that_was_open_before_the_trace(tmp_path: Path, device: metalmm.
 def test_what_comes_after_a_trace_is_not_written() -> None:
     from metalmm.profile.trace import _Tracer
 
-    written_to = io.StringIO()
+    written_to = io.BytesIO()
     tracer = _Tracer(written_to, None)
     tracer("call", [("k", (1, 1, 1), None)], [1e-6], 0.0, 0.0, 1e-6, 1e-6)
     before = written_to.getvalue()
     tracer.close()
     tracer("call", [("k", (1, 1, 1), None)], [1e-6], 0.0, 0.0, 1e-6, 1e-6)
-    assert before.count("\n") == 4 and written_to.getvalue() == before
+    assert before.count(b"\n") == 4 and written_to.getvalue() == before

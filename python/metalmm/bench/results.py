@@ -11,15 +11,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import Error
+from ..profile.log import harmless
 from .report import Result, tags
 from .runner import ShapeRun
-from .sizes import LeftOut, Shape
+from .sizes import LeftOut, Shape, typed
 from .statistics import Median, verdict
 
 SCHEMA, VERSION = "metalmm-bench", 1
+_Number = TypeVar("_Number", int, float)
 
 
 class ResultError(Error, ValueError):
@@ -79,7 +81,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        return int(self.arguments.get("rounds") or 1)
+        return _number_of(self.arguments, "rounds", 1)
 
     @property
     def copy_gbps(self) -> float | None:
@@ -88,7 +90,7 @@ class Run:
 
     @property
     def bad_rel(self) -> float:
-        return float(self.arguments.get("bad_rel", 1e-3))
+        return _number_of(self.arguments, "bad_rel", 1e-3)
 
     def bad(self) -> list[tuple[Shape, Result]]:
         """Results that are wrong or failed."""
@@ -114,16 +116,23 @@ class Run:
         for key in ("environment", "arguments"):
             if not isinstance(data[key], dict):
                 raise TypeError(f"{key} is no object")
-        float(data["arguments"].get("bad_rel") or 1e-3)
-        return Run(
+        run = Run(
             environment=data["environment"],
             arguments=data["arguments"],
             shapes=[_shape_from(s) for s in data["shapes"]],
             skipped=data["skipped"],
-            left_out=[LeftOut(**gone) for gone in data["left_out"]],
+            left_out=[typed(LeftOut, gone) for gone in data["left_out"]],
             copy_readings=[float(g) for g in data["copy_readings_gbps"]],
             planned=int(data["planned"]),
         )
+        _ = run.rounds, run.bad_rel, run.is_complete
+        return run
+
+
+def _number_of(arguments: Mapping[str, Any], name: str, default: _Number) -> _Number:
+    """An argument of a run; raises TypeError, ValueError, OverflowError for what is none."""
+    given = arguments.get(name)
+    return default if given is None else type(default)(given)
 
 
 def _shape_json(s: ShapeRun, bad_rel: float) -> dict[str, Any]:
@@ -251,10 +260,19 @@ def _text_of(path: str | Path) -> str:
     return Path(path).read_text()
 
 
+def _harmless(data: Any) -> Any:
+    """The same with its texts' control characters spelled out, but ends of lines and tabs."""
+    if isinstance(data, str):
+        return harmless(data, "\n\t")
+    if isinstance(data, dict):
+        return {_harmless(key): _harmless(value) for key, value in data.items()}
+    return [_harmless(value) for value in data] if isinstance(data, list) else data
+
+
 def _json_of(path: str | Path) -> tuple[object, Any]:
     """What a file says that it is, and what it holds."""
     try:
-        data = json.loads(_text_of(path))
+        data = _harmless(json.loads(_text_of(path)))
     except OSError as error:
         raise ResultError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

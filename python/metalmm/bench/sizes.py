@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import MatmulSpec, _core, manifest
-from ..errors import ArgumentError, Error, ShapeError
+from ..errors import ArgumentError, DTypeError, Error, ShapeError
 from ..profile import analysis, log
 from ..profile.trace import op_of
 
+_T = typing.TypeVar("_T")
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
 _FIGURE = re.compile(r"(count|total|avg)=(\d{1,15}(?:\.\d{1,9})?)")
 NO_TIMES: dict[str, Any] = {"orig_ms": None, "orig_backend": None, "calls": None, "total_ms": None}
@@ -101,7 +103,7 @@ class Shape:
             return "the step"
         words = [f"m={self.m} n={self.n_text} k={self.k} {self.layout}"]
         words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
-        words += [f"alpha={self.alpha:g}"] * (self.alpha != 1) + [f"beta={self.beta:g}"] * (self.beta != 0)
+        words += [f"alpha={self.alpha:.9g}"] * (self.alpha != 1) + [f"beta={self.beta:.9g}"] * (self.beta != 0)
         words += [self.dtype] * (self.dtype != "float16") + [self.storage] * (self.storage != "dense") + ["swiglu"] * self.swiglu
         return " ".join(words)
 
@@ -116,7 +118,21 @@ class Shape:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Shape:
-        return Shape(**{**data, "also_n": tuple(data.get("also_n", ()))})
+        return typed(Shape, {**data, "also_n": tuple(data.get("also_n", ()))})
+
+
+def typed(cls: type[_T], data: dict[str, Any]) -> _T:
+    """A dataclass of what a file holds. Raises TypeError for a field that is unknown, missing or of another type."""
+    made = cls(**data)
+    for name, wanted in typing.get_type_hints(cls).items():
+        value, kinds = data.get(name), typing.get_args(wanted) or (wanted,)
+        if isinstance(value, tuple):
+            good = typing.get_origin(wanted) is tuple and all(type(x) is int for x in value)
+        else:
+            good = name not in data or type(value) in kinds or (float in kinds and type(value) is int)
+        if not good or (isinstance(value, float) and not math.isfinite(value)):
+            raise TypeError(f"{name} is {str(value)[:40]!r}")
+    return made
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
     waiting: Shape | LeftOut | None = None
     op = ""
     for number, line in enumerate(text.splitlines(), 1):
-        row = line.strip()
+        row = log.harmless(line.strip())
         if row.startswith("op=") and "|" in row and row.endswith(":"):
             _keep(found, waiting)
             try:
@@ -272,12 +288,13 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             bias=_flag(fields.get("bias", "0")),
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
+            dtype=fields.get("dtype", "float16"),
         )
     except (KeyError, ValueError) as error:
         raise SizesError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
     try:
         _ = shape.spec
-    except (ShapeError, ArgumentError) as error:
+    except (ShapeError, ArgumentError, DTypeError) as error:
         return LeftOut(row, str(error), columns=columns)
     return shape
 

@@ -69,7 +69,8 @@ def shape_key(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def shape_text(key: Iterable[tuple[str, str]]) -> str:
-    return " | ".join(f"{name}={value}" for name, value in key)
+    """As a sizes file has it; a bar in a name or value would be the next one's."""
+    return " | ".join(f"{name}={value}".replace("|", "\\x7c") for name, value in key)
 
 
 @dataclass

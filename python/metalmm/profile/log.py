@@ -34,7 +34,17 @@ KNOWN_EVENTS = frozenset(
     ]
 )
 _MOST_US = 2**53
+_LONGEST = 16 << 20  # bytes of a line: a gzip file of megabytes may hold one of gigabytes
 _NAMED_LINES = 20  # broken lines whose numbers are kept
+
+
+# What a terminal would take for a command, or a reader of lines for an end of one.
+_CONTROL = {i: f"\\x{i:02x}" for i in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+
+
+def harmless(text: str, keep: str = "") -> str:
+    """Text from outside with its control characters spelled out, but those of `keep`."""
+    return text if text.isprintable() else text.translate({i: seen for i, seen in _CONTROL.items() if chr(i) not in keep})
 
 
 class LogError(Error, ValueError):
@@ -145,7 +155,7 @@ def read_stream(stream: BinaryIO, name: str) -> Log:
     buffered = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream)  # type: ignore[type-var]
     zipped = buffered.peek(2)[:2] == b"\x1f\x8b"
     number = 0
-    source: Iterator[bytes] = iter(gzip.GzipFile(fileobj=buffered) if zipped else buffered)
+    source = _lines(gzip.GzipFile(fileobj=buffered) if zipped else buffered)
     collects = gc.isenabled()
     gc.disable()  # nothing here makes cycles, and looking for them takes a fifth of the time
     try:
@@ -170,6 +180,14 @@ class _NoEventError(Exception):
     """A line is no event; says why."""
 
 
+def _lines(stream: Any) -> Iterator[bytes]:
+    """Those of a stream; of one that is too long the beginning."""
+    while line := stream.readline(_LONGEST):
+        yield line
+        while len(line) == _LONGEST and not line.endswith(b"\n"):
+            line = stream.readline(_LONGEST)
+
+
 def _read_lines(log: Log, lines: Iterator[bytes]) -> int:
     decode = json.JSONDecoder().decode
     types = log.types
@@ -181,6 +199,7 @@ def _read_lines(log: Log, lines: Iterator[bytes]) -> int:
             kind = event["type"]
             if not isinstance(kind, str):
                 raise _NoEventError("its type is no string")
+            kind = harmless(kind)
             types[kind] = types.get(kind, 0) + 1  # an event, whatever is wrong with its data
             data = event.get("data") or {}
             if kind == "GpuOpCompleted":
@@ -189,14 +208,16 @@ def _read_lines(log: Log, lines: Iterator[bytes]) -> int:
             elif kind == "InternalKernelCompleted":
                 _add(log.internal, (data.get("parent_op_name", "?"), data.get("internal_kernel_name", "?")), data.get("duration_us"))
             elif kind == "KernelBackendSelected":
-                key = (str(data.get("op_name", "?")), str(data.get("backend", "?")), str(data.get("reason", "?")))
-                log.backends[key] = log.backends.get(key, 0) + 1
+                name, backend, reason = (harmless(str(data.get(part, "?"))) for part in ("op_name", "backend", "reason"))
+                log.backends[name, backend, reason] = log.backends.get((name, backend, reason), 0) + 1
             elif "duration_us" in data:
                 _add(log.other, (kind, str(data.get("op_name", "?"))), data["duration_us"])
         except _NoEventError as error:
             _broken(log, number, str(error))
         except json.JSONDecodeError as error:
-            if not line.isspace():
+            if len(line) == _LONGEST:
+                _broken(log, number, f"longer than {_LONGEST >> 20} MB")
+            elif not line.isspace():
                 _broken(log, number, f"no JSON at column {error.colno}" if line.endswith(b"\n") else "cut off")
         except UnicodeDecodeError:
             _broken(log, number, "not UTF-8")
@@ -216,7 +237,8 @@ def _add(groups: dict[Name, Samples], key: Name, duration: Any) -> None:
     if samples is None:
         if not all(isinstance(part, str) for part in key if type(part) is not tuple):
             raise _NoEventError("a name is no string")
-        samples = groups[key] = Samples()
+        key = tuple(harmless(part) if isinstance(part, str) else tuple(harmless(str(x)) for x in part) for part in key)
+        samples = groups.setdefault(key, Samples())
     if duration is not None:
         seen = samples.seen
         seen[duration] = seen.get(duration, 0) + 1

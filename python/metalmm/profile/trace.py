@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 class _Tracer:
     """Writes what the extension tells it. Under a lock of its own: threads dispatch at once."""
 
-    def __init__(self, log: IO[str], chrome: list[dict[str, Any]] | None) -> None:
+    def __init__(self, log: IO[bytes], chrome: list[dict[str, Any]] | None) -> None:
         self._log, self._chrome, self._lock, self._start = log, chrome, threading.Lock(), time.perf_counter()
         self._owner, self._is_open = os.getpid(), True
         self.failure: OSError | None = None  # of a write: the matmul that is traced is not to blame
@@ -73,8 +73,7 @@ class _Tracer:
         with self._lock:
             try:
                 if self._is_open and self.failure is None:
-                    self._log.write(lines)
-                    self._log.flush()  # nothing stays behind that a child of fork() would write once more
+                    self._log.write(lines.encode())
             except OSError as error:
                 self.failure = error
 
@@ -111,7 +110,9 @@ def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
     if spec.bias:
         more["bias"] = 1
     if op == "matmul_alpha_beta" or spec.alpha != 1 or spec.beta:
-        more.update(alpha=f"{spec.alpha:.4f}", beta=f"{spec.beta:.4f}")
+        more.update(alpha=f"{spec.alpha:.9g}", beta=f"{spec.beta:.9g}")  # which tell float32 numbers apart
+    if spec.dtype != "float16":
+        more["dtype"] = spec.dtype
     return {key: str(value) for key, value in {**pairs, **more}.items()}
 
 
@@ -139,7 +140,7 @@ def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = 
         if chrome is not None:
             spans = []
             Path(chrome).touch()
-        with open(path, "w", encoding="utf-8") as log:
+        with open(path, "wb", buffering=0) as log:  # nothing stays behind: not for a child of fork(), nor for a close() that fails
             tracer = _Tracer(log, spans)
             _core._set_trace(tracer)
             try:
