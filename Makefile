@@ -63,7 +63,7 @@ sanitize: $(VENV)/.built
 	bash tests/sanitize/run.sh $(BIN)/python
 
 # Breaks kernels, C++ and Python on purpose, one place at a time, and sees whether a test fails: tests/mutants. An hour.
-mutants: $(VENV)/.built
+mutants: $(VENV)/.dev
 	python=$(BIN)/python; . tests/fakes/stage.sh && $(BIN)/python tests/mutants/run.py $(ARGS)
 
 lint: $(VENV)/.dev

@@ -268,30 +268,13 @@ MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu) {
   return s;
 }
 
-MatmulParams contiguous_params(const MatmulSpec& s) {
-  bool batched = s.batch > 1, is_dense = s.b_storage.is_dense();
-  uint32_t lda = s.transpose_a ? s.m : s.k;
-  uint32_t ldb = is_dense ? (s.transpose_b ? s.k : s.n) : static_cast<uint32_t>(s.b_storage.ld(s.k));
-  return {s.m,
-          s.n,
-          s.k,
-          s.batch,
-          lda,
-          ldb,
-          s.c ? s.n : 0,
-          s.n,
-          batched ? s.m * s.k : 0,
-          batched && is_dense ? s.k * s.n : 0,
-          batched && s.c ? s.m * s.n : 0,
-          batched ? s.m * s.n : 0,
-          s.alpha,
-          s.beta,
-          s.bias,
-          s.c,
-          0,
-          0,
-          group_shift(s.b_storage),
-          0xff};
+unsigned specialization_if_dense(const Variant& v, const MatmulSpec& s) {
+  bool is_dense = s.b_storage.is_dense();
+  MatmulParams p = {};
+  p.lda = s.transpose_a ? s.m : s.k;
+  p.ldb = is_dense ? (s.transpose_b ? s.k : s.n) : static_cast<uint32_t>(s.b_storage.ld(s.k));
+  if (s.batch > 1) p.stride_a = s.m * s.k, p.stride_b = is_dense ? s.k * s.n : 0;
+  return v.specialization(s, p);
 }
 
 void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool rows_apart) {

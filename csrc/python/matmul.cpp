@@ -594,7 +594,7 @@ nb::tuple describe(nb::handle device, nb::handle id, const MatmulSpec& spec) {
   const Variant& v = find_variant(id);
   DeviceState& state = state_of(device);
   check_supports(v, spec, *state.open());
-  std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, v.specialization(spec, contiguous_params(spec)));
+  std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, specialization_if_dense(v, spec));
   Size3 grid = matmul_grid(v.tiling, spec);
   return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, p->static_threadgroup_bytes);
 }
@@ -653,8 +653,7 @@ void bind_matmul(nb::module_& m) {
   m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) { describe(device, id, spec); });
   m.def("_describe", &describe, "Grid, most threads of a threadgroup, bytes of threadgroup memory.");
   m.def(
-      "_specialization",
-      [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).specialization(spec, contiguous_params(spec)); },
+      "_specialization", [](nb::handle id, const MatmulSpec& spec) { return specialization_if_dense(find_variant(id), spec); },
       "What the kernel is compiled for, for operands that lie densely: bits of _SPECIALIZATIONS, and the place of their type in\n"
       "_OPERAND_TYPES above _TYPE_SHIFT.");
   m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {

@@ -210,6 +210,42 @@ def test_integers(device: metalmm.Device) -> None:
     np.testing.assert_array_equal(y, np.array(expected, np.uint32))
 
 
+def test_products_of_integers(device: metalmm.Device) -> None:
+    """What wraps, what stops at the type's ends, and quotients and powers of floats beside them."""
+    rng = np.random.default_rng(8)
+    u = rng.integers(0, 2**32, (3, N), dtype=np.uint32) >> rng.integers(0, 32, (3, N), dtype=np.uint32)
+    u[:, :4] = [[0, 1, 2**31, 2**32 - 1], [0, 2**32 - 1, 2**31, 2**32 - 1], [1, 1, 2**31, 2**32 - 1]]
+    x = u.view(np.int32) * rng.choice(np.array([-1, 1], np.int32), (3, N))
+    f = np.stack([rng.uniform(-4, 4, N), rng.uniform(0.5, 4, N)]).astype(np.float32)
+    y, v, g = np.zeros((4, N), np.int32), np.zeros((2, N), np.uint32), np.zeros((2, N), np.float32)
+    run(device, "math.metal", "products", x, y, u, v, f, g, u32(N), threads=(N,))
+    (a, b, c), (d, e, h) = x.astype(object), u.astype(object)
+
+    def wrapped(value: Any) -> Any:
+        return (value + 2**31) % 2**32 - 2**31
+
+    expected = [np.clip(a * b + c, -(2**31), 2**31 - 1), wrapped((a * b >> 32) + (c >> 1))]
+    expected += [wrapped((a >> 8) * (b >> 8) + c), wrapped((a >> 8) * (b >> 8))]
+    np.testing.assert_array_equal(y, np.array(expected, np.int64))
+    np.testing.assert_array_equal(v, np.array([np.minimum(d * e + h, 2**32 - 1), (d >> 8) * (e >> 8) % 2**32], np.int64))
+    w = f.astype(np.float64)
+    np.testing.assert_allclose(g, [w[0] / w[1], abs(w[0]) ** w[1]], rtol=2e-6)
+
+
+@not_known_of_apple
+def test_refraction_is_snells(device: metalmm.Device) -> None:
+    """Bent in the plane of both, by the sines' ratio; none where the angle is too flat."""
+    x = np.array([[1, -2, 0.5, 0], [0.25, 1, -1, 0]], np.float32)
+    eta = np.array([0.5, 0.9, 1.0, 1.1, 3.0], np.float32)
+    y = np.zeros((len(eta), 4), np.float32)
+    run(device, "math.metal", "refracted", x, eta, y, threads=(len(eta),))
+    i, n = (v[:3] / np.linalg.norm(v[:3]) for v in x.astype(np.float64))
+    np.testing.assert_array_equal(y[-1], 0)
+    for bent, ratio in zip(y[:-1, :3], eta, strict=False):
+        np.testing.assert_allclose(np.cross(bent, n), ratio * np.cross(i, n), atol=2e-6)
+        np.testing.assert_allclose([bent @ bent, np.sign(bent @ n)], [1, np.sign(i @ n)], atol=2e-6)
+
+
 def test_simd_reductions(device: metalmm.Device) -> None:
     x = np.random.default_rng(5).integers(-8, 9, N).astype(np.float32)
     y = np.zeros((8, N), np.float32)

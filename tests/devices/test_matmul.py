@@ -72,6 +72,21 @@ def test_shared_b_and_batched_b_agree(device: metalmm.Device) -> None:
     right(metalmm.matmul("gemm_tiled/baseline", a, b, device=device, **options), a, b, **options)
 
 
+def test_rows_of_a_batch_of_one_may_stand_apart(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(6)
+    a, b = rng.standard_normal((1, 3, 48)).astype(np.float16)[:, :, :40], rng.standard_normal((1, 40, 32)).astype(np.float16)[:, :, :24]
+    right(metalmm.matmul("gemm_tiled/baseline", a, b, device=device), a, b)
+
+
+def test_distances_that_nobody_walks_do_not_count(device: metalmm.Device) -> None:
+    """Of a single row, or a single column: NumPy leaves any number there."""
+    one = np.lib.stride_tricks.as_strided(np.ones(8, np.float16), (1, 8), (0, 2))
+    column = np.lib.stride_tricks.as_strided(np.ones(8, np.float16), (8, 1), (2, 0))
+    np.testing.assert_array_equal(metalmm.matmul("gemm_tiled/baseline", one, column, device=device), [[8]])
+    with pytest.raises(metalmm.LayoutError, match="rows that overlap"):
+        metalmm.matmul("gemm_tiled/baseline", one, np.lib.stride_tricks.as_strided(column, (8, 1), (0, 0)), device=device)
+
+
 def test_c_is_not_read_where_beta_is_zero(device: metalmm.Device) -> None:
     a, b = np.ones((1, 8), np.float16), np.ones((8, 8), np.float16)
     out = metalmm.matmul("gemv/baseline", a, b, c=np.full((1, 8), np.nan, np.float16), beta=0.0, device=device)

@@ -15,7 +15,7 @@ from pathlib import Path
 AREAS = {
     "kernels": (30, ("kernels/*.metal", "kernels/include/*.h")),
     "core": (20, ("csrc/core/*.cpp", "csrc/core/*.h")),
-    "devices": (20, ("csrc/cpu/*.cpp", "csrc/msl/runtime/*.h")),
+    "devices": (20, ("csrc/cpu/*.cpp", ":(glob)csrc/msl/runtime/*.h")),
     "lowering": (15, ("python/metalmm/msl/passes.py", "python/metalmm/msl/program.py", "python/metalmm/msl/targets/cpu.py")),
     "python": (15, ("python/metalmm/*.py", "python/metalmm/bench/s*.py", "python/metalmm/bench/runner.py", "python/metalmm/profile/*.py")),
 }

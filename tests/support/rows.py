@@ -167,7 +167,10 @@ def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
         members[What.of(v)].append(v)
     rows = dict[Row, None]()
     for what, vs in members.items():
-        ranked = sorted(vs, key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False)))
+        ranked = sorted(
+            vs,
+            key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False), v.params.get("width", 1)),
+        )
         chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [(ranked[-1], 0), (ranked[0], 1)][: 1 if what.tensor_cores else 2]
         for v, i in chosen:
             choices, layouts = _choices(v), v.supports["layouts"]

@@ -67,15 +67,6 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
 // What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round
 // is not written down; here they add eight products to a sum at once, cut off one bit below the largest's last, and cut off the result.
 struct Mma {
-  static constexpr bool uses_arg = false;
-  struct Operands {
-    float4 sum;
-    uint4 a;
-    uint2 b;
-  };
-  struct In {
-    const Operands* of;
-  };
   static float cut_off_sum(float sum, const float (&products)[8]) {
     double exact = sum, most = __builtin_fabs(exact);
     for (float p : products) {
@@ -99,27 +90,35 @@ struct Mma {
     __builtin_memcpy(&nearest, &word, 4);
     return nearest;
   }
-  static void run(uint, const In* in, const uint*, float4* out) {
+  // Sums in the slots of their size; a lane's two words of A's first eight columns, of its last eight and of B in a matrix each.
+  static void all(metalmm::abi::Simdgroup* g, uint mask) {
+    metalmm::fiber::check_whole(mask);
     for (uint i = 0; i < 4 * 32; i++) {
-      uint lane = i / 4, element = i % 4;
-      const In *row = in + lane / 4 * 4, *column = in + (lane % 4 * 2 + element % 2) * 4;
-      float sum = in[lane].of->sum[static_cast<int>(element)];
+      uint lane = i / 4, element = i % 4, row = lane / 4 * 4, column = (lane % 4 * 2 + element % 2) * 4;
+      float sum = metalmm::fiber::slots<float4>(g->in)[lane][static_cast<int>(element)];
       for (uint half = 0; half < 2; half++) {
         float products[8];
         for (uint k = 0; k < 4; k++) {  // pairs
-          half2 x = as_type<half2>(row[k].of->a[static_cast<int>(element / 2 + half * 2)]), y = as_type<half2>(column[k].of->b[static_cast<int>(half)]);
+          half2 x = as_type<half2>(g->matrices[half][2 * (row + k) + element / 2]), y = as_type<half2>(g->matrices[2][2 * (column + k) + half]);
           for (int i = 0; i < 2; i++) products[2 * k + static_cast<uint>(i)] = static_cast<float>(x[i]) * static_cast<float>(y[i]);
         }
         sum = cut_off_sum(sum, products);
       }
-      out[lane][static_cast<int>(element)] = sum;
+      metalmm::fiber::slots<float4>(g->out)[lane][static_cast<int>(element)] = sum;
     }
   }
 };
 // Not inlined, as above: a kernel has dozens.
 static __attribute__((noinline, unused)) float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
-  Mma::Operands own{sum, a, b};
-  return metalmm::fiber::exchange<Mma, Mma::In, float4>(Mma::In{&own}, 0, METALMM_SITE_VALUE);
+  auto* context = metalmm::fiber::context();
+  auto* g = context->group;
+  uint lane = context->lane & 31;
+  metalmm::fiber::slots<float4>(g->in)[lane] = sum;
+  const uint2 words[] = {a.xy, a.zw, b};
+  for (uint i = 0; i < 3; i++)
+    for (uint j = 0; j < 2; j++) g->matrices[i][2 * lane + j] = as_type<float>(words[i][static_cast<int>(j)]);
+  metalmm::fiber::meet(context, g, lane, &Mma::all, METALMM_SITE_VALUE);
+  return metalmm::fiber::slots<float4>(g->out)[lane];
 }
 
 }  // namespace metalmm::msl::library

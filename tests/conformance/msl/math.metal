@@ -52,3 +52,21 @@ kernel void integers(device const uint* x, device uint* y, constant uint& n, uin
   y[12 * n + i] = uint(clz(ushort(v))) + uint(popcount(uchar(v)));
   y[13 * n + i] = as_type<uint>(abs(s));
 }
+
+kernel void products(device const int* x, device int* y, device const uint* u, device uint* v, device const float* f, device float* g,
+                     constant uint& n, uint i [[thread_position_in_grid]]) {
+  int a = x[i], b = x[n + i], c = x[2 * n + i];
+  y[0 * n + i] = madsat(a, b, c);
+  y[1 * n + i] = madhi(a, b, c >> 1);
+  y[2 * n + i] = mad24(a >> 8, b >> 8, c);
+  y[3 * n + i] = mul24(a >> 8, b >> 8);
+  uint d = u[i], e = u[n + i], h = u[2 * n + i];
+  v[0 * n + i] = madsat(d, e, h);
+  v[1 * n + i] = mul24(d >> 8, e >> 8);
+  g[0 * n + i] = divide(f[i], f[n + i]);
+  g[1 * n + i] = powr(fabs(f[i]), f[n + i]);
+}
+
+kernel void refracted(device const float4* x, device const float* eta, device float4* y, uint i [[thread_position_in_grid]]) {
+  y[i] = float4(refract(normalize(x[0].xyz), normalize(x[1].xyz), eta[i]), 0);
+}

@@ -93,6 +93,11 @@ LIMITS = (
 kernel void open(device float* y, uint t [[thread_index_in_threadgroup]]) { y[t] = 1; }
 kernel void big(device float* y, uint t [[thread_index_in_threadgroup]]) { threadgroup float x[9000]; x[t] = 1; y[t] = x[t]; }
 kernel void dynamic(device float* y, threadgroup float* x [[threadgroup(1)]], uint t [[thread_index_in_threadgroup]]) { x[t] = 1; y[t] = x[t]; }
+kernel void twice(device float* y, threadgroup float* a [[threadgroup(0)]], threadgroup float* b [[threadgroup(1)]]) {
+  threadgroup float c[4];
+  a[0] = b[0] = c[0] = 1;
+  y[0] = a[0] + b[0] + c[0];
+}
 kernel void reads(const device float* x, device float* y, constant uint4& n) { y[0] = x[0] + n.w; }
 """
 )
@@ -109,6 +114,7 @@ def limits(device: metalmm.Device) -> metalmm.Library:
         ("limited", (65,), r"threadgroup \(65, 1, 1\) has 65 threads; the limit of this kernel is 64"),
         ("open", (1025,), r"1025 threads; the limit of this kernel is 1024"),
         ("open", (32, 33), r"1056 threads"),
+        ("open", (32, 1, 33), r"1056 threads"),
         ("big", (1,), r"36000 bytes of threadgroup memory; the limit is 32768"),
         ("dynamic", (1,), r"no size is given for threadgroup memory 1"),
     ],
@@ -126,6 +132,22 @@ def test_threadgroup_memory_limit_is_configurable() -> None:
     np.testing.assert_array_equal(y, np.ones(8))
     with pytest.raises(metalmm.KernelError, match="65540 bytes of threadgroup memory"):
         library.kernel("dynamic")(y, grid=(1,), threadgroup=(8,), threadgroup_memory={1: 65540})
+
+
+def test_threadgroup_memory_adds_up_to_the_limit(limits: metalmm.Library) -> None:
+    kernel, y = limits.kernel("twice"), np.zeros(1, np.float32)
+    kernel(y, grid=1, threadgroup=1, threadgroup_memory={0: 16384, 1: 16384 - 16})
+    np.testing.assert_array_equal(y, [3])
+    with pytest.raises(metalmm.KernelError, match="32784 bytes of threadgroup memory; the limit is 32768"):
+        kernel(y, grid=1, threadgroup=1, threadgroup_memory={0: 16384, 1: 16384})
+
+
+def test_a_buffer_holds_its_argument(limits: metalmm.Library) -> None:
+    x, y, n = np.ones(4, np.float32), np.zeros(4, np.float32), np.arange(16, dtype=np.uint8)
+    kernel = limits.kernel("reads")
+    kernel(x, y, n, grid=1, threadgroup=1)
+    with pytest.raises(metalmm.KernelError, match="buffer 2 holds 15 bytes; the argument takes at least 16"):
+        kernel(x, y, n[:15], grid=1, threadgroup=1)
 
 
 def test_unbound_buffers_and_wrong_arguments(limits: metalmm.Library) -> None:

@@ -190,6 +190,13 @@ def test_arrays_that_share_memory_share_their_guarded_copy(watchful: metalmm.Dev
     np.testing.assert_array_equal(y, np.full((1, 64), 5))
 
 
+def test_arrays_that_share_a_part_share_their_guarded_copy(watchful: metalmm.Device) -> None:
+    source = "kernel void k(device half* x, device half* y) { x[5] = 3.0h; y[3] = y[1] + x[0]; y[0] = 7.0h; }"
+    store = np.arange(10, dtype=np.float16)
+    watchful.compile(HEAD + source).kernel("k")(store[:6], store[4:], grid=1, threadgroup=1)
+    np.testing.assert_array_equal(store, [0, 1, 2, 3, 7, 3, 6, 3, 8, 9])
+
+
 def test_arrays_that_touch_have_copies_of_their_own(watchful: metalmm.Device) -> None:
     store = np.zeros(64 + 64 * 64 + 64, np.float16)
     y, a, w = store[:64].reshape(1, 64), store[64:128].reshape(1, 64), store[128:].reshape(64, 64)
@@ -464,6 +471,7 @@ def test_a_timeout_reaches_threads_that_do_not_want_its_signal(spoil: str) -> No
     [
         ({"grid": 2**32 + 1}, "grid takes up to three sizes"),
         ({"grid": (65536, 65537)}, "more than 2\\^32 threadgroups"),
+        ({"grid": (65536, 1, 65537)}, "more than 2\\^32 threadgroups"),
         ({"threadgroup_memory": {31: 16}}, "threadgroup memory index 31 is not in 0 to 30"),
     ],
 )
@@ -493,3 +501,13 @@ def test_counts_of_a_part_of_what_is_watched() -> None:
     small = device.count_writes(out[10:20])
     kernel(out[:64], grid=2, threadgroup=32)
     np.testing.assert_array_equal(small, np.ones(10))
+
+
+def test_every_lane_has_its_turn() -> None:
+    """Lanes that wait for others ask the next one, round and round; whoever comes to none runs into the timeout."""
+    source = "kernel void k(device uint* y, uint i [[thread_position_in_grid]]) { if (i % 3 != 1) y[i] = simd_sum(i); }"
+    y = np.zeros(64, np.uint32)
+    metalmm.Device("cpu", timeout=10).compile(HEAD + source).kernel("k")(y, grid=1, threadgroup=64)
+    i = np.arange(64)
+    expected = [i[(i // 32 == half) & (i % 3 != 1)].sum() for half in (0, 1)]
+    np.testing.assert_array_equal(y, np.where(i % 3 != 1, np.repeat(expected, 32), 0))
