@@ -19,6 +19,7 @@ from metalmm.bench import frameworks, page, results, runner, search, sizes, step
 from metalmm.bench.runner import Rule
 from support.decide import QUICK, a_run, bench, made, started
 from support.here import DEVICE, ROOT
+from support.logs import drawn_events, event, written
 
 
 def test_frameworks_has_the_rows_of_the_table() -> None:
@@ -124,8 +125,6 @@ def test_page_numbers() -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="another process, without the fake")
 def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
     """Every block of docs/decide.md, in its order, on a small log."""
-    from test_profile import event, written
-
     shapes = [
         {"m": "1", "n": "64", "k": "96", "tA": "0", "tB": "1"},
         {"m": "1", "n": "96", "k": "64", "tA": "0", "tB": "0", "bias": "1"},
@@ -144,7 +143,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
         quick = [*QUICK, "--backends", "gemv,m1_optimized,m1_optimized_v6,mlx"] if words[0] in ("bench", "tune", "step") else []
         run = started(*words, *quick)
         out, err = run.communicate(timeout=200)
-        assert run.returncode == 0, (line, out, err)
+        assert run.returncode == 0, f"{line}\n{out}\n{err}"
     assert "The step: 3 matmuls" in Path("page.html").read_text()
 
 
@@ -199,8 +198,6 @@ def test_choices_of_processes_that_tune_at_once_are_all_kept() -> None:
 
 def test_sizes_and_logs_from_a_pipe(tmp_path: Path) -> None:
     import threading
-
-    from test_profile import drawn_events, written
 
     for name, raw in (
         ("sizes", sizes.DEFAULT.read_bytes()),
@@ -297,8 +294,6 @@ def test_odd_figures_of_a_sizes_file(line: str) -> None:
 
 
 def test_odd_things_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from test_profile import event, written
-
     pairs = {"op": "matmul", "backend": "x", "batch": "1", "m": "1", "n": "8", "k": "4", "tA": "0", "tB": "1"}
     events = [event("GpuOpCompleted", op_name="k", duration_us=us) for us in (10**400, -5, 1.7e308, 3)]
     events += [event("GpuOpCompleted", op_name="\ud800", duration_us=4), event("\ud800")]

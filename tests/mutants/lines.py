@@ -71,7 +71,7 @@ def measure(
             done = start(["-p", _PLUGIN.stem, file], environment)
             with lock:
                 if done.returncode not in (0, 5):
-                    failed.append(f"{file} fails without a mutant:\n{done.stdout[-2000:]}")
+                    failed.append(f"{file} fails without a mutant:\n{done.stdout[-9000:]}")
                 elif done.returncode == 0:
                     _add(lines, tree, own, file)
 
