@@ -46,6 +46,28 @@ def test_an_anonymous_union_behind_extension(device: metalmm.Device) -> None:
     assert y[0] == 1.5 + 25 + 800
 
 
+@pytest.mark.usefixtures("each_compiler")
+def test_a_half_goes_to_the_function_of_floats(device: metalmm.Device) -> None:
+    """As MLX calls its own log1p: of float, bfloat and complex numbers, none of half."""
+    source = (
+        HEAD
+        + """struct Both { float re, im; template <class T> Both(T x) : re(float(x)), im(0) {} };
+inline float own(float x, float y) { return x + y; }
+inline bfloat own(bfloat x, bfloat y) { return bfloat(100.0f); }
+inline Both own(Both x, Both y) { return x; }
+template <typename T> struct Op { T operator()(T x) { return own(x, x); } };
+kernel void k(device half* x [[buffer(0)]], device float* y [[buffer(1)]]) {
+  y[0] = own(x[0], x[1]);
+  x[0] = Op<half>()(x[1]);
+  y[1] = own(y[0], y[0]);
+  y[2] = float(own(bfloat(y[0]), bfloat(1.0f)));
+}"""
+    )
+    x, y = np.array([1.5, 2.25], np.float16), np.zeros(3, np.float32)
+    device.compile(source).kernel("k")(x, y, grid=1, threadgroup=1)
+    assert (x[0], *y) == (4.5, 3.75, 7.5, 100)
+
+
 MATRIX = "simdgroup_float8x8 m(1.0f);"
 ELEMENTS = {
     "indexed": "m.thread_elements()[0] = lane; m.thread_elements()[1] = lane + 0.5f; float2 v = float2(m.thread_elements()[0], m.thread_elements()[1]);",

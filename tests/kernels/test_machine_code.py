@@ -150,3 +150,17 @@ def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
     assert product and stored, ptx
     d, a, b, c = (re.sub(r"\s", "", part) for part in product.groups())
     assert {a, b, c} <= loads and d == re.sub(r"\s", "", stored[1]), ptx
+
+
+def test_a_half_goes_to_the_function_of_floats() -> None:
+    """NVRTC, to which half is a class, cannot choose; as MLX's log1p is called."""
+    source = HEAD + (
+        "inline float own(float x, float y) { return x + y; }\n"
+        "inline bfloat own(bfloat x, bfloat y) { return x; }\n"
+        "template <typename T> struct Op { T operator()(T x) { return own(x, x); } };\n"
+        "kernel void k(device half* x, device float* y) {\n  y[0] = own(x[0], x[1]);\n  x[0] = Op<half>()(x[1]);\n}\n"
+    )
+    assert built(source).startswith(b"\x7fELF")
+    both = "struct Both { operator float() const { return 0; } operator bfloat() const { return bfloat(0.0f); } };\n"
+    with pytest.raises(CompileError, match="more than one instance of overloaded function"):  # Apple's compiler cannot choose, either
+        built(source.replace("inline bfloat", both + "inline bfloat").replace("own(x[0], x[1])", "own(Both(), Both())"))

@@ -45,8 +45,6 @@ COMPILED = {
 SOME_ROWS = "weight_columns.metal simd_tiles.metal"  # of both kinds of B, where no kernel is the mutant
 WRITES_TO_CACHE = re.compile(r"python/metalmm/(cache|compiler|modules|pipelines|kernel_source)\.py")  # into one of its own, for once
 BUILT = ("csrc/core", "csrc/cpu", "csrc/python", "csrc/cuda")
-# Without the finder of an editable install, which would find what is not broken.
-START = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; "
 
 
 class Worker:
@@ -138,12 +136,10 @@ class Worker:
             "OPENBLAS_NUM_THREADS": "1", "METALMM_TEST_COMPILERS": shutil.which("clang++") or "g++", "METALMM_LINT": "0",
             "PYTHONPATH": os.pathsep.join(map(str, (self.tree / "python", self.tree / "tests" / "fakes", HERE))), **more,
         }  # fmt: skip
-        call = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-        if fake:
-            call = f"import runpy; sys.argv[1:1] = '-m', 'pytest'; runpy.run_path('tests/fakes/on_fake_{fake}.py', run_name='__main__')"
+        start = [f"tests/fakes/on_fake_{fake}.py"] if fake else []
         options = ["-q", "-p", "no:cacheprovider", "-k", "not every_compiler and not mutants and not readme"]
         process = subprocess.Popen(
-            [sys.executable, "-c", START + call, *options, *words], cwd=self.tree, env=environment, text=True, start_new_session=True,
+            [sys.executable, *start, "-m", "pytest", *options, *words], cwd=self.tree, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:

@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     ahead: int | None
 
 
+_UNDECIDED = re.compile(r'^(.*)\((\d+)\): error: more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)"', re.MULTILINE)
 _AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.MULTILINE)
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
@@ -201,13 +202,15 @@ def build(
                 code = nvcc.cubin(lowered, source.name, [*given, *extra])
                 break
             except CompileError as error:
-                found = {f"{file}:{line}" for file, line in _AMBIGUOUS.findall(str(error))} - places
+                found = {f"{file}:{line}" for file, line in _AMBIGUOUS.findall(str(error))}
+                found |= {f"{file}:{line} {name}" for file, line, name in _UNDECIDED.findall(str(error))}
+                found -= places
                 if not found and (extra or 'conversion function from "half" to' not in str(error)):
                     raise
                 places |= found
                 extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
         else:
-            raise CompileError("NVRTC cannot decide more than 16 conditionals of half and another type, one after another")
+            raise CompileError("NVRTC cannot decide more than 16 conditionals or calls of half and another type, one after another")
         modules.check_headers()
         target.write_bytes(code)
 

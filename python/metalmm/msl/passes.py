@@ -382,6 +382,20 @@ class Passes:
             tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>(({first}))"
             tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
 
+    def promotions(self, places: Collection[str]) -> None:
+        """`f(h)` of a half where f takes a float or a bfloat: to MSL a half becomes a float before anything else, to C++ a class becomes either.
+        places: "file:line name" of calls that a compiler did not decide."""
+        for i, token in enumerate(self.source.tokens):
+            name = token.text.removeprefix("metalmm_")
+            if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
+                continue
+            close = self.source.matching(i + 1)
+            ends = [i + 1, *self._top_level(i + 2, close, ","), close]
+            for first, last in itertools.pairwise(ends):
+                if last > first + 1:
+                    self.source.tokens[first].text += "::metalmm::msl::promoted("
+                    self.source.tokens[last].text = ")" + self.source.tokens[last].text
+
     def indexed_conditionals(self) -> None:
         """`(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]` with an argument of f that one arm alone computes: a call around
         the conditional keeps the index out of it."""

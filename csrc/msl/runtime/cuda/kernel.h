@@ -73,6 +73,15 @@ METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
     return static_cast<A&&>(a);
 }
 
+// An argument where the compiler cannot choose between functions.
+template <class A>
+METALMM_INLINE constexpr decltype(auto) promoted(A&& a) {
+  if constexpr (is_same<typename bare<A>::type, half>::value)
+    return static_cast<float>(a);
+  else
+    return static_cast<A&&>(a);
+}
+
 // What a parameter's type says of it. `number`: a reference to what may travel in the block itself.
 template <class P>
 struct Argument {

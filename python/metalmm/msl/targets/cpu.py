@@ -49,7 +49,7 @@ class CpuTarget:
         stops: bool = False,
         choose: Collection[str] = (),
     ) -> str:
-        """C++ for one kernel. stops: its loops look whether they shall; choose: see Passes.conditionals."""
+        """C++ for one kernel. stops: its loops look whether they shall; choose: see Passes.conditionals and Passes.promotions."""
         instance = self.program.instance(kernel)
         definition = self.program.definition_of(instance)
         name = definition.name
@@ -80,6 +80,7 @@ class CpuTarget:
         self.passes.literals()
         self.passes.pragmas(compiler)
         if choose:
+            self.passes.promotions(choose)
             self.passes.conditionals(choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
