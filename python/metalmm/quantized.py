@@ -248,8 +248,23 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
     return _stored(format, layout, stored.reshape(n, k), BLOCK, scales, None)
 
 
-def from_mlx(packed: Any, scales: Any, biases: Any, *, bits: int, group: int = 64, layout: str = "nk") -> QuantizedArray:
-    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's: uint32 [n, k * bits / 32], and two of [n, k / group]."""
+def from_mlx(
+    packed: Any, scales: Any = None, biases: Any = None, *, bits: int | None = None, group: int | None = None, layout: str = "nk"
+) -> QuantizedArray:
+    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's: uint32 [n, k * bits / 32], and two of
+    [n, k / group]. group: 64 if it is not given. Or a layer alone, an mlx.nn.QuantizedLinear, which knows all of it; its `bias` is not taken.
+
+    Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
+    """
+    if hasattr(packed, "group_size") and hasattr(packed, "scales"):
+        if any(x is not None for x in (scales, biases, bits, group)):
+            raise ArgumentError("from_mlx: a layer comes alone: it knows its scales, biases, bits and group")
+        if (mode := getattr(packed, "mode", "affine")) != "affine":
+            raise UnsupportedError(f"from_mlx: the layer's mode is {mode}; it takes affine")
+        packed, scales, biases, bits, group = packed.weight, packed.scales, packed.biases, packed.bits, packed.group_size
+    if scales is None or biases is None or bits is None:
+        raise ArgumentError("from_mlx takes packed, scales, biases and bits=, or a QuantizedLinear alone")
+    group = 64 if group is None else group
     name = f"affine{bits}"
     if name not in FORMATS:
         raise UnsupportedError(f"from_mlx: bits is {bits}; there are 4 and 8")

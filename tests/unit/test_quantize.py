@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import metalmm
@@ -186,6 +187,22 @@ Q = metalmm.quantize(W, "q8_0")
 A = metalmm.quantize(W, "affine4")
 
 
+def layer(q: metalmm.QuantizedArray = A, **more: Any) -> SimpleNamespace:
+    """What mlx.nn.QuantizedLinear has of it."""
+    weight, scales, biases = q.to_mlx()
+    return SimpleNamespace(
+        **{"weight": weight, "scales": scales, "biases": biases, "bits": 4, "group_size": q.group, "mode": "affine"} | more
+    )
+
+
+def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
+    q = metalmm.quantize(np.random.default_rng(3).standard_normal((5, 96)).astype(np.float16), "affine4", group=32)
+    for form in LAYOUTS:
+        taken = metalmm.from_mlx(layer(q), layout=form)
+        assert taken.storage == metalmm.from_mlx(*q.to_mlx(), bits=4, group=32, layout=form).storage
+        np.testing.assert_array_equal(taken.dequantize(), q.dequantize())
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -205,6 +222,10 @@ A = metalmm.quantize(W, "affine4")
         (lambda: metalmm.from_mlx(*A.to_mlx(), bits=3), metalmm.UnsupportedError, "bits is 3; there are 4 and 8"),
         (lambda: metalmm.from_mlx(*A.to_mlx(), bits=8), metalmm.ShapeError, r"scales \(4, 1\) and biases \(4, 1\) for 4 rows of 32 in groups of 64"),
         (lambda: metalmm.from_mlx(A.values, A.scales, A.biases, bits=4), metalmm.DTypeError, "packed is uint8"),
+        (lambda: metalmm.from_mlx(*A.to_mlx()), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
+        (lambda: metalmm.from_mlx(A.to_mlx()[0], bits=8), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
+        (lambda: metalmm.from_mlx(layer(), bits=4), metalmm.ArgumentError, "a layer comes alone"),
+        (lambda: metalmm.from_mlx(layer(mode="mxfp4")), metalmm.UnsupportedError, "the layer's mode is mxfp4; it takes affine"),
         (lambda: A.to_gguf(), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0"),
         (lambda: Q.to_mlx(), metalmm.UnsupportedError, "MLX has affine8 and affine4"),
         (lambda: metalmm.quantize(W[:, :33], "q8_0").to_gguf(), metalmm.UnsupportedError, "multiple of 32"),

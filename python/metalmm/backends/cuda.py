@@ -32,7 +32,9 @@ class Options(TypedDict, total=False):
     ahead: int | None
 
 
-_UNDECIDED = re.compile(r'^(.*)\((\d+)\): error: more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)"', re.MULTILINE)
+_UNDECIDED = re.compile(
+    r'^(.*)\((\d+)\): error: more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)"', re.MULTILINE
+)
 _AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.MULTILINE)
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
