@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -193,8 +195,17 @@ def _common(device: bool = True) -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """With the command that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.search(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(wrong[1], re.findall(r"\w+", wrong[2]), 1) if wrong else []
+        super().error(f"there is no command '{wrong[1]}'; did you mean {near[0]}?" if wrong and near else message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="metalmm", description=__doc__, allow_abbrev=False)
+    parser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 

@@ -49,12 +49,23 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == text, "a shape in one argument"
 
 
+def test_a_misspelt_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bnech"]) == 2
+    assert "there is no command 'bnech'; did you mean bench?" in capsys.readouterr().err
+    assert cli.main(["qqqq"]) == 2
+    assert "'qqqq'" in capsys.readouterr().err
+
+
 def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code, message in [
         ("gemv/baseline m=2 n=4 k=4", 1, "m=2 is not 1; supported by"),
         ("gemv/basline n=4 k=4", 2, "did you mean gemv/baseline"),
         ("gemv/baseline n=4", 2, "k is missing"),
-        ("gemv/baseline n=4 k=4 nx", 2, "'nx' is no part of a shape"),
+        ("gemv/baseline n=4 k=4 xyz", 2, "'xyz' is no part of a shape; write for example"),
+        ("gemv/baseline n=4 k=4 fp16", 2, "'fp16' is no part of a shape; did you mean float16?"),
+        ("gemv/baseline n=4 k=4 f16", 2, "did you mean float16?"),
+        ("gemv/baseline n=4 k=4 q4_k", 2, "did you mean q4_0?"),
+        ("gemv/baseline M=1 n=4 k=4", 2, "did you mean m=1?"),
         ("gemv/baseline n=0 k=4", 2, "a size of 0"),
         ("gemv/baseline n=4 k=4 nn nt", 2, "'nn' and 'nt': a shape has one layout"),
         ("gemv/baseline n=4 k=4 n=5", 2, "'n=4' and 'n=5': a shape has one n"),

@@ -285,6 +285,12 @@ def test_compare_with_itself_and_with_a_slowed_down_run(capsys: pytest.CaptureFi
     row.update(stopped="early", gpu_ms=row["gpu_ms"][:3], cpu_ms=row["cpu_ms"][:3])
     results.write_json("new.json", stopped)
     assert cli.main(["compare", "old.json", "new.json"]) == 1, "one that fell so far behind that it was stopped is slower"
+    elsewhere = json.loads(json.dumps(data))
+    for shape in elsewhere["shapes"]:
+        shape["shape"]["k"] += 1
+    results.write_json("new.json", elsewhere)
+    assert cli.main(["compare", "old.json", "new.json"]) == 2
+    assert "the runs share no shape: old.json has m=1" in capsys.readouterr().err
 
 
 def test_compare_names_shapes_of_one_run_alone_and_what_differs() -> None:

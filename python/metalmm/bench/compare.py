@@ -98,6 +98,11 @@ def main(args: argparse.Namespace) -> int:
     if (_STEP in [s.shape for s in old.shapes]) != (_STEP in [s.shape for s in new.shapes]):
         raise results.ResultError(f"{args.old} and {args.new}: one is of step and one is not; compare takes two of a kind")
     found = changes(old, new, args.least)
+    if len(only_in(old, new)) == len(old.shapes):
+        has = (
+            f"{path} has {'; '.join(s.shape.short for s in run.shapes[:3]) or 'none'}" for path, run in ((args.old, old), (args.new, new))
+        )
+        raise results.ResultError(f"the runs share no shape: {', '.join(has)}")
     counts = {
         v: sum(c.verdict == v for c in found) for v in ("faster", "slower", "broke", "mended", "same", "unclear", "stopped", "gone", "new")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import typing
@@ -375,6 +376,18 @@ def select(shapes: list[Shape], pattern: str | None) -> list[Shape]:
     return chosen
 
 
+_SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "float32", "f32": "float32"}
+
+
+def _near(word: str) -> str:
+    """The part of a shape that was meant, or nothing: fp16, q4_k, M=1."""
+    word = word.lower()
+    if re.fullmatch(r"(m|n|k|batch)=\d+", word):
+        return word
+    known = [*manifest.LAYOUTS, *manifest.OPERAND_TYPES, *_core._FORMATS[1:], "bias", "swiglu"]
+    return _SHORT.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
+
+
 def parse_spec(words: Sequence[str]) -> MatmulSpec:
     """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``, of quantized weights ``q8_0`` and the like, of a fused call ``n=896+128+128``
     or ``n=4864+4864 swiglu``; only n and k must be there. Raises ShapeError."""
@@ -411,8 +424,9 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
         except ValueError as error:
             if isinstance(error, ShapeError):
                 raise
+            near = _near(word)
             raise ShapeError(
-                f"'{word}' is no part of a shape; write for example: m=1 n=9728 k=896 nt bias bfloat16, or n=4864+4864 k=896 q8_0 swiglu"
+                f"'{word}' is no part of a shape; {f'did you mean {near}? Write' if near else 'write'} for example: m=1 n=9728 k=896 nt bias bfloat16, or n=4864+4864 k=896 q8_0 swiglu"
             ) from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
