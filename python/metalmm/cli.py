@@ -207,7 +207,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=argparse.ArgumentParser)
 
     def add(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
         parser = commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)

@@ -7,6 +7,7 @@ fails does not keep the others from running.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import mmap
 import os
@@ -469,23 +470,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where something is wrong."""
+    """0; 1 where something is wrong; 130 if it was interrupted, with what was finished kept."""
     doctor = Doctor(None, args.seconds, quiet=args.json == "-")
-    facts = doctor.facts()
-    doctor.families()
-    doctor.features()
-    doctor.sums_of_mps()
-    doctor.options()
-    doctor.host()
-    doctor.shapes()
-    doctor.pipelines()
+    facts, finished = doctor.facts(), False
+    with contextlib.suppress(KeyboardInterrupt):
+        for part in (doctor.families, doctor.features, doctor.sums_of_mps, doctor.options, doctor.host, doctor.shapes, doctor.pipelines):
+            part()
+        finished = True
     states = [c.state for c in doctor.checks]
     wrong = [c for c in doctor.checks if c.state == "wrong"]
     counted = ", ".join(f"{states.count(s)} {s}" for s in ("ok", "without", "skipped", "wrong") if s in states)
     doctor.say(f"\n{counted}" + "".join(f"\n  WRONG {c.section.split(':')[0]}, {c.name}: {c.what}" for c in wrong))
-    data = {"schema": "metalmm-doctor", "version": 1, **facts, "checks": [asdict(c) for c in doctor.checks]}
+    data = {"schema": "metalmm-doctor", "version": 1, **facts, "finished": finished, "checks": [asdict(c) for c in doctor.checks]}
     results.give_json(args.json, data)
     if not args.json:
         doctor.say("metalmm doctor --json doctor.json writes all of it to a file")
     sys.stdout.flush()
+    if not finished:
+        print("metalmm doctor: interrupted; what was finished is above", file=sys.stderr)
+        return 130
     return int(bool(wrong))

@@ -40,7 +40,7 @@ def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_is_well_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, data = run(tmp_path)
     found = states(data)
-    assert status == 0 and set(found.values()) <= {"ok", "without", "skipped"}, data["checks"]
+    assert status == 0 and data["finished"] and set(found.values()) <= {"ok", "without", "skipped"}, data["checks"]
     assert (data["schema"], data["version"]) == ("metalmm-doctor", 1)
     assert data["environment"]["device"] == DEVICE
     assert found["results/gemv"] == found["features/recordings"] == found["features/many submissions in flight"] == "ok"
@@ -52,6 +52,16 @@ def test_all_is_well_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_time_is_kept_and_what_was_left_out_is_named(tmp_path: Path) -> None:
     status, data = run(tmp_path, seconds=0)
     assert status == 0 and set(states(data).values()) == {"skipped"}
+
+
+def test_what_was_finished_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: doctor.Doctor) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor.Doctor, "features", interrupt)
+    assert cli.main(["doctor", "--seconds", "5", "--json", str(tmp_path / "d.json")]) == 130
+    data = json.loads((tmp_path / "d.json").read_text())
+    assert not data["finished"] and data["checks"] and all(c["section"].startswith("results") for c in data["checks"])
 
 
 def test_a_wrong_variant_is_wrong_and_the_others_are_looked_at(tmp_path: Path) -> None:
