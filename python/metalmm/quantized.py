@@ -87,15 +87,14 @@ class QuantizedArray:
         n, k = (int(size) for size in self.shape)
         object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
+        _check_layout(self.layout)
         groups = -(-k // self.group)
         per_byte = 8 // f.bits
         values: tuple[int, ...]
         if self.layout == "nk":
             values, scales = (n, -(-k // per_byte)), (n, groups)
-        elif self.layout == "canonical":
-            values, scales = (-(-k // BLOCK), n, BLOCK // per_byte), (groups, n)
         else:
-            raise ArgumentError(f"layout is {self.layout!r}; it takes one of {', '.join(LAYOUTS)}")
+            values, scales = (-(-k // BLOCK), n, BLOCK // per_byte), (groups, n)
         _check(self.values, "values", values, (f.value_type,))
         kinds = _types("float16", "float32", "bfloat16") if f.has_bias else _types("float16")
         _check(self.scales, "scales", scales, kinds)
@@ -156,17 +155,23 @@ class QuantizedArray:
         return (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
 
     def dequantize(self, dtype: Any = np.float32) -> _Numbers:
-        """The weights that the integers stand for, [n, k]: computed in float64, rounded to `dtype` once."""
+        """The weights that the integers stand for, [n, k]: computed in float64, rounded to `dtype` once. Raises DTypeError for no type of
+        numbers."""
+        try:
+            kind = np.dtype(dtype)
+        except TypeError as error:
+            raise DTypeError(f"dequantize: dtype is {dtype!r}: {error}") from None
 
         def each(x: _Numbers) -> _Numbers:
             return np.repeat(self._by_row(x).astype(np.float64), self.group, axis=1)[:, : self.shape[1]]
 
         with np.errstate(all="ignore"):
             wide = each(self.scales) * self.integers()
-            return (wide if self.biases is None else wide + each(self.biases)).astype(dtype)
+            return (wide if self.biases is None else wide + each(self.biases)).astype(kind)
 
     def to_layout(self, layout: str) -> QuantizedArray:
         """The same numbers in the other layout, or itself."""
+        _check_layout(layout)
         if layout == self.layout:
             return self
         stored = self.integers() + FORMATS[self.format].offset
@@ -355,8 +360,13 @@ def _format(name: str) -> Format:
     return FORMATS[name]
 
 
+def _check_layout(layout: Any) -> None:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ArgumentError(f"layout is {layout!r}; it takes one of {', '.join(LAYOUTS)}")
+
+
 def _check_group(f: Format, group: int) -> None:
-    if group not in f.groups:
+    if not isinstance(group, (int, np.integer)) or group not in f.groups:
         raise UnsupportedError(f"group is {group!r}; format {f.name} takes {', '.join(map(str, sorted(f.groups)))}")
 
 
@@ -374,6 +384,7 @@ def _unpacked(rows: _Numbers) -> _Numbers:
 
 def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbers, biases: _Numbers | None) -> QuantizedArray:
     """Of stored values [n, k], scales and biases [n, groups]."""
+    _check_layout(layout)
     f, (n, k) = FORMATS[name], stored.shape
     values = stored.astype(f.value_type)
     if layout == "canonical":

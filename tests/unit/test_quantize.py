@@ -195,6 +195,33 @@ def layer(q: metalmm.QuantizedArray = A, **more: Any) -> SimpleNamespace:
     )
 
 
+NO_WORDS = [None, [], [[1.0]], 3, object(), np.array(None), np.ones((4, 64)), np.array(["a"]), -1, 1.5, {}, b"1", "x"]
+
+
+@pytest.mark.parametrize("word", NO_WORDS, ids=[type(x).__name__ + str(i) for i, x in enumerate(NO_WORDS)])
+def test_words_and_numbers_of_any_type_are_refused_by_name(word: Any) -> None:
+    mlx = A.to_mlx()
+    for call in (
+        lambda: metalmm.quantize(W, word),
+        lambda: metalmm.quantize(W, "q8_0", layout=word),
+        lambda: metalmm.from_gguf(Q.to_gguf(), word, (4, 64)),
+        lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, 64), layout=word),
+        lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", word),
+        lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, word)),
+        lambda: metalmm.from_mlx(*mlx, bits=word),
+        lambda: metalmm.from_mlx(*mlx, bits=4, layout=word),
+        lambda: Q.to_layout(word),
+        *(
+            [lambda: metalmm.quantize(W, "affine4", group=word), lambda: metalmm.from_mlx(*mlx, bits=4, group=word)]
+            if word is not None
+            else []
+        ),
+        *([lambda: Q.dequantize(word)] if not isinstance(word, (bytes, type(None), list, dict)) else []),
+    ):
+        with pytest.raises(metalmm.Error):
+            call()
+
+
 def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
     q = metalmm.quantize(np.random.default_rng(3).standard_normal((5, 96)).astype(np.float16), "affine4", group=32)
     for form in LAYOUTS:

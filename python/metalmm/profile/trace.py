@@ -140,7 +140,9 @@ def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = 
         if chrome is not None:
             spans = []
             Path(chrome).touch()
-        with open(path, "wb", buffering=0) as log:  # nothing stays behind: not for a child of fork(), nor for a close() that fails
+        with open(
+            os.fspath(path), "wb", buffering=0
+        ) as log:  # nothing stays behind: not for a child of fork(), nor for a close() that fails
             tracer = _Tracer(log, spans)
             _core._set_trace(tracer)
             try:
