@@ -205,3 +205,47 @@ def test_lanes_that_skip_a_barrier(device: metalmm.Device) -> None:
         w, x, y = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, m), rows, m))
         kernel(w, x, y, np.int32(m), np.int32(rows), grid=-(-m // 128), threadgroup=128)
         np.testing.assert_array_equal(y, x @ w)
+
+
+def test_a_half_fma_rounds_once(device: metalmm.Device) -> None:
+    """683 x 3 is in the middle between two halves; what is added says which, though a float next to the middle holds the sum."""
+    source = (
+        HEAD
+        + "kernel void k(device const half* x, device half* y, uint i [[thread_position_in_grid]]) { y[i] = fma(x[3 * i], x[3 * i + 1], x[3 * i + 2]); }"
+    )
+    x, expected = [], []
+    for factor in (683.0, 681.0):  # 2049 is between 2048 and 2050, 2043 is a half itself
+        for sign in (1.0, -1.0):
+            for part in (1, 2, 3, 4, 5, 6, 7, 9, 11):
+                for side in (1.0, -1.0):
+                    x += [factor * sign, 3.0, side * part * 2.0**-14]
+                    exact = factor * sign * 3.0 + x[-1]  # in float64
+                    expected.append(np.float16(exact))
+    y = np.zeros(len(expected), np.float16)
+    device.compile(source).kernel("k")(np.array(x, np.float16), y, threads=len(y), threadgroup=8)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_products_before_a_lane_of_a_quad(device: metalmm.Device) -> None:
+    source = HEAD + (
+        "kernel void k(device const float* x, device float* y, uint i [[thread_position_in_grid]]) {"
+        " y[2 * i] = quad_prefix_exclusive_product(x[i]); y[2 * i + 1] = quad_prefix_inclusive_product(x[i]); }"
+    )
+    x = np.random.default_rng(4).integers(2, 8, 64).astype(np.float32)
+    y = np.zeros((64, 2), np.float32)
+    device.compile(source).kernel("k")(x, y, threads=64, threadgroup=32)
+    running = np.cumprod(x.reshape(-1, 4), axis=1)
+    np.testing.assert_array_equal(y[:, 1], running.reshape(-1))
+    np.testing.assert_array_equal(y[:, 0], np.c_[np.ones(16), running[:, :3]].reshape(-1))
+
+
+def test_counts_of_simdgroups_and_quads(device: metalmm.Device) -> None:
+    names = [f"{who}{kind}groups_per_threadgroup" for who in ("", "dispatch_") for kind in ("simd", "quad")]
+    arguments = ", ".join(f"uint {name} [[{name}]]" for name in names)
+    stores = " ".join(f"y[{i}] = {name};" for i, name in enumerate(names))
+    source = HEAD + f"kernel void k(device uint* y, {arguments}) {{ {stores} }}"
+    y = np.zeros(4, np.uint32)
+    for size in ((4, 3, 5), (1, 40, 1), (7, 1, 9)):
+        device.compile(source).kernel("k")(y, grid=1, threadgroup=size)
+        threads = int(np.prod(size))
+        np.testing.assert_array_equal(y, [-(-threads // 32), -(-threads // 4)] * 2)

@@ -134,6 +134,13 @@ def test_threadgroup_memory_limit_is_configurable() -> None:
         library.kernel("dynamic")(y, grid=(1,), threadgroup=(8,), threadgroup_memory={1: 65540})
 
 
+def test_the_last_index_is_30(device: metalmm.Device) -> None:
+    source = HEAD + "kernel void k(device float* y [[buffer(30)]], threadgroup float* x [[threadgroup(30)]]) { x[0] = 5; y[0] = x[0]; }"
+    kernel, y = device.compile(source).kernel("k"), np.zeros(1, np.float32)
+    kernel({30: y}, grid=1, threadgroup=1, threadgroup_memory={30: 16})
+    np.testing.assert_array_equal(y, [5])
+
+
 def test_threadgroup_memory_adds_up_to_the_limit(limits: metalmm.Library) -> None:
     kernel, y = limits.kernel("twice"), np.zeros(1, np.float32)
     kernel(y, grid=1, threadgroup=1, threadgroup_memory={0: 16384, 1: 16384 - 16})

@@ -489,6 +489,14 @@ def test_a_signal_that_somebody_sends_is_no_fault_of_a_kernel() -> None:
     assert done.returncode != 0 and "alive" not in done.stdout  # -11, or what a sanitizer's handler makes of it
 
 
+def test_a_fault_of_the_host_ends_the_process() -> None:
+    script = "import ctypes, metalmm, numpy as np\nmetalmm.matmul('gemv/baseline', np.ones((1, 4), 'f2'), np.ones((4, 4), 'f2'))\n"
+    script += "print('before', flush=True)\nctypes.string_at(8)\nprint('alive')"
+    environment = {**os.environ, "METALMM_DEVICE": "cpu"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, env=environment)
+    assert done.returncode != 0 and done.stdout == "before\n"
+
+
 def test_counts_of_a_part_of_what_is_watched() -> None:
     device = metalmm.Device("cpu", debug=True)
     source = HEAD + "kernel void k(device half* y, uint i [[thread_position_in_grid]]) { y[i] = 1.0h; }"
