@@ -17,6 +17,11 @@ def test_every_mutant_by_hand_has_its_place() -> None:
         assert count == 1, f"{mutant['file']}: {mutant['what']}: its text stands there {count} times"
 
 
+def test_every_explained_mutant_has_its_place() -> None:
+    for mutant in tomllib.loads((ROOT / "tests" / "mutants" / "explained.toml").read_text())["mutant"]:
+        assert mutant["change"].partition(": ")[2] in (ROOT / mutant["file"]).read_text() and mutant["reason"], mutant
+
+
 def test_drawn_mutants_follow_from_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
     try:
