@@ -48,6 +48,15 @@ def test_steps_written_by_hand_are_one_step() -> None:
     assert sorted((s.n, c) for s, c in plan.calls) == [(8, 24), (900, 2)]
 
 
+def test_without_a_profile_there_is_nothing_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["step", "--spec", "n=64 k=64 nt calls=2", *QUICK, *FEW]
+    assert cli.main([*words, "--json", "step.json"]) == 0
+    assert [p["name"] for p in json.loads(Path("step.json").read_text())["policies"]] == ["best", "tuned"]
+    assert "recorded" not in capsys.readouterr().out
+    assert cli.main([*words, "--choice", "recorded"]) == 2
+    assert "--choice recorded: it runs no call of the step: the profile does not say what it ran on" in capsys.readouterr().err
+
+
 @pytest.mark.needs("simdgroup_matrix")
 def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Path("sizes.md").write_text(

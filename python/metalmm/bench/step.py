@@ -286,9 +286,10 @@ def main(args: argparse.Namespace) -> int:
     with terminal.Progress() as progress, contextlib.redirect_stdout(sys.stderr if args.json == "-" else sys.stdout):
         best = _best(args, plan, rule, progress) if "best" in names else {}
         policies = [policy_of(name, plan, device, best) for name in names]
-        for policy in policies if args.choice else ():
-            if not any(policy.variants):
-                raise command.UsageError(f"--choice {policy.name}: it runs no call of the step: {policy.why[0] or 'none was measured'}")
+        idle = [policy for policy in policies if not any(policy.variants)]  # of the default ones "recorded", where there is no profile
+        if idle and (args.choice or len(idle) == len(policies)):
+            raise command.UsageError(f"--choice {idle[0].name}: it runs no call of the step: {idle[0].why[0] or 'none was measured'}")
+        policies = [policy for policy in policies if policy not in idle]
         progress.begin("copy", 1)
         copy = measured_copy(device)
         done = measure(device, plan, policies, rule, args.seed, progress)
