@@ -17,7 +17,6 @@
 
 #include "../core/device.h"
 #include "../msl/runtime/fiber.h"
-#include "memory.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -340,8 +339,14 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
     g.base = i * abi::kSimdWidth;
   }
   // NaN in every format: what a kernel reads before writing it, or just past the end, shows in its result.
-  memory_.resize(std::max(memory_.size(), call.threadgroup_bytes + 3 * kThreadgroupZone));
-  state_.threadgroup_memory = memory_.data() + kThreadgroupZone + (-reinterpret_cast<uintptr_t>(memory_.data()) % kThreadgroupZone);
+  size_t room = call.threadgroup_bytes + 3 * kThreadgroupZone;
+  if (call.debug) {  // far from what the runtime may use
+    if (!apart_ || apart_->size() < room) apart_ = new_guarded_buffer(room, 0);
+  } else {
+    memory_.resize(std::max(memory_.size(), room));
+  }
+  uint8_t* memory = call.debug ? apart_->host() : memory_.data();
+  state_.threadgroup_memory = memory + kThreadgroupZone + (-reinterpret_cast<uintptr_t>(memory) % kThreadgroupZone);
   uint8_t *block = state_.threadgroup_memory, *end = block + call.threadgroup_bytes;
   std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
   state_.access = call.debug ? &Executor::access : nullptr;
@@ -397,7 +402,7 @@ bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
   auto is_in = [&](const void* block, size_t size) {
     return begin >= static_cast<const uint8_t*>(block) && end <= static_cast<const uint8_t*>(block) + size;
   };
-  return is_in(groups_.get(), abi::kMaxGroups * sizeof(abi::Simdgroup)) || is_in(&state_, sizeof(state_)) ||
+  return is_in(groups_.get(), group_count_ * sizeof(abi::Simdgroup)) || is_in(&state_, sizeof(state_)) ||
          is_in(lanes_.data(), lanes_.size() * sizeof(abi::Lane)) || is_in(call_->buffers, kMaxBuffers * sizeof(uint8_t*)) ||
          is_in(call_->threadgroup_offsets, kMaxBuffers * sizeof(uint32_t));
 }
@@ -406,7 +411,10 @@ bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const vo
   const uint8_t *end = at + size, *block = state_.threadgroup_memory;
   if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
   if (at >= block && end <= block + call_->threadgroup_bytes) {
-    if (kind != abi::Access::atomic) error_ = shadow_.use(state_, static_cast<size_t>(at - block), size, kind == abi::Access::store);
+    busy_ = 1;  // it may compose a message
+    error_ = kind == abi::Access::atomic ? shadow_.settle()
+                                         : shadow_.use(state_, static_cast<size_t>(at - block), size, kind == abi::Access::store);
+    if (error_.empty()) busy_ = 0;
     return error_.empty();
   }
   for (size_t i = 0; i < call_->extent_count; i++)
@@ -516,6 +524,10 @@ uint32_t Executor::release_barrier() {
     return abi::kNoLane;
   }
   barriers_++;
+  if (call_->debug && !(error_ = shadow_.settle()).empty()) {
+    busy_ = 1;
+    return abi::kNoLane;
+  }
   shadow_.meet();
   uint32_t self = state_.lane, first = abi::kNoLane;
   bool self_waits = false;

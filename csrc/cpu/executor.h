@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../msl/runtime/abi.h"
+#include "memory.h"
 #include "shadow.h"
 
 namespace metalmm::cpu {
@@ -91,6 +92,7 @@ class Executor {
   std::vector<void*> tops_;
   std::unique_ptr<abi::Simdgroup[]> groups_;
   std::vector<uint8_t> memory_;
+  std::shared_ptr<Buffer> apart_;  // the same in debug mode
   Shadow shadow_;
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;

@@ -1,7 +1,6 @@
 #include "shadow.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace metalmm::cpu {
 
@@ -33,10 +32,9 @@ std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_w
       continue;
     }
     const User* reader = conflicts(cell.reader, c) ? &cell.reader : conflicts(cell.another, c) ? &cell.another : nullptr;
-    if ((beside_writer || reader) && !pending_.size && size <= sizeof(pending_.before)) {
-      pending_ = {at, size, beside_writer ? cell.writer.thread : reader->thread, c.lane, beside_writer, {}};
-      std::memcpy(pending_.before, memory_ + at, size);
-    }
+    if ((beside_writer || reader) && !pending_.size)
+      pending_ = {at,     size,          beside_writer ? cell.writer.thread : reader->thread,
+                  c.lane, beside_writer, {memory_ + at, memory_ + at + size}};
     cell.many = beside_writer;
     cell.writer = self;
   }
@@ -44,9 +42,10 @@ std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_w
 }
 
 std::string Shadow::settle() {
-  const Pending p = pending_;
+  const Pending& p = pending_;
+  size_t size = p.size;
   pending_.size = 0;
-  for (size_t i = 0; i < p.size; i++)
+  for (size_t i = 0; i < size; i++)
     if (memory_[p.at + i] != p.before[i]) return text(p.first, p.first_wrote, p.second, true, p.at);
   return {};
 }

@@ -35,7 +35,7 @@ class Shadow {
     size_t at = 0, size = 0;
     uint32_t first = 0, second = 0;
     bool first_wrote = false;
-    uint8_t before[16];
+    std::vector<uint8_t> before;
   };
   bool conflicts(const User& user, const abi::Context& context) const;
   std::string text(uint32_t first, bool first_wrote, uint32_t second, bool second_writes, size_t at) const;

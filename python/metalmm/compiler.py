@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -258,10 +259,11 @@ def _check_includes(text: str, name: str, folders: list[Path]) -> None:
         text, name = waiting.pop()
         for found in {folder / included for included in _INCLUDE.findall(text) for folder in folders} - seen:
             seen.add(found)
-            if found.is_file():
-                waiting.append((found.read_text(errors="replace"), str(found)))
-            elif found.exists():
-                raise CompileError(f"{name}: it includes {found}, which is no plain file")
+            with contextlib.suppress(OSError):  # which is the compiler's to tell
+                if found.is_file():
+                    waiting.append((found.read_text(errors="replace"), str(found)))
+                elif found.exists() and not found.is_dir():
+                    raise CompileError(f"{name}: it includes {found}, which is no plain file")
 
 
 def preprocess(

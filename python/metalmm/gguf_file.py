@@ -66,9 +66,11 @@ def check(path: Path) -> None:
     """Raises ArgumentError for a file that is none, is cut short or claims more than it holds, UnsupportedError for one of a big-endian
     machine."""
     try:
+        if path.exists() and not path.is_file():  # a FIFO would wait for whoever writes to it
+            raise ArgumentError(f"{path} is no plain file")
         with open(path, "rb") as file:
             header = _Header(path, file)
-            if not path.is_file() or file.read(4) != b"GGUF":
+            if file.read(4) != b"GGUF":
                 raise ArgumentError(f"{path} is no GGUF file, or is cut short")
             version = header.number("I")
             if version & 0xFFFF == 0 and version:
@@ -81,5 +83,5 @@ def check(path: Path) -> None:
                 header.value(header.number("I"))
             for _ in range(tensors):
                 header.tensor()
-    except OSError as error:
-        raise ArgumentError(f"{path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from error

@@ -22,6 +22,7 @@ from . import gguf_file
 from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from .profile.log import harmless
 
 if TYPE_CHECKING:
     from .device import Device
@@ -159,8 +160,10 @@ class QuantizedArray:
         numbers."""
         try:
             kind = np.dtype(dtype)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise DTypeError(f"dequantize: dtype is {dtype!r}: {error}") from None
+        if kind.kind not in "iuf" and kind.name != "bfloat16":
+            raise DTypeError(f"dequantize: dtype is {kind}; it takes one of numbers")
 
         def each(x: _Numbers) -> _Numbers:
             return np.repeat(self._by_row(x).astype(np.float64), self.group, axis=1)[:, : self.shape[1]]
@@ -266,13 +269,16 @@ def from_mlx(
             raise ArgumentError("from_mlx: a layer comes alone: it knows its scales, biases, bits and group")
         if (mode := getattr(packed, "mode", "affine")) != "affine":
             raise UnsupportedError(f"from_mlx: the layer's mode is {mode}; it takes affine")
-        packed, scales, biases, bits, group = packed.weight, packed.scales, packed.biases, packed.bits, packed.group_size
+        names = ("weight", "scales", "biases", "bits", "group_size")
+        packed, scales, biases, bits, group = parts = [getattr(packed, name, None) for name in names]
+        if missing := [name for name, part in zip(names, parts, strict=True) if part is None]:
+            raise ArgumentError(f"from_mlx: the layer has no {missing[0]}")
     if scales is None or biases is None or bits is None:
         raise ArgumentError("from_mlx takes packed, scales, biases and bits=, or a QuantizedLinear alone")
     group = 64 if group is None else group
     name = f"affine{bits}"
-    if name not in FORMATS:
-        raise UnsupportedError(f"from_mlx: bits is {bits}; there are 4 and 8")
+    if name not in FORMATS or not isinstance(bits, (int, np.integer)):
+        raise UnsupportedError(f"from_mlx: bits is {bits!r}; there are 4 and 8")
     packed, scales, biases = (
         _host_array(x, f"from_mlx: {name}") for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
     )
@@ -304,7 +310,9 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
     except Exception as error:  # it reads what lies there: of a damaged file, anything
         raise ArgumentError(f"{path} is no GGUF file, or is cut short: {error}") from error
     if name not in tensors:
-        raise ArgumentError(f"{path} has no tensor '{name}'; it has {', '.join(sorted(tensors)[:8])}{' …' if len(tensors) > 8 else ''}")
+        raise ArgumentError(
+            f"{path} has no tensor '{name}'; it has {', '.join(map(harmless, sorted(tensors)[:8]))}{' …' if len(tensors) > 8 else ''}"
+        )
     t = tensors[name]
     kind = t.tensor_type.name.lower()
     if kind not in FORMATS or len(t.shape) != 2:

@@ -21,7 +21,7 @@ from metalmm.bench import results, sizes
 from metalmm.profile import log
 from support.here import ALL_OF_IT
 
-OTHERS = (None, [], "x", {}, -1, 1e400, [None], True, 10**40, "\x1b[31mred")
+OTHERS = (None, [], "x", {}, -1, 1e400, [None], True, 10**40, 10**400, "\x1b[31mred")
 
 
 def paths(x: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

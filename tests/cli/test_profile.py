@@ -17,7 +17,7 @@ import pytest
 from metalmm import cli
 from metalmm.bench import sizes
 from metalmm.profile import analysis, log
-from support.here import DEVICE
+from support.here import DEVICE, LINUX
 from support.logs import drawn_events, event, written
 
 
@@ -360,6 +360,18 @@ def test_a_full_disk_ends_the_trace_and_not_the_matmul(device: metalmm.Device) -
     with pytest.raises(OSError, match="No space left"), metalmm.trace("/dev/full"):
         for _ in range(100):
             assert metalmm.matmul("auto", x, w, transpose_b=True, device=device)[0, 0] == 64
+
+
+@pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="another process, without the fake")
+def test_a_disk_that_fills_up_within_a_line_is_told(tmp_path: Path) -> None:
+    script = (
+        "import metalmm, numpy as np, resource, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "a, w = np.ones((1, 8), 'f2'), np.ones((8, 8), 'f2')\nmetalmm.matmul('gemv/baseline', a, w)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))\n"
+        "try:\n  with metalmm.trace('x.jsonl'): metalmm.matmul('gemv/baseline', a, w)\nexcept OSError as error: print('told', error.errno)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.stdout.startswith("told "), done
 
 
 def test_a_batch_that_was_open_before_the_trace(tmp_path: Path, device: metalmm.Device) -> None:

@@ -97,6 +97,8 @@ PARTED = {
     "in a function of a function": "if (lane == 0) { x = after(&n) - 1; }",
     "in a loop": "for (uint j = lane; j < 1; j++) x = next(&n);",
     "in a loop of others": "while (lane == 0 && x == 0) { x = after(&n); } x -= lane == 0;",
+    "an exchange that is tried again": "if (lane == 0) { uint old = 0; do { x = old; } while (!atomic_compare_exchange_weak_explicit(&n, &old, old + 1,"
+    " memory_order_relaxed, memory_order_relaxed)); }",
     "do": "do { if (lane == 0) x = next(&n); } while (false);",
     "left by break": "for (;;) { if (lane == 0) { x = next(&n); break; } if (lane < 40) break; }",
     "a switch": "switch (lane) { case 0: x = next(&n); break; default: x = 3; }",

@@ -11,7 +11,7 @@ import pytest
 from metalmm import numerics
 from support.here import DEVICE
 from support.operands import Call, draw, placed
-from support.rows import Row
+from support.rows import Row, free_alignments
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")
 
@@ -55,3 +55,24 @@ def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.D
         call = draw(debug_row, 3, 66, 40, exact=True)
         call.a = placed(call.a, -call.a.shape[-1] % 8)
         call.check_equal(device)
+
+
+def test_a_kernel_that_looks_for_whole_vectors_itself(debug_row: Row, device: metalmm.Device) -> None:
+    """Rows that begin on whole vectors and end within one; and matrices that stand an element off, though their rows do not."""
+    if {"vec", "vec8"} & set(free_alignments(debug_row.variant)) or debug_row.variant.storage != "dense":
+        return
+    call = draw(debug_row, 3, 64, 130, exact=True)
+    call.a, call.b = placed(call.a, -call.a.shape[-1] % 8), [placed(x, -x.shape[-1] % 8) for x in call.b]
+    call.check_equal(device)
+    call = draw(debug_row, 3, 64, 128, batch=2, exact=True)
+    call.a, call.b = apart(call.a), [apart(x) for x in call.b]
+    call.check_equal(device)
+
+
+def apart(x: Any) -> Any:
+    """The same matrices, one element further apart than they are long, the first on a whole vector."""
+    each = int(np.prod(x.shape[1:])) + 1
+    flat = placed(np.zeros((1, len(x) * each), x.dtype))[0]
+    for i, matrix in enumerate(x):
+        flat[i * each : i * each + each - 1] = matrix.reshape(-1)
+    return np.lib.stride_tricks.as_strided(flat, x.shape, (each * x.itemsize, x.shape[2] * x.itemsize, x.itemsize))

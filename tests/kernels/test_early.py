@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from metalmm import _core, kernel_source, pipelines
 from support.changed import changed_kernels
-from support.here import ALL_OF_IT, DEVICE, LINUX
+from support.here import DEVICE, LINUX
 from support.pages import Pages
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has a copy of the memory")
@@ -50,9 +50,9 @@ def test_weights_and_bias_alone_are_read_before_the_wait(
 ) -> None:
     """Whoever comes to A, C or D before the wait finds no memory there, which is another error."""
     device, rng, m = metalmm.Device("cpu", timeout=0.05), np.random.default_rng(14), rows_of(v)
-    compile_both(stopping[v], device) if ALL_OF_IT else None
+    compile_both(stopping[v], device)
     form, _, layout = v.storage.partition(":")
-    for n, k in SIZES if ALL_OF_IT else SIZES[list(EARLY.values()).index(v) % 2 :][:1]:
+    for n, k in SIZES:
         is_nt = v.supports["layouts"][0] == "nt"
         w = rng.standard_normal((n, k) if is_nt else (k, n)).astype(np.float16)
         b: Any = w if form == "dense" else metalmm.quantize(w, form, layout=layout or "nk")

@@ -161,6 +161,10 @@ def test_a_half_goes_to_the_function_of_floats() -> None:
         "kernel void k(device half* x, device float* y) {\n  y[0] = own(x[0], x[1]);\n  x[0] = Op<half>()(x[1]);\n}\n"
     )
     assert built(source).startswith(b"\x7fELF")
+    assert built(
+        HEAD
+        + "float f(float x) { return x; } float f(bfloat x) { return x; } kernel void k(device float* y) { half h = half(y[1]); y[0] = f(h); }"
+    )
     both = "struct Both { operator float() const { return 0; } operator bfloat() const { return bfloat(0.0f); } };\n"
     with pytest.raises(CompileError, match="more than one instance of overloaded function"):  # Apple's compiler cannot choose, either
         built(source.replace("inline bfloat", both + "inline bfloat").replace("own(x[0], x[1])", "own(Both(), Both())"))

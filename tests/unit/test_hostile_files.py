@@ -6,9 +6,11 @@ import os
 import threading
 from pathlib import Path
 
+import metalmm
 import pytest
 from metalmm import tuning
 from metalmm.bench import sizes
+from metalmm.profile import log
 
 
 def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path) -> None:
@@ -70,3 +72,16 @@ def test_shapes_are_found_again_without_looking_at_each(monkeypatch: pytest.Monk
 def test_the_same_spec_twice_is_one_shape() -> None:
     found = sizes.from_specs(["m=1 n=64 k=64 calls=2", "n=64 k=64 m=1 calls=3", "m=1 n=64 k=65"])
     assert [(s.k, s.calls) for s in found.shapes] == [(64, 5), (65, None)]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs")
+def test_a_file_of_weights_is_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f.gguf")
+    for name in ("f.gguf", "nothing\0there", "none.gguf", "."):
+        with pytest.raises(metalmm.ArgumentError):
+            metalmm.load_gguf(tmp_path / name, "w")
+
+
+def test_what_nobody_sees_is_spelled_out() -> None:
+    assert log.harmless("a\u202eb\x1b[31m\u00ad") == "a\\x202eb\\x1b[31m\\xad"
+    assert log.harmless("a\nb\tc", "\n") == "a\nb\\x09c" and log.harmless("ß ∑") == "ß ∑"

@@ -252,6 +252,12 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.from_mlx(*A.to_mlx()), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
         (lambda: metalmm.from_mlx(A.to_mlx()[0], bits=8), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
         (lambda: metalmm.from_mlx(layer(), bits=4), metalmm.ArgumentError, "a layer comes alone"),
+        (lambda: metalmm.from_mlx(layer(bits="4")), metalmm.UnsupportedError, "bits is '4'; there are 4 and 8"),
+        (lambda: metalmm.from_mlx(layer(biases=None)), metalmm.ArgumentError, "the layer has no biases"),
+        *[
+            (lambda word=word: A.dequantize(word), metalmm.DTypeError, "dequantize: dtype is")
+            for word in ("U4", "S3", "M8[s]", "M8", "i4,i4", object, "c8", {"names": ["a"], "formats": []})
+        ],
         (lambda: metalmm.from_mlx(layer(mode="mxfp4")), metalmm.UnsupportedError, "the layer's mode is mxfp4; it takes affine"),
         (lambda: A.to_gguf(), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0"),
         (lambda: Q.to_mlx(), metalmm.UnsupportedError, "MLX has affine8 and affine4"),

@@ -131,6 +131,7 @@ def typed(cls: type[_T], data: dict[str, Any]) -> _T:
             good = typing.get_origin(wanted) is tuple and all(type(x) is int for x in value)
         else:
             good = name not in data or type(value) in kinds or (float in kinds and type(value) is int)
+        good = good and not (isinstance(value, int) and abs(value) >= 2**63)
         if not good or (isinstance(value, float) and not math.isfinite(value)):
             raise TypeError(f"{name} is {str(value)[:40]!r}")
     return made

@@ -386,9 +386,15 @@ class Passes:
         """`f(h)` of a half where f takes a float or a bfloat: to MSL a half becomes a float before anything else, to C++ a class becomes either.
         places: "file:line name" of calls that a compiler did not decide."""
         for i, token in enumerate(self.source.tokens):
-            name = token.text.removeprefix("metalmm_")
+            name, before = token.text.removeprefix("metalmm_"), self.source.previous(i)
             if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
                 continue
+            if (
+                before is not None
+                and self.source.tokens[before].kind == "name"
+                and self.source.tokens[before].text not in _BEFORE_EXPRESSIONS
+            ):
+                continue  # a declaration: a type stands before the name
             close = self.source.matching(i + 1)
             ends = [i + 1, *self._top_level(i + 2, close, ","), close]
             for first, last in itertools.pairwise(ends):
@@ -471,8 +477,10 @@ class Passes:
         where a barrier stands in it, too: who waits there might wait for those who wait behind it."""
         tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
         barrier = self._that_call(re.compile("(threadgroup|simdgroup)_barrier"))
+        ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
+        ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
         for i, token in enumerate(tokens):
-            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch"):
+            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
                 continue
             before = self.source.previous(i)
             if tokens[i + 1].text == "constexpr" or (token.text == "if" and before is not None and tokens[before].text == "else"):

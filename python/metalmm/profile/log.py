@@ -38,13 +38,11 @@ _LONGEST = 16 << 20  # bytes of a line: a gzip file of megabytes may hold one of
 _NAMED_LINES = 20  # broken lines whose numbers are kept
 
 
-# What a terminal would take for a command, or a reader of lines for an end of one.
-_CONTROL = {i: f"\\x{i:02x}" for i in (*range(32), *range(127, 160), 0x2028, 0x2029)}
-
-
 def harmless(text: str, keep: str = "") -> str:
-    """Text from outside with its control characters spelled out, but those of `keep`."""
-    return text if text.isprintable() else text.translate({i: seen for i, seen in _CONTROL.items() if chr(i) not in keep})
+    """Text from outside with what nobody sees spelled out, but those of `keep`: a terminal may take it for a command, or turn a line round."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else f"\\x{ord(c):02x}" for c in text)
 
 
 class LogError(Error, ValueError):

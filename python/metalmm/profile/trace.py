@@ -73,7 +73,9 @@ class _Tracer:
         with self._lock:
             try:
                 if self._is_open and self.failure is None:
-                    self._log.write(lines.encode())
+                    rest_of_it = memoryview(lines.encode())
+                    while rest_of_it:  # a full disk takes a part first
+                        rest_of_it = rest_of_it[self._log.write(rest_of_it) :]
             except OSError as error:
                 self.failure = error
 

@@ -132,6 +132,8 @@ RACES = {
     "the last write": "threadgroup float p[2]; p[0] = float(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
     "at the end": "threadgroup float p[2]; p[0] = float(t);",
     "vectors that overlap": "threadgroup float p[68]; *(threadgroup packed_float4*)(p + t) = packed_float4(float4(x[t] + t)); y[t] = 0;",
+    "many bytes at once": "threadgroup float4x4 s; float4x4 m = float4x4(float(t)); s = m; threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " y[t] = s[1][1];",
     "bytes": "threadgroup uchar p[64]; p[t / 2] = uchar(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[t];",
 }
 
@@ -155,6 +157,9 @@ NO_RACES = {
     "atomics": "threadgroup atomic_uint n; if (t == 0) atomic_store_explicit(&n, 0u, memory_order_relaxed);"
     " threadgroup_barrier(mem_flags::mem_threadgroup); atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);"
     " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = atomic_load_explicit(&n, memory_order_relaxed);",
+    "one value by all, then atomics": "threadgroup uint a[1]; a[0] = 0u; threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " atomic_fetch_add_explicit((threadgroup atomic_uint*)a, 1u, memory_order_relaxed);"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = a[0];",
     "a tree": "threadgroup float p[64]; p[t] = x[t]; for (uint s = 32; s; s /= 2) { threadgroup_barrier(mem_flags::mem_threadgroup);"
     " if (t < s) p[t] += p[t + s]; } threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
     "matrices": "threadgroup float p[128]; simdgroup_float8x8 m(1.0f); simdgroup_store(m, p + 64 * group, 8);"

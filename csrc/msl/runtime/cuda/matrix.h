@@ -62,7 +62,7 @@ template <class T, int Cols = 8, int Rows = Cols> struct simdgroup_matrix {
 
 // sum += rows * columns, of half or bfloat. The last eight of mma's 16 rows of A are nobody's: whatever their register, a, holds, no other row
 // depends on it.
-template <class A> METALMM_INLINE void multiply(float (&sum)[4], uint rows, uint columns) {
+template <class A> void multiply(float (&sum)[4], uint rows, uint columns) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(columns));  // a lane of mma's B holds two rows of a column
   if constexpr (is_same<A, half>::value)
     asm volatile("{ .reg .b32 a; mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, a}, {%5}, {%0, %1, %2, %3}; }"
