@@ -25,7 +25,7 @@ unsigned available_cpus() {
 }
 
 // Of the module that the address is in. Where nobody says it, all of memory.
-Extent image_of(const void* inside) {
+Extent image_of([[maybe_unused]] const void* inside) {
   Extent found{0, nullptr, reinterpret_cast<const uint8_t*>(UINTPTR_MAX)};
 #if defined(__linux__)
   struct Search {
