@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ except ImportError:  # said when it is needed: import metalmm needs NumPy alone
     rich = None  # type: ignore[assignment]
 
 _PLAIN_SECONDS = 15.0  # between lines where there is no terminal
+_GAP = 3  # between columns, as rich draws them
 
 
 class TerminalError(Error, RuntimeError):
@@ -36,24 +38,40 @@ def console(file: IO[str] | None = None) -> Any:
     return made
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Iterable[int] = (), marked: Iterable[int] = ()) -> None:
-    """Prints one. numbers: columns set to the right; marked: rows in bold. Columns that are empty throughout are left out."""
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Iterable[int] = (),
+    marked: Iterable[int] = (),
+    first_to_go: Iterable[int] = (),
+) -> None:
+    """Prints one. numbers: columns set to the right; marked: rows in bold; first_to_go: columns that a narrow terminal does without, in
+    that order. Columns that are empty throughout are left out."""
     rows = [list(row) for row in rows]
     out = console()
-    widths = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns))]
+    widths = [max(map(len, (columns[i], *(row[i] for row in rows)))) for i in range(len(columns))]
     shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
-    right, bold = set(numbers), set(marked)
-    if sum(widths[i] + 3 for i in shown) > out.width:  # a terminal too narrow for columns: what is in them, one after another
-        for number, row in enumerate(rows):
-            parts = [f"{columns[i]}: {row[i]}" if columns[i] else row[i] for i in shown if row[i]]
-            out.print(rich.markup.escape("; ".join(parts)), style="bold" if number in bold else None)
-        return
+
+    def is_too_wide() -> bool:
+        return sum(widths[i] + _GAP for i in shown) - _GAP > int(out.width)
+
+    gone = list[str]()
+    for i in first_to_go:
+        if i in shown and is_too_wide():
+            shown.remove(i)
+            gone.append(columns[i])
+    if is_too_wide():  # an id takes two lines
+        rows = [[re.sub(r"(?<=/)(?=\w)|(?<=\S) (?=\+\d)", "\n", cell) for cell in row] for row in rows]
     drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    right, bold = set(numbers), set(marked)
     for i in shown:
-        drawn.add_column(columns[i], justify="right" if i in right else "left", overflow="fold")
+        drawn.add_column(columns[i], justify="right" if i in right else "left", overflow="fold", no_wrap=i in right)
     for number, row in enumerate(rows):
         drawn.add_row(*(rich.markup.escape(row[i]) for i in shown), style="bold" if number in bold else None)
     out.print(drawn)
+    if gone:
+        say(f"This terminal has {out.width} columns and no room for: {', '.join(gone)}.")
 
 
 def say(text: str, style: str | None = None) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import subprocess
+import sys
 import time
 
 import metalmm
@@ -88,3 +91,21 @@ def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFix
     assert cli.main(["explain", "gemv/baseline", "n=60000", "k=60000"]) == 0
     assert "barriers            470 a threadgroup" in capsys.readouterr().out
     assert time.monotonic() - start < 20, "not all of it is run for that"
+
+
+def test_ctrl_c_while_the_package_is_imported() -> None:
+    code = """
+import sys, metalmm_cli
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "metalmm": raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.exit(metalmm_cli.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "metalmm: interrupted\n")
+
+
+def test_the_command_begins_outside_of_the_package() -> None:
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="metalmm")
+    assert entry.value == "metalmm_cli:main"

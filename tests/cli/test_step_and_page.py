@@ -11,7 +11,8 @@ from pathlib import Path
 import metalmm
 import pytest
 from metalmm import cli
-from metalmm.bench import html, results, sizes, step
+from metalmm.bench import html as page_html
+from metalmm.bench import results, sizes, statistics, step
 from support.decide import FEW, QUICK, SMALL, bench
 
 
@@ -143,15 +144,31 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
         assert word in text, word
 
 
+def test_a_call_has_one_colour_under_every_policy() -> None:
+    policies = [{"shares": [0.5, 0.3, 0.1, 0.05, 0.03, 0.01, 0.01]}, {"shares": [0.01, 0.3, 0.2, 0.4, 0.05, 0.03, None]}]
+    colours = page_html._colours(policies)
+    assert colours == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}
+    calls = [{"shape": sizes.from_specs([f"n={8 * i + 8} k=8"]).shapes[0].as_json()} for i in range(7)]
+    for policy in policies:
+        parts = page_html._parts({"calls": calls}, {**policy, "variants": ["a/b"] * 7}, colours)
+        assert [colour for _, _, colour in parts] == [0, 1, 2, 3, 4, 5] and parts[-1][0] == "the others"
+
+
+def test_a_slow_variant_flattens_no_bar() -> None:
+    m = statistics.Median(100.0, 90.0, 110.0, 5)
+    assert 'class="track cut"' in page_html._bar("slow", m, "100", 4.0, False)
+    assert 'class="track"' in page_html._bar("fast", statistics.Median(1.0, 0.9, 1.1, 5), "1", 4.0, True)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian: chromium); the page's layout was NOT tested")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
-    """No horizontal scroll, and nothing that is cut off, wide and narrow."""
+    """No horizontal scroll, not of a table either, and nothing that is cut off, wide and narrow."""
     text = a_page(tmp_path)
     frames = "".join(
-        f'<iframe id="w{w}" style="width:{w}px;height:900px;border:0" srcdoc="{html.escape(text)}"></iframe>' for w in (1280, 390)
+        f'<iframe id="w{w}" style="width:{w}px;height:900px;border:0" srcdoc="{page_html.escape(text)}"></iframe>' for w in (1280, 390)
     )
     script = """<script>onload = () => { for (const f of document.querySelectorAll('iframe')) { const d = f.contentDocument, r = d.documentElement;
-      const wide = [...d.querySelectorAll('main *')].filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > r.clientWidth + 0.5);
+      const wide = [...d.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > r.clientWidth + 0.5);
       document.body.append(`${f.id}: ${r.scrollWidth} of ${r.clientWidth}, ${wide.length} stick out ${wide.slice(0, 3).map(e => e.className)}, h1 ${d.querySelectorAll('h1').length};`); } }</script>"""
     Path("frames.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frames}{script}</body>")
     assert CHROMIUM

@@ -28,7 +28,7 @@ class Backend(Protocol):
     """One kind of device.
 
     name: its own and that of its C++; options: what Device() may give it; libraries: matmuls that it has beside kernels; counts_barriers:
-    whether Device.counters says how often threadgroups met; replays: where a launch costs more than a kernel, so many calls at least are
+    whether Device.counters says how often threadgroups met; emulated: what variants may need and this device computes step by step; replays: where a launch costs more than a kernel, so many calls at least are
     recorded, and a benchmark's sample is a replay's time by their number; 0: a call by itself; together: how many kernels code_together takes at most; note: what a reader of its times must know; winners: what was measured best
     on such a device, as (layout, n, k, variant) of m=1 in float16; preferred: what "auto" takes of what is not known, the first that
     takes the operation.
@@ -38,6 +38,7 @@ class Backend(Protocol):
     options: Sequence[str]
     libraries: Sequence[str]
     counts_barriers: bool
+    emulated: Sequence[str]
     replays: int
     together: int
     note: str

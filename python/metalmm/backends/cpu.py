@@ -42,6 +42,7 @@ class _Cpu:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = True
+    emulated: Sequence[str] = ("simdgroup_matrix",)
     replays = 0
     together = modules.MOST_TOGETHER
     note = (

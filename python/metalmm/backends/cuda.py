@@ -45,6 +45,7 @@ class _Cuda:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("blas",)
     counts_barriers = False
+    emulated: Sequence[str] = ()
     replays = 16
     together = 1
     note = (

@@ -58,6 +58,7 @@ class _Metal:
     options: Sequence[str] = tuple(Options.__annotations__)
     libraries: Sequence[str] = ("mps_matmul", "mps_matvec")
     counts_barriers = False
+    emulated: Sequence[str] = ()
     replays = 0
     together = 1
     note = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -18,6 +19,8 @@ from .sizes import Shape
 from .statistics import Median, median_of, verdict
 
 _SHOWN = 8  # variants of a shape's chart
+_AXIS = 4.0  # times the best median: where a chart ends, so that one slow variant flattens no bar
+_COLOURS = 6  # of a step's parts; the last is all others'
 
 _CSS = """
 :root { color-scheme: light dark; --paper: #fbfbfa; --card: #fff; --ink: #1c1d1f; --soft: #62666d; --line: #e3e4e6; --accent: #2457c5;
@@ -29,21 +32,24 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 sy
 main { max-width: 1180px; margin: 0 auto; padding: 28px 20px 64px; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 6px; } h2 { font-size: 18px; margin: 40px 0 10px; } h3 { font-size: 15px; margin: 0 0 8px; overflow-wrap: anywhere; }
 p, li { max-width: 78ch; } .soft, figcaption, small { color: var(--soft); font-size: 13px; } .bad { color: var(--bad); } .good { color: var(--good); }
-.mono, td.name, .name { font: 12.5px/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.mono, td.name, .name { font: 12.5px/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 .cards { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 430px), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; min-width: 0; }
 .big { font-size: 28px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 10px; border-top: 1px solid var(--line); vertical-align: top; } thead th { border-top: 0; color: var(--soft); font-weight: 500; font-size: 13px; }
-td .mono { white-space: nowrap; overflow-wrap: normal; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 .row { display: grid; grid-template-columns: minmax(0, 1fr) 74px; gap: 2px 10px; margin: 7px 0; align-items: baseline; } .row .v { text-align: right; font-variant-numeric: tabular-nums; font-size: 13px; }
 .track { grid-column: 1 / -1; position: relative; height: 8px; border-radius: 4px; background: var(--line); }
 .track i { position: absolute; top: 0; bottom: 0; left: 0; border-radius: 4px; background: var(--bar); } .track b { position: absolute; top: -2px; bottom: -2px; border-radius: 2px; background: var(--ink); opacity: .55; min-width: 2px; }
+.track.cut i { border-radius: 4px 0 0 4px; background-image: linear-gradient(to right, transparent 88%, var(--card)); }
 .row.first .track i { background: var(--accent); } .row.first .name { font-weight: 700; }
 .stack { display: flex; height: 22px; border-radius: 6px; overflow: hidden; background: var(--line); margin: 8px 0; } .stack i { min-width: 1px; }
 .key { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 13px; padding: 0; margin: 0; list-style: none; } .key i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
+@media (max-width: 760px) { thead { display: none; } tr { display: block; border-top: 1px solid var(--line); padding: 6px 0; }
+  td, td.n { display: flex; justify-content: space-between; gap: 12px; border: 0; padding: 2px 10px; text-align: right; white-space: normal; }
+  td:empty { display: none; } td::before { content: attr(data-of); color: var(--soft); font: 13px/1.5 system-ui, sans-serif; text-align: left; } }
 details { margin-top: 8px; } summary { cursor: pointer; color: var(--soft); }
 """
 
@@ -58,13 +64,20 @@ def _tag(name: str, text: str, kind: str = "") -> str:
 
 
 def _table(head: Sequence[tuple[str, bool]], rows: Iterable[Sequence[str]], names: Sequence[int] = ()) -> str:
-    """head: titles, and whether the column holds numbers; cells are HTML."""
-    top = "".join(_tag("th", escape(title), "n" if number else "") for title, number in head)
-    body = "".join(
-        _tag("tr", "".join(_tag("td", cell, "n" if head[i][1] else "name" if i in names else "") for i, cell in enumerate(row)))
-        for row in rows
-    )
+    """head: titles, and whether the column holds numbers; cells are HTML. Columns that are empty throughout are left out. On a narrow
+    screen each row is a block, whose cells name their columns."""
+    rows = list(rows)
+    shown = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    top = "".join(_tag("th", escape(head[i][0]), "n" if head[i][1] else "") for i in shown)
+    kinds = {i: "n" if head[i][1] else "name" if i in names else "" for i in shown}
+    cells = ("".join(f'<td class="{kinds[i]}" data-of="{escape(head[i][0])}">{row[i]}</td>' for i in shown) for row in rows)
+    body = "".join(_tag("tr", row) for row in cells)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _name(text: str) -> str:
+    """An id or a shape, that a line may end in only behind a space, a slash or an underscore."""
+    return re.sub(r"(?<=[/_])(?=\w)", "<wbr>", escape(text))
 
 
 def _where(environment: dict[str, Any]) -> str:
@@ -73,7 +86,7 @@ def _where(environment: dict[str, Any]) -> str:
 
 
 def _bar(name: str, m: Median, text: str, widest: float, first: bool, title: str = "") -> str:
-    """A median with its interval on a track that ends at `widest`."""
+    """A median with its interval on a track that ends at `widest`; what is past it fades away there."""
 
     def at(value: float) -> str:
         return f"{min(100.0, 100 * value / widest) if widest else 0:.2f}%"
@@ -81,24 +94,39 @@ def _bar(name: str, m: Median, text: str, widest: float, first: bool, title: str
     span = min(m.high, widest) - min(m.low, widest)
     interval = f'<b style="left:{at(m.low)};width:{100 * span / widest if widest else 0:.2f}%"></b>' if m.count > 1 else ""
     return (
-        f'<div class="row{" first" if first else ""}" title="{escape(title)}"><span class="name">{escape(name)}</span><span class="v">{text}</span>'
-        f'<span class="track"><i style="width:{at(m.value)}"></i>{interval}</span></div>'
+        f'<div class="row{" first" if first else ""}" title="{escape(title)}"><span class="name">{_name(name)}</span><span class="v">{text}</span>'
+        f'<span class="track{" cut" if m.value > widest else ""}"><i style="width:{at(m.value)}"></i>{interval}</span></div>'
     )
 
 
-def _stack(parts: Sequence[tuple[str, float]]) -> str:
-    """Parts of a whole; all from the sixth on are one."""
-    ordered = sorted(parts, key=lambda part: -part[1])
-    shown = ordered[:5] + ([("the others", sum(v for _, v in ordered[5:]))] if len(ordered) > 5 else [])
-    total = sum(v for _, v in shown) or 1.0
-    bars = "".join(
-        f'<i style="width:{100 * v / total:.2f}%;background:var(--s{i})" title="{escape(n)}"></i>' for i, (n, v) in enumerate(shown)
-    )
+def _stack(parts: Sequence[tuple[str, float, int]]) -> str:
+    """Parts of a whole, each of a colour."""
+    total = sum(v for _, v, _ in parts) or 1.0
+    bars = "".join(f'<i style="width:{100 * v / total:.2f}%;background:var(--s{i})" title="{escape(n)}"></i>' for n, v, i in parts)
     keys = "".join(
-        f'<li><i style="background:var(--s{i})"></i><span class="mono">{escape(n)}</span> {v / total:.1%}</li>'
-        for i, (n, v) in enumerate(shown)
+        f'<li><i style="background:var(--s{i})"></i><span class="mono">{_name(n)}</span> {v / total:.1%}</li>' for n, v, i in parts
     )
     return f'<div class="stack">{bars}</div><ul class="key">{keys}</ul>'
+
+
+def _colours(policies: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Of the calls that take most, by their places: one call has one colour, whatever the policy."""
+    totals = [sum(p["shares"][i] or 0.0 for p in policies) for i in range(len(policies[0]["shares"]))]
+    most = sorted(range(len(totals)), key=lambda i: -totals[i])[: _COLOURS - 1]
+    return {call: colour for colour, call in enumerate(sorted(most))}
+
+
+def _parts(data: dict[str, Any], policy: dict[str, Any], colours: dict[int, int]) -> list[tuple[str, float, int]]:
+    """A policy's shares of the step with their colours; calls that have none are one part."""
+    parts, others = list[tuple[str, float, int]](), 0.0
+    for i, (call, variant, share) in enumerate(zip(data["calls"], policy["variants"], policy["shares"], strict=True)):
+        if not share or not variant:
+            continue
+        if i in colours:
+            parts.append((f"{_short(call['shape'])}: {variant}", share, colours[i]))
+        else:
+            others += share
+    return [*parts, *([("the others", others, _COLOURS - 1)] if others else [])]
 
 
 def _step(data: dict[str, Any]) -> str:
@@ -122,7 +150,7 @@ def _step(data: dict[str, Any]) -> str:
     out.append(
         _tag("p", f'<span class="big">{ms(times[best].value)}</span><br>{lead}' + (f"; {', '.join(others)}" if others else "") + ".")
     )
-    cards = []
+    cards, colours = [], _colours(policies)
     for p in policies:
         if p["name"] not in times:
             continue
@@ -134,7 +162,7 @@ def _step(data: dict[str, Any]) -> str:
             "host, from replay to the end of the wait", host, ms(host.value), max(widest, max(h.high for h in hosts.values())), False
         )
         body += _tag("p", f"{title}; {rate:.1f} GB/s, {page.percent(rate / data['copy_gbps'])} of a copy's {data['copy_gbps']:.1f}", "soft")
-        shares = [(f"{_short(c['shape'])}: {v}", s) for c, v, s in zip(data["calls"], p["variants"], p["shares"], strict=True) if s and v]
+        shares = _parts(data, p, colours)
         body += _stack(shares) if shares else ""
         missing = [_short(c["shape"]) for c, v in zip(data["calls"], p["variants"], strict=True) if v is None]
         body += _tag("p", f"without: {escape('; '.join(missing))}", "bad") if missing else ""
@@ -157,39 +185,30 @@ def _short(shape: dict[str, Any]) -> str:
 
 
 def _winners(runs: Sequence[tuple[str, Run]]) -> str:
-    """Shapes down, runs across."""
+    """A row for each shape and run; the runs of a shape one under another."""
     order: dict[str, list[ShapeRun | None]] = {}
     for i, (_, run) in enumerate(runs):
         for one in run.shapes:
             order.setdefault(one.shape.short, [None] * len(runs))[i] = one
     shares = [page.step_share(run) for _, run in runs]
-    head = [("shape", False), ("calls", True)]
-    many = len(runs) > 1
-    for name, _ in runs:
-        head += [
-            (f"winner, {name}" if many else "winner", False),
-            ("ms", True),
-            ("noise", True),
-            ("share", True),
-            ("over base", True),
-            ("GB/s", True),
-            ("of copy", True),
-        ]
-    rows = []
+    head = [("shape", False), ("run", False), ("calls", True), ("winner", False)]
+    head += [(title, True) for title in ("ms", "noise", "share", "over base", "GB/s", "of copy")]
+    rows = list[list[str]]()
     for short, ran in order.items():
         calls = next((s.shape.calls for s in ran if s and s.shape.calls), None)
-        cells = [escape(short), escape(str(calls or ""))]
-        for (_, run), s, share in zip(runs, ran, shares, strict=True):
+        for i, ((name, run), s, share) in enumerate(zip(runs, ran, shares, strict=True)):
             d = decide(s, run.bad_rel) if s else None
+            cells = ["" if i else _name(short), escape(name) if len(runs) > 1 else "", "" if i else escape(str(calls or ""))]
+            rows.append(cells)
             if not s or not d:
                 cells += [_tag("span", "not run" if not s else "none is right" if s.results else "no variant", "soft"), *[""] * 6]
                 continue
             rate = page.gbps(s, d.median.value)
             names = escape(", ".join(d.ties))
             ties = f' <small title="{names}">= {len(d.ties)} more</small>' if d.ties else ""
-            over = f"{d.over_baseline:.2f}x" if d.over_baseline else ""
+            over = f"{d.over_baseline:.2f}x" if d.over_baseline and not page.is_emulated(run, s.baseline) else ""
             cells += [
-                f'<span class="mono">{escape(d.winner.variant)}</span>{ties}',
+                f'<span class="mono">{_name(d.winner.variant)}</span>{ties}',
                 ms(d.median.value).removesuffix("ms"),
                 f"±{page.percent(s.noise)}" if s.twin else "",
                 page.percent(share.get(run.shapes.index(s))),
@@ -197,8 +216,7 @@ def _winners(runs: Sequence[tuple[str, Run]]) -> str:
                 f"{rate:.1f}",
                 page.percent(rate / run.copy_gbps) if run.copy_gbps else "",
             ]
-        rows.append(cells)
-    return _table(head, rows, [0])
+    return _table(head, rows, [0, 1])
 
 
 def _chart(s: ShapeRun, run: Run) -> str:
@@ -210,7 +228,7 @@ def _chart(s: ShapeRun, run: Run) -> str:
         return ""
     shown = right[:_SHOWN]
     base = next(((r, m) for r in s.results if r.variant == s.baseline and (m := r.median()) and r.is_right), None)
-    widest = max(m.high for _, m in shown) * 1.02
+    widest = min(max(m.high for _, m in shown) * 1.02, _AXIS * d.median.value)
     body = [_tag("h3", escape(s.shape.short))]
     for r, m in shown:
         tie = " =" if r.variant in d.ties else ""
@@ -244,7 +262,9 @@ def _chart(s: ShapeRun, run: Run) -> str:
             )
         )
     rest = len(s.results) - len(shown)
-    body.append(_tag("p", f"{rest} more variants; noise of this shape ±{page.percent(s.noise)}", "soft") if rest > 0 else "")
+    body.append(
+        _tag("p", f"{rest} more variants{f'; noise of this shape ±{page.percent(s.noise)}' if s.twin else ''}", "soft") if rest > 0 else ""
+    )
     return _tag("section", "".join(body), "card")
 
 
@@ -254,7 +274,8 @@ def _run(name: str, run: Run, many: bool) -> str:
     out.append(
         _tag(
             "p",
-            "Bars are medians, the dark span on each is the 95% interval of the median; = marks what this run cannot tell from the winner.",
+            "Bars are medians, the dark span on each is the 95% interval of the median; = marks what this run cannot tell from the winner. "
+            f"A bar of more than {_AXIS:g} times the winner's fades out.",
             "soft",
         )
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-from .. import terminal
+from .. import backends, manifest, terminal
 from .report import ms
 from .results import Run, decide
 from .runner import ShapeRun
+
+_NOISY = 0.2  # past this another run may well choose another winner
 
 
 def step_share(run: Run) -> dict[int, float]:
@@ -29,6 +31,11 @@ def gbps(s: ShapeRun, milliseconds: float) -> float:
     return s.shape.bytes / milliseconds / 1e6 if milliseconds else 0.0
 
 
+def is_emulated(run: Run, baseline: str | None) -> bool:
+    """A baseline that no comparison should be made with."""
+    return baseline is not None and bool({*manifest.get(baseline).needs} & {*backends.get(run.environment["device"]).emulated})
+
+
 def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:
     d = decide(s, run.bad_rel)
     head = ["" if run.arguments.get("shapes") else str(i + 1), s.shape.short, str(s.shape.calls or "")]
@@ -38,13 +45,13 @@ def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:
     runner_up = ""
     if d.runner_up and ahead and d.median.value:
         runner_up = f"{'= ' * (d.runner_up.variant in d.ties)}{d.runner_up.variant} +{percent(ahead.value / d.median.value - 1)}"
-    times = d.over_baseline
+    times = None if is_emulated(run, s.baseline) else d.over_baseline
     rate = gbps(s, d.median.value)
     return [
         *head,
         d.winner.variant,
         ms(d.median.value),
-        f"±{percent(s.noise)}" if s.twin else "",
+        f"±{percent(s.noise)}{' !' * (s.noise > _NOISY)}" if s.twin else "",
         percent(share),
         f"{times:.2f}x" if times else "",
         f"{len(d.ties)}" if d.ties else "",
@@ -101,11 +108,14 @@ def show(run: Run, path: str, interrupted: bool) -> None:
     shares = step_share(run)
     rows = [_row(run, i, s, shares.get(i)) for i, s in enumerate(run.shapes)]
     numbers = [0, 2, 4, 5, 6, 7, 8, 10, 11]
-    terminal.table(COLUMNS, rows, numbers=numbers)
+    terminal.table(COLUMNS, rows, numbers=numbers, first_to_go=(11, 8, 10, 9, 7, 6, 2, 0))
     terminal.say(
         "ms: median of the device's time. noise: how far two series of one variant came out apart. share: of calls x ms. over base: the baseline's "
-        "median over it. ties, =: not to be told from the winner in this run. of copy: bytes that must move over the copy's rate; warm weights may come from a cache, above 100%."
+        "median over it, of one that is not emulated. ties, =: not to be told from the winner in this run. of copy: bytes that must move over the copy's rate; warm weights may come from a cache, above 100%."
     )
+    noisy = sum(1 for s in run.shapes if s.twin and s.noise > _NOISY)
+    if noisy:
+        terminal.say(f"!: {noisy} shapes were measured with a noise above {_NOISY:.0%}; another run may choose another winner", "yellow")
     for line in baseline_lines(run):
         terminal.say(line)
     for shape, r in run.bad():
