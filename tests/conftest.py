@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU  # isort: skip  # before NumPy
+from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
 
 import metalmm
 import pytest
@@ -138,6 +138,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     error = outcome.excinfo[1] if outcome.excinfo else None
     if isinstance(error, metalmm.UnsupportedError) and "which this device lacks" in str(error):
         outcome.force_exception(pytest.skip.Exception(f"NOT run on this GPU: {error}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of -n auto; xdist by itself knows the affinity alone."""
+    return cpus()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -430,22 +430,6 @@ def test_a_variant_that_was_stopped_gets_another_round_if_it_is_near() -> None:
     assert decision and decision.winner is near and near.gpu == [0.9] * 9 and not near.stopped
 
 
-def test_a_narrow_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from metalmm import terminal
-
-    for width, wanted in ((200, "a  "), (30, "first: a_long_name_that_has_no_place; second: 12")):
-        real = terminal.console
-        monkeypatch.setattr(terminal, "console", lambda file=None, width=width, real=real: _sized(real(file), width))
-        terminal.table(("first", "second"), [["a_long_name_that_has_no_place", "12"]])
-        monkeypatch.setattr(terminal, "console", real)
-        assert wanted.strip() in capsys.readouterr().out
-
-
-def _sized(console: Any, width: int) -> Any:
-    console.width = width
-    return console
-
-
 def test_who_tunes_waits_for_who_tunes() -> None:
     import threading
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 
-def cpus() -> int:
+def cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """That this process may use, by its affinity and its control group."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(count, int(quota) // int(period)))
-    except (OSError, ValueError):  # no control group, or "max"
-        return count
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # versions 2 and 1
+        try:
+            quota, period = (int(word) for name in names for word in (groups / name).read_text().split())
+        except (OSError, ValueError):  # no control group, or "max"
+            continue
+        if quota > 0:
+            return max(1, min(count, quota // period))
+    return count
 
 
 # Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
