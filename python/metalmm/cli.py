@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from . import __version__, _core, backends, doctor, lint_command, manifest, tuning
+from . import __version__, _core, backends, doctor, files, lint_command, manifest, tuning
 from .bench import command as bench_command
-from .bench import compare, frameworks, html, results, step, tune_command
+from .bench import compare, frameworks, html, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
 from .errors import DeviceError, Error
@@ -67,7 +67,7 @@ def _list(args: argparse.Namespace) -> int:
             }
             for v in chosen
         ]
-        results.give_json(args.json, {"schema": "metalmm-variants", "version": 1, "variants": listed})
+        files.give_json(args.json, {"schema": "metalmm-variants", "version": 1, "variants": listed})
         if args.json == "-":
             return 0
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
@@ -144,7 +144,7 @@ def _explain(args: argparse.Namespace) -> int:
     facts.update(least_bytes=least, operations=flops)
     if args.json != "-":
         print("\n".join(lines))
-    results.give_json(args.json, facts)
+    files.give_json(args.json, facts)
     return 0
 
 
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parser().parse_args(argv)
         except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
             return stop.code if isinstance(stop.code, int) else 2
-        results.check_json(args.json, args.schema)
+        files.check_json(args.json, args.schema)
         for path in args.manifest:
             load_variants(path)
         if args.device:

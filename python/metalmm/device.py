@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import platform
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -133,6 +134,15 @@ class Library:
 
     def __repr__(self) -> str:
         return f"metalmm.Library({self._name}: {len(self._kernels)} kernels, on {self._device!r})"
+
+
+def cpu_name() -> str:
+    """Of this machine, as a report calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(row.split(":", 1)[1].strip() for row in lines if row.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def metal_devices() -> list[str]:

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, manifest, matmul, numerics, pipelines, tuning
-from .bench import results, runner, sizes
+from . import __version__, _core, files, manifest, matmul, numerics, pipelines, tuning
+from .bench import runner, sizes
 from .bench.sizes import Shape
 from .device import Device, capture
 from .errors import Error
@@ -482,7 +482,7 @@ def run(args: argparse.Namespace) -> int:
     counted = ", ".join(f"{states.count(s)} {s}" for s in ("ok", "without", "skipped", "wrong") if s in states)
     doctor.say(f"\n{counted}" + "".join(f"\n  WRONG {c.section.split(':')[0]}, {c.name}: {c.what}" for c in wrong))
     data = {"schema": "metalmm-doctor", "version": 1, **facts, "finished": finished, "checks": [asdict(c) for c in doctor.checks]}
-    results.give_json(args.json, data)
+    files.give_json(args.json, data)
     if not args.json:
         doctor.say("metalmm doctor --json doctor.json writes all of it to a file")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .bench import results
+from . import files
 from .bench.command import UsageError
 from .errors import CompileError
 from .kernel_source import KERNELS
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             tell(source, f"{count} instances, ", found, start)
     if args.json != "-":
         print("what is accepted here may still be refused by Apple's compiler; docs/lint.md says what is not looked at")
-    results.give_json(args.json, {"schema": "metalmm-lint", "version": 1, "files": checked})
+    files.give_json(args.json, {"schema": "metalmm-lint", "version": 1, "files": checked})
     return 2 if unread else int(wrong)
 
 

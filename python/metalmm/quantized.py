@@ -22,7 +22,7 @@ from . import gguf_file
 from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from .profile.log import harmless
+from .files import harmless
 
 if TYPE_CHECKING:
     from .device import Device

@@ -12,14 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _core, manifest
+from . import _core, files, manifest
+from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
-
-if TYPE_CHECKING:
-    from .device import Device
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n and k of a shape that a choice may be taken from: within this factor
@@ -91,8 +89,6 @@ class Choice:
 
 def device_key(device: Device) -> str:
     """What choices are kept under: the kind of device and the hardware."""
-    from .bench.runner import cpu_name  # what a report calls it, too
-
     name = device.info.get("name") or cpu_name()
     return f"{device.name}: {name}" + (f", {device.threads} threads" if device.threads else "")
 
@@ -111,12 +107,10 @@ def default_path() -> Path:
 
 def read(path: Path) -> dict[str, list[Choice]]:
     """Choices by device. Raises TuningError."""
-    from .bench import results
-
     try:
-        data = results.read_json(path, SCHEMA, VERSION)
+        data = files.read_json(path, SCHEMA, VERSION)
         return {key: [Choice.from_json(c) for c in choices] for key, choices in data["devices"].items()}
-    except results.ResultError as error:
+    except files.FileError as error:
         raise TuningError(str(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, Error) as error:
         raise TuningError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
@@ -124,8 +118,6 @@ def read(path: Path) -> dict[str, list[Choice]]:
 
 def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
     """Adds to the file what was chosen on that device; what it says of other shapes and devices stays. Raises TuningError, OSError."""
-    from .bench import results
-
     path = Path(os.path.realpath(path))  # by whichever name: one file has one lock
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path):
@@ -133,7 +125,7 @@ def write(path: Path, device: str, choices: Iterable[Choice]) -> None:
         merged = {c.key: c for c in [*kept.get(device, []), *choices]}
         kept[device] = list(merged.values())
         devices = {key: [c.as_json() for c in all_of_it] for key, all_of_it in kept.items()}
-        results.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
+        files.write_json(path, {"schema": SCHEMA, "version": VERSION, "devices": devices})
 
 
 @contextlib.contextmanager
@@ -264,7 +256,5 @@ def spec_of(key: Key) -> _core.MatmulSpec:
 
 def choose_variant(device: _core.Device, spec: _core.MatmulSpec) -> str:
     """For the extension, which asks once for a shape and device."""
-    from .device import Device
-
     assert isinstance(device, Device)
     return choose(device, spec)[0]

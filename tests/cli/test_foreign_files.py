@@ -16,7 +16,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cli, numerics, tuning
+from metalmm import cli, files, numerics, tuning
 from metalmm.bench import results, sizes
 from metalmm.profile import log
 from support.here import ALL_OF_IT
@@ -223,5 +223,5 @@ def test_a_gguf_file_with_any_byte_replaced(tmp_path: Path) -> None:
 def test_what_is_no_result_is_refused_by_its_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero"), tmp_path / "none"):
-        with pytest.raises(results.ResultError, match=str(path)):
+        with pytest.raises(files.FileError, match=str(path)):
             results.load(path)

@@ -14,7 +14,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import backends, cli, manifest, tuning
+from metalmm import backends, cli, files, manifest, tuning
 from metalmm.bench import frameworks, page, results, runner, search, sizes, step
 from metalmm.bench.runner import Rule
 from support.decide import QUICK, a_run, bench, made, started
@@ -150,7 +150,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     _, data = bench("--spec", "n=64 k=64 nt", "--backends", "gemv,mlx")
     data["planned"] = 2
-    results.write_json("run.json", data)
+    files.write_json("run.json", data)
     assert bench("--spec", "n=64 k=64 nt", "--backends", "gemv,mlx")[0] == 2
     assert "--resume goes on with it" in capsys.readouterr().err
     assert json.loads(Path("run.json").read_text()) == data
@@ -161,7 +161,7 @@ def test_a_shape_whose_kernel_changed_is_not_resumed() -> None:
     _, data = bench(*spec)
     assert bench(*spec, "--resume")[1]["shapes"] == data["shapes"], "nothing was left to do"
     data["shapes"][0]["results"][0]["kernel_sha256"] = "0" * 64
-    results.write_json("run.json", data)
+    files.write_json("run.json", data)
     assert bench(*spec, "--resume")[1]["shapes"][0]["results"][0]["gpu_ms"] != data["shapes"][0]["results"][0]["gpu_ms"]
 
 
@@ -180,9 +180,9 @@ def test_outputs_replace_nothing_of_another_kind(tmp_path: Path) -> None:
         assert cli.main(words) == 2, words
         assert [(tmp_path / name).read_text() for name in ("log.jsonl", "t.json")] == before, words
     (tmp_path / "link").symlink_to("target")
-    results.write_text("link", "x")
+    files.write_text("link", "x")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "x"
-    results.write_text("/dev/null", "x")
+    files.write_text("/dev/null", "x")
     assert not Path("/dev/null").is_file()
 
 
@@ -414,9 +414,9 @@ def test_steps_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         {"name": name, "device_ms": [t * f for f in (1, 1.01, 0.99) * 5], "host_ms": [t * f for f in (1, 1.01, 0.99) * 5], "wrong": []}
         for name, t in (("best", 4.0), ("tuned", 5.0))
     ]
-    results.write_json("old.json", {"schema": "metalmm-step", "version": 1, "environment": {}, "policies": policies})
+    files.write_json("old.json", {"schema": "metalmm-step", "version": 1, "environment": {}, "policies": policies})
     policies[1]["device_ms"] = [7.0] * 15
-    results.write_json("new.json", {"schema": "metalmm-step", "version": 1, "environment": {}, "policies": policies})
+    files.write_json("new.json", {"schema": "metalmm-step", "version": 1, "environment": {}, "policies": policies})
     assert cli.main(["compare", "old.json", "old.json"]) == 0 and cli.main(["compare", "old.json", "new.json"]) == 1
     assert re.search(r"slower +the step +tuned +5ms +7ms +\+40.0%", capsys.readouterr().out)
 

@@ -14,7 +14,7 @@ import jsonschema
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cli, manifest
+from metalmm import cli, files, manifest
 from metalmm.bench import check, command, compare, results, runner, sizes, statistics
 from metalmm.bench.runner import Rule, ShapeRun
 from support.decide import FEW, QUICK, SMALL, a_run, bench, made, started
@@ -226,9 +226,9 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "x.json"
-    results.write_json(target, {"a": 1})
+    files.write_json(target, {"a": 1})
     with pytest.raises(TypeError):
-        results.write_json(target, {"a": object()})
+        files.write_json(target, {"a": object()})
     assert json.loads(target.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [target]
     assert oct(target.stat().st_mode & 0o777) == oct(0o666 & ~_umask())
 
@@ -267,28 +267,28 @@ def test_compare_with_itself_and_with_a_slowed_down_run(capsys: pytest.CaptureFi
         r["gpu_ms"] = r["cpu_ms"] = [1.0 + 0.01 * (i % 3) for i in range(30)]
         r["stopped"] = ""
     data["shapes"][0]["drift"] = 0.0
-    results.write_json("old.json", data)
+    files.write_json("old.json", data)
     assert cli.main(["compare", "old.json", "old.json"]) == 0
     assert " same" in capsys.readouterr().out
     for factor, code, word in ((1.3, 1, "slower"), (0.7, 0, "faster"), (1.01, 0, "same")):
-        results.write_json("new.json", slowed(data, winner, factor))
+        files.write_json("new.json", slowed(data, winner, factor))
         assert cli.main(["compare", "old.json", "new.json", "--json", "c.json"]) == code
         change = next(c for c in json.loads(Path("c.json").read_text())["changes"] if c["variant"] == winner)
         assert change["verdict"] == word and change["new_ms"] == pytest.approx(factor * change["old_ms"], rel=0.02)
     broken = json.loads(json.dumps(data))
     broken["shapes"][0]["results"][0]["failed"] = "fell over"
-    results.write_json("new.json", broken)
+    files.write_json("new.json", broken)
     assert cli.main(["compare", "old.json", "new.json"]) == 1
     assert "broke" in capsys.readouterr().out
     stopped = slowed(data, winner, 50.0)
     row = next(r for r in stopped["shapes"][0]["results"] if r["variant"] == winner)
     row.update(stopped="early", gpu_ms=row["gpu_ms"][:3], cpu_ms=row["cpu_ms"][:3])
-    results.write_json("new.json", stopped)
+    files.write_json("new.json", stopped)
     assert cli.main(["compare", "old.json", "new.json"]) == 1, "one that fell so far behind that it was stopped is slower"
     elsewhere = json.loads(json.dumps(data))
     for shape in elsewhere["shapes"]:
         shape["shape"]["k"] += 1
-    results.write_json("new.json", elsewhere)
+    files.write_json("new.json", elsewhere)
     assert cli.main(["compare", "old.json", "new.json"]) == 2
     assert "the runs share no shape: old.json has m=1" in capsys.readouterr().err
 

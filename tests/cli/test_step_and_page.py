@@ -10,9 +10,9 @@ from pathlib import Path
 
 import metalmm
 import pytest
-from metalmm import cli
+from metalmm import cli, files
 from metalmm.bench import html as page_html
-from metalmm.bench import results, sizes, statistics, step
+from metalmm.bench import sizes, statistics, step
 from support.decide import FEW, QUICK, SMALL, bench
 
 
@@ -123,7 +123,7 @@ def a_page(tmp_path: Path) -> str:
     _, data = bench(*SMALL, *FEW, name="two.json")
     data["environment"].update(gpu="Apple M9 Ultra <Max> & Co", device="metal", note=None)
     data["shapes"][0]["results"][0].update(failed="a very_long_reason_without_a_space_" * 20)
-    results.write_json("two.json", data)
+    files.write_json("two.json", data)
     assert cli.main(["step", *SMALL, "--choice", "best", "--choice", "tuned", "--iters", "3", *FEW, *QUICK, "--json", "step.json"]) == 0
     assert cli.main(["report", "one.json", "two.json", "step.json", "-o", "page.html"]) == 0
     return Path("page.html").read_text()

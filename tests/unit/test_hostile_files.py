@@ -8,9 +8,8 @@ from pathlib import Path
 
 import metalmm
 import pytest
-from metalmm import tuning
+from metalmm import files, tuning
 from metalmm.bench import sizes
-from metalmm.profile import log
 
 
 def test_a_lock_that_is_a_link_empties_nothing(tmp_path: Path) -> None:
@@ -83,5 +82,5 @@ def test_a_file_of_weights_is_a_plain_file(tmp_path: Path) -> None:
 
 
 def test_what_nobody_sees_is_spelled_out() -> None:
-    assert log.harmless("a\u202eb\x1b[31m\u00ad") == "a\\x202eb\\x1b[31m\\xad"
-    assert log.harmless("a\nb\tc", "\n") == "a\nb\\x09c" and log.harmless("ß ∑") == "ß ∑"
+    assert files.harmless("a\u202eb\x1b[31m\u00ad") == "a\\x202eb\\x1b[31m\\xad"
+    assert files.harmless("a\nb\tc", "\n") == "a\nb\\x09c" and files.harmless("ß ∑") == "ß ∑"

@@ -7,16 +7,14 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from .. import compiler, modules
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
 from ..msl.program import Argument
-
-if TYPE_CHECKING:
-    from ..device import Device
+from .protocol import Device
 
 
 class Options(TypedDict, total=False):

@@ -6,15 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from .. import _core, cache, compiler, modules, nvrtc
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
-
-if TYPE_CHECKING:
-    from ..device import Device
+from .protocol import Device
 
 
 class Options(TypedDict, total=False):

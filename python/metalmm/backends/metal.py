@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from .. import _core, cache
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-
-if TYPE_CHECKING:
-    from ..device import Device
+from .protocol import Device
 
 
 class Options(TypedDict, total=False):

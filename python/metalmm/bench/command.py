@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import Device, Variant, _core, manifest, terminal, variants
+from .. import Device, Variant, _core, files, manifest, terminal, variants
 from ..errors import Error
 from . import check, page, report, results, runner, sizes
 from .copy import measured_copy
@@ -231,7 +231,7 @@ def _check_no_rest(path: Path) -> None:
     """Raises UsageError for a file that holds the finished part of an interrupted run."""
     try:
         before = results.load(path)
-    except results.ResultError:
+    except files.FileError:
         return
     if before.shapes and not before.is_complete:
         raise UsageError(
@@ -259,7 +259,7 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError("--resume goes on with the run in the file of --json FILE")
         go_on(run, path)
     elif path:
-        results.check_output(path, f'"schema": "{results.SCHEMA}"', f"{results.SCHEMA} JSON")
+        files.check_output(path, f'"schema": "{results.SCHEMA}"', f"{results.SCHEMA} JSON")
         _check_no_rest(path)
     show = _Seeds(args, device, run, len(found.shapes)) if seeds_format else None
     interrupted = False
@@ -275,15 +275,15 @@ def main(args: argparse.Namespace) -> int:
                 if show:
                     print(show.section(done), flush=True)
                 if path:
-                    results.write_json(path, run.as_json())
+                    files.write_json(path, run.as_json())
             if not show:
                 run.copy_readings.append(measured_copy(device))
         except KeyboardInterrupt:
             interrupted = True
     if path and (run.shapes or not interrupted):
-        results.write_json(path, run.as_json())
+        files.write_json(path, run.as_json())
     if to_stdout:
-        results.give_json("-", run.as_json())
+        files.give_json("-", run.as_json())
     elif show:
         print(show.end(skipped))
     else:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from .. import terminal
+from .. import files, terminal
 from . import results
 from .report import Result, ms
 from .results import Run
@@ -93,16 +93,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """0; 1 where something became slower or broke. Results of bench, of tune or of step, two of a kind."""
     if not 0 <= args.least < 10:
-        raise results.ResultError("--least takes a part such as 0.1")
+        raise files.FileError("--least takes a part such as 0.1")
     old, new = _load(args.old), _load(args.new)
     if (_STEP in [s.shape for s in old.shapes]) != (_STEP in [s.shape for s in new.shapes]):
-        raise results.ResultError(f"{args.old} and {args.new}: one is of step and one is not; compare takes two of a kind")
+        raise files.FileError(f"{args.old} and {args.new}: one is of step and one is not; compare takes two of a kind")
     found = changes(old, new, args.least)
     if len(only_in(old, new)) == len(old.shapes):
         has = (
             f"{path} has {'; '.join(s.shape.short for s in run.shapes[:3]) or 'none'}" for path, run in ((args.old, old), (args.new, new))
         )
-        raise results.ResultError(f"the runs share no shape: {', '.join(has)}")
+        raise files.FileError(f"the runs share no shape: {', '.join(has)}")
     counts = {
         v: sum(c.verdict == v for c in found) for v in ("faster", "slower", "broke", "mended", "same", "unclear", "stopped", "gone", "new")
     }
@@ -138,18 +138,18 @@ def main(args: argparse.Namespace) -> int:
         "different": different,
         "changes": [vars(c) for c in found],
     }
-    results.give_json(args.json, data)
+    files.give_json(args.json, data)
     return 1 if any(c.is_regression for c in found) else 0
 
 
 def _load(path: str) -> Run:
     """A bench; a tune's bench; a step, each choice of it as a variant of one shape."""
-    schema = results.schema_of(path)
+    schema = files.schema_of(path)
     if schema == "metalmm-tune":
         return results.load(path, part="bench")
     if schema != "metalmm-step":
         return results.load(path)
-    data = results.read_json(path, schema, 1)
+    data = files.read_json(path, schema, 1)
     try:
         rows = [
             Result(
@@ -162,7 +162,7 @@ def _load(path: str) -> Run:
         ]
         return Run(data["environment"], {"rounds": 1}, [ShapeRun(_STEP, rows, None, 1, None)], planned=1)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise results.ResultError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
+        raise files.FileError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
 
 
 # Stands for the whole step.

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import Device, Error, terminal
-from . import command, results, runner
+from .. import Device, Error, files, terminal
+from . import command, runner
 from .step import free_memory
 
 Call = Callable[[], Any]
@@ -338,7 +338,7 @@ def main(args: argparse.Namespace) -> int:
     }
     if args.json != "-":
         _show(found, missing, rows, times, skipped)
-    results.give_json(args.json, data)
+    files.give_json(args.json, data)
     if interrupted:
         return 130
     return 1 if any("failed" in why for why in skipped.values()) else 0

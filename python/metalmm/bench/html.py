@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .. import __version__, files
 from ..errors import Error
 from . import page, results
 from .report import ms
@@ -345,25 +345,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read(paths: Sequence[str]) -> tuple[list[tuple[str, Run]], list[dict[str, Any]]]:
-    """Bench runs by the names of their files, and steps. Raises ReportError, ResultError."""
+    """Bench runs by the names of their files, and steps. Raises ReportError, FileError."""
     benches: list[tuple[str, Run]] = []
     steps = []
     for path in paths:
-        schema = results.schema_of(path)
+        schema = files.schema_of(path)
         name = Path(path).stem
         if schema == results.SCHEMA:
             benches.append((name, results.load(path)))
         elif schema == "metalmm-tune":
             benches.append((name, results.load(path, part="bench")))
         elif schema == "metalmm-step":
-            steps.append(results.read_json(path, schema, 1))
+            steps.append(files.read_json(path, schema, 1))
         else:
             raise ReportError(f"{path}: it holds {schema!r}; a page is made of what bench, tune and step write with --json")
     return benches, steps
 
 
 def main(args: argparse.Namespace) -> int:
-    results.check_output(Path(args.output), "<!doctype html>", "page")
+    files.check_output(Path(args.output), "<!doctype html>", "page")
     benches, steps = read(args.files)
     try:
         text = make(benches, steps)
@@ -371,8 +371,8 @@ def main(args: argparse.Namespace) -> int:
         if isinstance(error, Error):
             raise
         raise ReportError(f"a part of a result is missing or of another kind: {error!r}") from error
-    results.write_text(args.output, text)
+    files.write_text(args.output, text)
     if args.json != "-":
         print(f"{args.output}: {len(text) / 1e3:.0f} kB, of {len(benches)} runs and {len(steps)} steps")
-    results.give_json(args.json, {"schema": "metalmm-report", "version": 1, "page": args.output, "runs": len(benches), "steps": len(steps)})
+    files.give_json(args.json, {"schema": "metalmm-report", "version": 1, "page": args.output, "runs": len(benches), "steps": len(steps)})
     return 0

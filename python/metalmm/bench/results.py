@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import stat
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import Error
-from ..profile.log import harmless
+from ..files import FileError, read_json
 from .report import Result, tags
 from .runner import ShapeRun
 from .sizes import LeftOut, Shape, typed
@@ -22,10 +17,6 @@ from .statistics import Median, verdict
 
 SCHEMA, VERSION = "metalmm-bench", 1
 _Number = TypeVar("_Number", int, float)
-
-
-class ResultError(Error, ValueError):
-    """A file that holds no results, or others than were asked for."""
 
 
 @dataclass(frozen=True)
@@ -192,116 +183,13 @@ def _result_from(data: Mapping[str, Any]) -> Result:
     return found
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Whole or not at all: beside the file first, then in its place; a link's target, not the link. What is no file (a pipe, /dev/null) is
-    written to as it is. Raises OSError."""
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        return
-    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(fresh, 0o666 & ~mask)  # as open() would have made it
-        os.replace(fresh, path)
-    except BaseException:
-        os.unlink(fresh)
-        raise
-
-
-def write_json(path: str | Path, data: Any) -> None:
-    """On one line: json's fast encoder has no indentation, and a bench writes after each shape."""
-    write_text(path, json.dumps(data) + "\n")
-
-
-def give_json(where: str | None, data: Any) -> None:
-    """What --json asks for: nothing, a file (which check_output() has seen before the work), or standard output. Raises OSError."""
-    if where == "-":
-        print(json.dumps(data, indent=1))
-    elif where is not None:
-        write_json(where, data)
-
-
-def check_output(path: Path, mark: str, what: str) -> None:
-    """Before the work, not after it: that the path can be written, and that what is there and would be replaced is of the same kind, by
-    `mark` near its beginning. Raises ResultError, OSError."""
-    if path.is_dir():
-        raise ResultError(f"{path}: it is a folder")
-    if path.exists() and not path.is_file():
-        return
-    if path.exists():
-        with open(path, "rb") as file:
-            start = file.read(400)
-        if start.strip() and mark.encode() not in start:
-            raise ResultError(f"{path}: there is a file that is no {what} of ours; it would be overwritten")
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise ResultError(f"{path}: there is no folder {target.parent}")
-    handle, probe = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    os.unlink(probe)
-
-
-def check_json(where: str | None, schema: str) -> None:
-    """check_output() of a --json option."""
-    if where not in (None, "-"):
-        check_output(Path(str(where)), f'"schema": "{schema}"', f"{schema} JSON")
-
-
-def _text_of(path: str | Path) -> str:
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError("it is no file")
-    return Path(path).read_text()
-
-
-def _harmless(data: Any) -> Any:
-    """The same with its texts' control characters spelled out, but ends of lines and tabs."""
-    if isinstance(data, str):
-        return harmless(data, "\n\t")
-    if isinstance(data, dict):
-        return {_harmless(key): _harmless(value) for key, value in data.items()}
-    return [_harmless(value) for value in data] if isinstance(data, list) else data
-
-
-def _json_of(path: str | Path) -> tuple[object, Any]:
-    """What a file says that it is, and what it holds."""
-    try:
-        data = _harmless(json.loads(_text_of(path)))
-    except OSError as error:
-        raise ResultError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ResultError(f"{path}: no JSON, such as bench, tune and step write: {error}") from error
-    return data.get("schema") if isinstance(data, dict) else type(data).__name__, data
-
-
-def schema_of(path: str | Path) -> object:
-    """What a file says that it is. Raises ResultError."""
-    return _json_of(path)[0]
-
-
-def read_json(path: str | Path, schema: str, version: int) -> dict[str, Any]:
-    """What such a file holds. Raises ResultError naming what is there instead."""
-    found, data = _json_of(path)
-    if not isinstance(data, dict) or found != schema:
-        raise ResultError(f"{path}: it holds {found!r}, not {schema!r}")
-    if data.get("version") != version:
-        raise ResultError(f"{path}: version {data.get('version')!r} of {schema}; this metalmm reads version {version}")
-    return data
-
-
 def load(path: str | Path, part: str | None = None) -> Run:
-    """A bench's results; part: those within a tune's. Raises ResultError."""
+    """A bench's results; part: those within a tune's. Raises FileError."""
     data = read_json(path, "metalmm-tune", 1) if part else read_json(path, SCHEMA, VERSION)
     try:
         return Run.from_json(data[part] if part else data)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ResultError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
+        raise FileError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
 
 
 def same_runs(a: Mapping[str, Any], b: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

@@ -33,6 +33,7 @@ from .. import (
     quantized,
     variants,
 )
+from ..device import cpu_name
 from ..terminal import Progress
 from .report import Result
 from .sizes import Shape
@@ -506,11 +507,3 @@ def environment(device: Device) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("MATMUL_", "METALMM_"))},
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(row.split(":", 1)[1].strip() for row in lines if row.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import MatmulSpec, _core, manifest
+from .. import MatmulSpec, _core, files, manifest
 from ..errors import ArgumentError, DTypeError, Error, ShapeError
 from ..profile import analysis, log
 from ..profile.trace import op_of
@@ -192,7 +192,7 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
     waiting: Shape | LeftOut | None = None
     op = ""
     for number, line in enumerate(text.splitlines(), 1):
-        row = log.harmless(line.strip())
+        row = files.harmless(line.strip())
         if row.startswith("op=") and "|" in row and row.endswith(":"):
             _keep(found, waiting)
             try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import Device, Error, QuantizedArray, Recording, Variant, manifest, terminal, tuning, variants
+from .. import Device, Error, QuantizedArray, Recording, Variant, files, manifest, terminal, tuning, variants
 from . import command, page, results, runner
 from .copy import measured_copy
 from .report import ms
@@ -296,7 +296,7 @@ def main(args: argparse.Namespace) -> int:
     data = as_json(plan, done, copy, runner.environment(device))
     if args.json != "-":
         show(plan, done, copy, device, found)
-    results.give_json(args.json, data)
+    files.give_json(args.json, data)
     return 1 if any(m.wrong for m in done) else 0
 
 

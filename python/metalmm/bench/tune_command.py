@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import manifest, terminal, tuning
+from .. import files, manifest, terminal, tuning
 from . import command, page, report, results, runner, search
 from .copy import measured_copy
 from .results import decide
@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json not in (None, "-") and os.path.realpath(args.json) == os.path.realpath(path):
         raise command.UsageError(f"--json {args.json}: that is the tuning file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    results.check_output(path, f'"schema": "{tuning.SCHEMA}"', "tuning file")
+    files.check_output(path, f'"schema": "{tuning.SCHEMA}"', "tuning file")
     if path.exists():
         tuning.read(path)  # a damaged one is refused before the run
     device = runner.measuring_device(args.device, args.timeout)
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     }
     if args.json != "-":
         _show(run, searched, choices, path, device_key=tuning.device_key(device))
-    results.give_json(args.json, data)
+    files.give_json(args.json, data)
     if interrupted:
         print(f"metalmm tune: interrupted; the choices of {len(choices)} of {run.planned} shapes are in {path}", file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import files
 from . import analysis, log
 
 MARK = "# Matmuls of "  # how a sizes file of ours begins
@@ -41,7 +42,6 @@ def _tell(found: log.Log) -> None:
 
 
 def _analyze(args: argparse.Namespace) -> int:
-    from ..bench import results
 
     found = log.read(args.log)
     sections = analysis.sections(
@@ -53,7 +53,7 @@ def _analyze(args: argparse.Namespace) -> int:
     )
     if args.json != "-":
         print(analysis.text(found, sections))
-    results.give_json(args.json, analysis.as_json(found, sections))
+    files.give_json(args.json, analysis.as_json(found, sections))
     _tell(found)
     if found.broken and not found.events:
         raise log.LogError(f"{args.log}: no line of it is an event")
@@ -63,10 +63,10 @@ def _analyze(args: argparse.Namespace) -> int:
 
 
 def _sizes(args: argparse.Namespace) -> int:
-    from ..bench import results, sizes
+    from ..bench import sizes
 
     if args.output:
-        results.check_output(Path(args.output), MARK, "sizes file")
+        files.check_output(Path(args.output), MARK, "sizes file")
     found = log.read(args.log)
     text = sizes.text_of_log(found)
     listed = sizes.parse(text, of_log=True)
@@ -74,13 +74,11 @@ def _sizes(args: argparse.Namespace) -> int:
         _tell(found)
         raise log.LogError(f"{args.log}: there is no matmul in it, among {found.events} events")
     if args.output:
-        results.write_text(args.output, text)
+        files.write_text(args.output, text)
     elif args.json != "-":
         print(text, end="")
     shapes = [s.as_json() for s in listed.shapes]
-    results.give_json(
-        args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]}
-    )
+    files.give_json(args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]})
     for line in listed.left_out_lines():
         print(f"metalmm profile: {line}", file=sys.stderr)
     _tell(found)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import Error
+from ..files import harmless
 
 KNOWN_EVENTS = frozenset(
     [
@@ -36,13 +37,6 @@ KNOWN_EVENTS = frozenset(
 _MOST_US = 2**53
 _LONGEST = 16 << 20  # bytes of a line: a gzip file of megabytes may hold one of gigabytes
 _NAMED_LINES = 20  # broken lines whose numbers are kept
-
-
-def harmless(text: str, keep: str = "") -> str:
-    """Text from outside with what nobody sees spelled out, but those of `keep`: a terminal may take it for a command, or turn a line round."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else f"\\x{ord(c):02x}" for c in text)
 
 
 class LogError(Error, ValueError):

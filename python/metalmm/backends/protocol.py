@@ -1,0 +1,84 @@
+"""What a backend is, and what it may ask of the device that it works for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..kernel_source import Code, Constants, KernelText, LibraryText
+
+
+class Device(Protocol):
+    """A :class:`metalmm.Device`."""
+
+    options: dict[str, bool | int | float]
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+    @property
+    def threads(self) -> int | None: ...
+
+    def _kernel_names(self, text: str) -> list[str]: ...
+
+
+class Backend(Protocol):
+    """One kind of device.
+
+    Attributes:
+        name: its own and that of its C++.
+        options: what Device() may give it.
+        libraries: matmuls that it has beside kernels.
+        counts_barriers: whether Device.counters says how often threadgroups met.
+        emulated: what variants may need and this device computes step by step.
+        replays: how many calls are recorded at least for a sample, where a launch costs more than a kernel. The sample is a replay's time
+            by their number. 0: a call by itself.
+        together: how many kernels code_together takes at most.
+        note: what a reader of its times must know.
+        winners: what was measured best on such a device, as (layout, n, k, variant) of m=1 in float16.
+        preferred: what "auto" takes of what is not known, the first that takes the operation.
+    """
+
+    name: str
+    options: Sequence[str]
+    libraries: Sequence[str]
+    counts_barriers: bool
+    emulated: Sequence[str]
+    replays: int
+    together: int
+    note: str
+    winners: Sequence[tuple[str, int, int, str]]
+    preferred: Sequence[str]
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
+        """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
+        ...
+
+    def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
+        """A user's MSL, preprocessed as far as the device's compiler wants it. Raises CompileError, LoweringError."""
+        ...
+
+    def code(self, device: Device, source: KernelText, kernel: str, constants: Constants) -> Code:
+        """One kernel for the device. Raises CompileError, LoweringError."""
+        ...
+
+    def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
+        """Makes the code of up to `together` kernels at once where that is cheaper; `code` then finds it, or says what is wrong."""
+        ...
+
+    def library_file(self, library: str) -> str:
+        """Where one of `libraries` lies, for one that is loaded when it is first asked for; empty for what the extension has."""
+        ...
+
+    def watching(self, timeout: float) -> dict[str, Any]:
+        """Options of a device that tells of kernels which write elsewhere or take longer than `timeout` seconds, where it can."""
+        ...
+
+    def memory_gbps(self, device: Device) -> float | None:
+        """What its memory moves, where somebody measured it on a GPU of that name."""
+        ...
+
+    def facts(self, device: Device) -> dict[str, str | None]:
+        """What a report says of it beside Device.info: compiler, and summary, a line for its head."""
+        ...
