@@ -36,17 +36,13 @@ template <int TG>
     constant MatmulParams& p [[buffer(5)]]) {}
 """
 MANIFEST = """
-format = 1
-[[family]]
-name = "host_overhead"
-source = "empty.metal"
-kernel = "empty"
+format = 2
+[kernels.empty]
 template = ["threads"]
-threads = 32
 tile = [1, 0]
 supports = { layouts = ["nn"] }
-  [[family.variant]]
-  name = "empty"
+[families.host_overhead.variants]
+empty = { kernel = "empty", threads = 32 }
 """
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import cache
 from .errors import CompileError, CompilerNotFoundError
-from .kernel_source import define_text, line_marker, resource
+from .kernel_source import define_text, is_include, line_marker, resource
 
 MSL = resource("csrc/msl")
 
@@ -253,17 +253,15 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTI
 
 
 def _check_includes(text: str, name: str, folders: list[Path]) -> None:
-    """Raises CompileError where a compiler would wait for whoever writes to a FIFO."""
+    """Raises CompileError for what is no file, and would hold the compiler up."""
     seen, waiting = set[Path](), [(text, name)]
     while waiting and folders:
         text, name = waiting.pop()
         for found in {folder / included for included in _INCLUDE.findall(text) for folder in folders} - seen:
             seen.add(found)
             with contextlib.suppress(OSError):  # which is the compiler's to tell
-                if found.is_file():
+                if is_include(found, name):
                     waiting.append((found.read_text(errors="replace"), str(found)))
-                elif found.exists() and not found.is_dir():
-                    raise CompileError(f"{name}: it includes {found}, which is no plain file")
 
 
 def preprocess(

@@ -115,12 +115,21 @@ def inline_includes(path: Path) -> str:
     return inline_text(path.read_text(), str(path), [path.parent], {path})
 
 
+def is_include(path: Path, name: str) -> bool:
+    """Whether it is a file that `name` can include. Raises CompileError where a compiler would wait for whoever writes to a FIFO."""
+    if path.is_file():
+        return True
+    if path.exists() and not path.is_dir():
+        raise CompileError(f"{name}: it includes {path}, which is no plain file")
+    return False
+
+
 def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) -> str:
     """The same for text; includes are looked for beside the file that has them, in `folders`, then among our own headers."""
 
     def replace(match: re.Match[str]) -> str:
         candidates = [folder / match[1] for folder in (*folders, KERNELS / "include")]
-        target = next((c.resolve() for c in candidates if c.is_file()), None)
+        target = next((c.resolve() for c in candidates if is_include(c, name)), None)
         if target is None:
             return match[0]
         if target in seen:

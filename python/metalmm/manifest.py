@@ -52,7 +52,6 @@ _FIELDS = {
 }
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
 FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
-_OLD_FIELDS = {"builtin": "library"}  # of format 1
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 
@@ -246,11 +245,10 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
         if isinstance(error, RecursionError):
             raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
         raise ManifestError(f"{path}: {error}") from error
-    readers: dict[object, Callable[[Path, Mapping[str, Any]], Iterator[_Entry]]] = {1: _entries_of_format_1, 2: _entries}
-    if type(data.get("format")) is not int or data["format"] not in readers:
-        raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2, and the older format = 1")
+    if type(data.get("format")) is not int or data["format"] != 2:
+        raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2")
     loaded: dict[str, Variant] = {}
-    for entry in list(readers[data["format"]](path, data)):
+    for entry in list(_entries(path, data)):
         v = entry.variant()
         if v in loaded:
             raise ManifestError(f"{path}: {v}: there are two variants of this id in the file")
@@ -320,19 +318,13 @@ def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> No
     for key in table:
         if key not in _FIELDS and key not in arguments:
             hint = _hint(key, sorted(_FIELDS), sorted(arguments), otherwise="it is neither a field nor among the template's arguments")
-            if key in _OLD_FIELDS:
-                hint = f"of format = 1; in format = 2 it is '{_OLD_FIELDS[key]}'"
-            elif key == "variant":
+            if key == "variant":
                 hint = "the rows of a family are in [families.NAME.variants]"
             raise ManifestError(f"{where}: unknown key '{key}'; {hint}")
 
 
 def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
     """Of [kernels.NAME], [families.NAME] and the rows of [families.NAME.variants]."""
-    if "family" in data:
-        raise ManifestError(
-            f"{path}: [[family]] tables are of format = 1; in format = 2 a family is [families.NAME], with its variants in rows"
-        )
     _check_known(path, data, ("format", "reasons", "kernels", "families"))
     reasons = _table(path, "reasons", data.get("reasons", {}))
     kernels = {name: _table(path, f"kernels.{name}", k) for name, k in _table(path, "kernels", data.get("kernels", {})).items()}
@@ -374,29 +366,6 @@ def _kernel_of(where: str, table: dict[str, Any], kernels: Mapping[str, dict[str
         hint = _hint(kernel, list(kernels), otherwise=f"there are: {', '.join(kernels) or 'none'}")
         raise ManifestError(f"{where}: there is no table [kernels.{kernel}]; {hint}")
     return kernels[kernel]
-
-
-def _entries_of_format_1(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
-    """Of [[family]] tables with [[family.variant]] tables."""
-    if newer := {"kernels", "families", "reasons"} & set(data):
-        raise ManifestError(f"{path}: [{sorted(newer)[0]}] is of format = 2; this file says format = 1")
-    families = data.get("family", [])
-    tables = isinstance(families, list) and all(isinstance(f, dict) and isinstance(f.get("variant", []), list) for f in families)
-    if not tables or not all(isinstance(entry, dict) for f in families for entry in f.get("variant", [])):
-        raise ManifestError(f"{path}: families are [[family]] tables, each with [[family.variant]] tables")
-    _check_known(path, data, ("format", "family"))
-    for family in families:
-        entries = [{_OLD_FIELDS.get(k, k): v for k, v in entry.items()} for entry in family.get("variant", [])]
-        defaults = {_OLD_FIELDS.get(k, k): v for k, v in family.items() if k != "variant"}
-        for entry in entries:
-            table = {**defaults, **entry}
-            yield _Entry(path, family.get("name"), entry.get("name"), table, {})
-        if not entries:
-            raise ManifestError(f"{path}: family {family.get('name')!r} has no variants; they are [[family.variant]] tables")
-        arguments = _arguments(defaults, *entries)
-        _check_keys(f"{path}: family {family.get('name')}", defaults, arguments)
-        for entry in entries:
-            _check_keys(f"{path}: {family['name']}/{entry['name']}", entry, arguments)
 
 
 class _Entry:

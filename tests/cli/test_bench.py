@@ -165,8 +165,8 @@ def test_a_small_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_wrong_variant_is_shown_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "my.toml").write_text(
-        'format = 1\n[[family]]\nname = "my_wrong"\nsource = "w.metal"\nkernel = "wrong"\ntemplate = ["threads"]\n'
-        'supports = { m = 1, layouts = ["nn"] }\n[[family.variant]]\nname = "zero"\nthreads = 32\ntile = [1, 32]\n'
+        'format = 2\n[kernels.wrong]\nsource = "w.metal"\ntemplate = ["threads"]\ntile = [1, 32]\n'
+        'supports = { m = 1, layouts = ["nn"] }\n[families.my_wrong.variants]\nzero = { kernel = "wrong", threads = 32 }\n'
     )
     (tmp_path / "w.metal").write_text(
         '#include <metal_stdlib>\n#include "params.h"\nusing namespace metal;\ntemplate <int T>\nkernel void wrong(device half* D [[buffer(2)]], constant MatmulParams& p '

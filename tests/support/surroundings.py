@@ -7,19 +7,18 @@ from pathlib import Path
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
 
-MANIFEST = """format = 1
-[[family]]
-name = "mine"
+MANIFEST = """format = 2
+[kernels.f]
 source = "mine.metal"
-kernel = "f"
 template = ["threads"]
-threads = 64
 tile = [1, 64]
 supports = { m = 1, layouts = ["nn"] }
-  [[family.variant]]
-  name = "one"
-  [[family.variant]]
-  name = "two"
+[families.mine]
+kernel = "f"
+threads = 64
+[families.mine.variants]
+one = {}
+two = {}
 """
 
 

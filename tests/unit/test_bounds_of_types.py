@@ -75,7 +75,7 @@ one = { threads = 32, without = { bfloat16 = "slow", float32 = "in words" } }
         ('kernel = "mine"', 'kernel = "mind"', r"my/one: there is no table \[kernels.mind\]; did you mean 'mine'\?"),
         ('kernel = "mine"', 'kernel = "mine"\nwidth = 3', "family my: unknown key 'width'"),
         ("[families.my]", "[familie.my]", r"'familie' is no part of a manifest; did you mean 'families'\?"),
-        ("[families.my]", "[[family]]\n[families.my]", r"\[\[family\]\] tables are of format = 1"),
+        ("[families.my]", "[[family]]\n[families.my]", r"'family' is no part of a manifest; did you mean 'families'\?"),
         ('slow = "nobody wants it"', "slow = 3", "'without.bfloat16' is 'slow', of the wrong type"),
     ]:
         (tmp_path / "my.toml").write_text(base.replace(old, new))
