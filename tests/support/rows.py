@@ -160,18 +160,18 @@ def _pairs(rows: list[Row]) -> list[Row]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
-    """Compiled for a debug device, of what each kernel computes: the id of most simdgroups a column with all alignments, another with none.
-    With METALMM_TEST_ALL every id with both."""
+    """Compiled for a debug device, of what each kernel computes: by turns the id of most simdgroups a column with all alignments, and
+    another with none. With METALMM_TEST_ALL every id with both."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
     rows = dict[Row, None]()
-    for what, vs in members.items():
+    for turn, vs in enumerate(members.values()):
         ranked = sorted(
             vs,
             key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False), v.params.get("width", 1)),
         )
-        chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [(ranked[-1], 0), (ranked[0], 1)][: 1 if what.tensor_cores else 2]
+        chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [((ranked[-1], 0), (ranked[0], 1))[turn % 2]]
         for v, i in chosen:
             choices, layouts = _choices(v), v.supports["layouts"]
             rows[Row(v, "float16", layouts[-i], choices[i % len(choices)], COMPILERS[-1], debug=True)] = None
