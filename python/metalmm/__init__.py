@@ -1,6 +1,7 @@
 """Matrix multiplications by named Metal kernel variants; see README.md."""
 
 import inspect as _inspect
+import sys as _sys
 from typing import Any as _Any
 
 from . import _core, errors
@@ -24,14 +25,18 @@ from .errors import (
 )
 from .kernel_source import pack_number
 from .manifest import BUILTIN as _BUILTIN
-from .manifest import Variant, load_variants, unknown_message, variants
+from .manifest import load_variants, unknown_message, variants
 from .numerics import error_bound, reference
 from .pipelines import build_pipeline
 from .profile.trace import trace
 from .quantized import QuantizedArray, from_gguf, from_mlx, load_gguf, quantize
 from .tuning import choose_variant, load_tuning
+from .variant import Variant
 
 __version__ = "0.1.0"
+
+if not getattr(_sys, "_is_gil_enabled", lambda: True)():  # a free-threaded Python takes the lock for the extension, unless it must not
+    raise ImportError("metalmm needs Python's global interpreter lock; this process runs without it: leave out PYTHON_GIL=0 or -X gil=0")
 
 __all__ = [
     "ArgumentError",

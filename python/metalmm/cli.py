@@ -20,8 +20,9 @@ from .bench import compare, frameworks, html, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
 from .errors import DeviceError, Error
-from .manifest import Variant, load_variants, variants
+from .manifest import load_variants, variants
 from .profile import command as profile_command
+from .variant import Variant, cpp
 
 
 def _supports(v: Variant) -> str:
@@ -41,7 +42,7 @@ def _list(args: argparse.Namespace) -> int:
     chosen = [v for v in variants(family=args.family) if args.all or v.enabled]
     rows = [("id", "kernel", "tile", "threads", "parameters", "takes", "state")]
     for v in chosen:
-        parameters = " ".join(f"{key}={manifest.cpp(value)}" for key, value in v.params.items() if key in v.template)
+        parameters = " ".join(f"{key}={cpp(value)}" for key, value in v.params.items() if key in v.template)
         state = "on" if v.enabled else f"off: {v.reason}"
         if v.devices:
             state += f" (device {', '.join(v.devices)})"

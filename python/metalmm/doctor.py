@@ -29,7 +29,8 @@ from .bench import runner, sizes
 from .bench.sizes import Shape
 from .device import Device, capture
 from .errors import Error
-from .manifest import OPERAND_TYPES, Variant, variants
+from .manifest import variants
+from .variant import OPERAND_TYPES, Variant
 
 _WORTH = 0.1  # of the time, which an option must save to be recommended
 _BATCH = 170  # the matmuls of a decode step

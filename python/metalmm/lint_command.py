@@ -12,8 +12,9 @@ from . import files
 from .bench.command import UsageError
 from .errors import CompileError
 from .kernel_source import KERNELS
-from .manifest import Variant, variants
+from .manifest import variants
 from .msl import lint
+from .variant import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

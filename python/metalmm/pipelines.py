@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from . import _core, kernel_source, manifest
 from .device import Device
 from .errors import Error
+from .variant import Variant
 
 T = TypeVar("T")
 Needed = tuple[str, int]  # a variant's id and a specialization: what Variant.instance takes
@@ -37,7 +38,7 @@ def in_groups(device: Device, work: Sequence[T]) -> list[list[T]]:
 
 
 def compile_all(
-    device: Device, operations: Iterable[tuple[manifest.Variant, _core.MatmulSpec]], begin: Callable[[int], None], step: Callable[[], None]
+    device: Device, operations: Iterable[tuple[Variant, _core.MatmulSpec]], begin: Callable[[int], None], step: Callable[[], None]
 ) -> dict[Needed, Error]:
     """The pipeline of every operation, on all cores. begin and step: told how many there are, and of each that is through.
 

@@ -18,6 +18,7 @@ from . import _core, files, manifest
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
+from .variant import LAYOUTS, Variant
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n and k of a shape that a choice may be taken from: within this factor
@@ -80,7 +81,7 @@ class Choice:
     def from_json(data: dict[str, Any]) -> Choice:
         key = Key(**{**data["key"], "also_n": tuple(data["key"].get("also_n", ()))})
         spec_of(key)  # raises for sizes that are none
-        if key.layout not in manifest.LAYOUTS:
+        if key.layout not in LAYOUTS:
             raise ValueError(f"layout is {key.layout!r}")
         if not math.isfinite(float(data["median_ms"])):
             raise ValueError(f"median_ms is {data['median_ms']!r}")
@@ -205,7 +206,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
 
-    def measured_at(n: int, k: int, layout: str, v: manifest.Variant) -> Key:
+    def measured_at(n: int, k: int, layout: str, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
         m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 else 1
         return Key(m, n, k, 1, layout, False, False, False, "float16", v.storage)

@@ -106,6 +106,12 @@ sys.exit(metalmm_cli.main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "metalmm: interrupted\n")
 
 
+def test_a_python_without_its_lock_is_refused() -> None:
+    code = "import sys; sys._is_gil_enabled = lambda: False\nimport metalmm"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "ImportError: metalmm needs Python's global interpreter lock" in done.stderr
+
+
 def test_the_command_begins_outside_of_the_package() -> None:
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="metalmm")
     assert entry.value == "metalmm_cli:main"

@@ -17,6 +17,7 @@ import pytest
 from metalmm import backends, cli, files, manifest, tuning
 from metalmm.bench import frameworks, page, results, runner, search, sizes, step
 from metalmm.bench.runner import Rule
+from metalmm.expressions import evaluate
 from support.decide import QUICK, a_run, bench, made, started
 from support.here import DEVICE, ROOT
 from support.logs import drawn_events, event, written
@@ -406,7 +407,7 @@ def test_a_space_that_is_too_large_or_divides_by_zero(tmp_path: Path) -> None:
         else:
             assert len(search.Space([tmp_path / "m.toml"], shape).candidates["k"]) == candidates
     with pytest.raises(ValueError):
-        manifest.evaluate("-" * 100_000 + "1", {})
+        evaluate("-" * 100_000 + "1", {})
 
 
 def test_steps_are_compared(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import manifest
+from metalmm.variant import LAYOUTS
 from support.here import ARM, DEVICE, REAL_GPU
 
 V = "gemv/baseline"
@@ -194,7 +194,7 @@ def test_tiles_of_mlx_are_those_of_their_names() -> None:
         kind = next(key for key in tiles if v.name.startswith(key))
         assert tuple(v.params[p] for p in ("bm", "bn", "bk", "wm", "wn")) == tiles[kind], v
         assert v.supports["layouts"] == [
-            {"baseline": "nt", "nn_transposed": "nt"}.get(v.name, v.name[-2:] if v.name[-2:] in manifest.LAYOUTS else "nn")
+            {"baseline": "nt", "nn_transposed": "nt"}.get(v.name, v.name[-2:] if v.name[-2:] in LAYOUTS else "nn")
         ]
 
 

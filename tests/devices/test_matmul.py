@@ -7,7 +7,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import manifest
+from metalmm.variant import LAYOUTS
 from support.here import FAKE, FAKE_CUDA
 from support.numbers import right
 from support.operands import draw, placed
@@ -56,7 +56,7 @@ def test_one_row_families_refuse_more_rows(v: metalmm.Variant, device: metalmm.D
 
 @pytest.mark.parametrize("v", ALL)
 def test_other_layouts_are_refused(v: metalmm.Variant) -> None:
-    for layout in manifest.LAYOUTS:
+    for layout in LAYOUTS:
         m = 2 if v.supports.get("m") != 1 else 1
         spec = metalmm.MatmulSpec(m=m, n=4, k=8, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t")
         assert (layout in v.supports["layouts"]) != ("layout" in v.lacks(spec))

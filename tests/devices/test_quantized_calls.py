@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from metalmm import numerics
-from metalmm.manifest import STORAGES
+from metalmm.variant import STORAGES
 from support.counting import count_case
 from support.here import FAKE, FAKE_CUDA
 from support.numbers import carry_out

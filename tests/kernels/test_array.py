@@ -6,7 +6,7 @@ import itertools
 
 import metalmm
 import pytest
-from metalmm import manifest
+from metalmm.variant import SPECIALIZATIONS
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
@@ -52,7 +52,7 @@ def test_every_field_of_an_operation_is_an_axis() -> None:
     assert fields - known == {"layout", "least_bytes", "b_bytes"}
     supports = {key for row in ROWS for key in row.variant.supports}
     assert supports <= {"m", "n", "k", "batch", "layouts", "bias", "c", "alpha"}
-    assert set(manifest.SPECIALIZATIONS) == {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"}
+    assert set(SPECIALIZATIONS) == {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"}
 
 
 def test_the_figures_are_what_readme_says() -> None:

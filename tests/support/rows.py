@@ -17,10 +17,11 @@ from typing import Any
 
 import metalmm
 from metalmm import _core, kernel_source, manifest
+from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
 
-ALIGNMENTS = manifest.SPECIALIZATIONS[2:]  # ta and tb are the layout's
+ALIGNMENTS = SPECIALIZATIONS[2:]  # ta and tb are the layout's
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Row:
 
     @property
     def specialization(self) -> int:
-        layout = manifest.LAYOUTS.index(self.layout)
-        bits = sum(1 << manifest.SPECIALIZATIONS.index(name) for name in self.alignments)
-        return manifest.OPERAND_TYPES.index(self.dtype) << _core._TYPE_SHIFT | bits | layout
+        layout = LAYOUTS.index(self.layout)
+        bits = sum(1 << SPECIALIZATIONS.index(name) for name in self.alignments)
+        return OPERAND_TYPES.index(self.dtype) << _core._TYPE_SHIFT | bits | layout
 
     def __str__(self) -> str:
         given = "+".join(sorted(self.alignments)) or "plain"
@@ -129,7 +130,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
 def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
     """Of what one kernel computes: layout by type by compiler. Ids and alignments take turns."""
     turn = itertools.count()
-    for layout, dtype in itertools.product(manifest.LAYOUTS, manifest.OPERAND_TYPES):
+    for layout, dtype in itertools.product(LAYOUTS, OPERAND_TYPES):
         fitting = [v for v in vs if layout in v.supports["layouts"] and dtype in v.types]
         for compiler in compilers if fitting else ():
             i = next(turn)

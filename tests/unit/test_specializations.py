@@ -6,7 +6,8 @@ import itertools
 
 import metalmm
 import pytest
-from metalmm import _core, manifest
+from metalmm import _core
+from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS
 
 SIZES = [(1, 8, 8), (3, 5, 7), (16, 48, 32), (24, 40, 48), (32, 64, 96), (128, 130, 64), (2, 128, 1040), (6, 12, 20)]
 
@@ -47,7 +48,7 @@ def test_an_instance_is_for_what_sizes_and_layouts_say(storage: str) -> None:
             stored = {} if storage == "dense" else {"b_storage": storage}
             spec = metalmm.MatmulSpec(m=m, n=n, k=k, batch=batch, **turned, **stored)
             bits = _core._specialization(v, spec)
-            names = {name for i, name in enumerate(manifest.SPECIALIZATIONS) if bits >> i & 1}
+            names = {name for i, name in enumerate(SPECIALIZATIONS) if bits >> i & 1}
             assert names - {"ta", "tb"} == expected(v, spec), (v, spec)
-            assert bits & 3 == manifest.LAYOUTS.index(layout)
-            assert manifest.OPERAND_TYPES[bits >> _core._TYPE_SHIFT] == "float16"
+            assert bits & 3 == LAYOUTS.index(layout)
+            assert OPERAND_TYPES[bits >> _core._TYPE_SHIFT] == "float16"

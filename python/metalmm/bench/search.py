@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import Device, Variant, manifest
+from .. import Device, Variant, manifest, manifest_file
 from ..errors import Error
+from ..expressions import holds
 from ..terminal import Progress
+from ..variant import cpp
 from . import runner
 from .report import Result
 from .runner import Rule, ShapeRun
@@ -34,7 +36,7 @@ class SearchError(Error, ValueError):
 def _holds(rule: str, values: dict[str, int]) -> bool:
     """Also where it divides by zero: it does not."""
     try:
-        return manifest.holds(rule, values)
+        return holds(rule, values)
     except ValueError:
         return False
 
@@ -48,11 +50,11 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return "_".join([self.kernel, *(f"{key}{manifest.cpp(value)}" for key, value in self.values)])
+        return "_".join([self.kernel, *(f"{key}{cpp(value)}" for key, value in self.values)])
 
     def row(self) -> str:
         """As a manifest has it."""
-        return f'{self.name} = {{ kernel = "{self.kernel}", {", ".join(f"{k} = {manifest.cpp(v)}" for k, v in self.values)} }}'
+        return f'{self.name} = {{ kernel = "{self.kernel}", {", ".join(f"{k} = {cpp(v)}" for k, v in self.values)} }}'
 
 
 class Space:
@@ -63,7 +65,7 @@ class Space:
         self.candidates: dict[str, list[Candidate]] = {}
         sizes = {"m": shape.m, "n": shape.n, "k": shape.k, "batch": shape.batch}
         for path in paths:
-            for name, table in manifest.search_space(path).items():
+            for name, table in manifest_file.search_space(path).items():
                 values = {key: choices for key, choices in table["search"].items() if key != "where"}
                 if math.prod(map(len, values.values())) > _MOST:
                     raise SearchError(

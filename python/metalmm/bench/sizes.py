@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import MatmulSpec, _core, files, manifest
+from .. import MatmulSpec, _core, files
 from ..errors import ArgumentError, DTypeError, Error, ShapeError
 from ..profile import analysis, log
 from ..profile.trace import op_of
+from ..variant import LAYOUTS, OPERAND_TYPES, STORAGES, kind_of
 
 _T = typing.TypeVar("_T")
 DEFAULT = Path(__file__).with_name("qwen25_sizes.md")
@@ -312,7 +313,7 @@ def _stored(fields: dict[str, str], is_fused: bool) -> str | None:
     loader = fields.get("loader")
     if not loader:
         return "q8_0" if is_fused else "dense"
-    return _LOADERS.get(loader) or (loader if manifest.kind_of(loader) in manifest.STORAGES else None)
+    return _LOADERS.get(loader) or (loader if kind_of(loader) in STORAGES else None)
 
 
 def _columns(fields: dict[str, str]) -> int | None:
@@ -385,7 +386,7 @@ def _near(word: str) -> str:
     word = word.lower()
     if re.fullmatch(r"(m|n|k|batch)=\d+", word):
         return word
-    known = [*manifest.LAYOUTS, *manifest.OPERAND_TYPES, *_core._FORMATS[1:], "bias", "swiglu"]
+    known = [*LAYOUTS, *OPERAND_TYPES, *_core._FORMATS[1:], "bias", "swiglu"]
     return _SHORT.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
 
 
@@ -396,15 +397,15 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
     said: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
-        what = "layout" if word in manifest.LAYOUTS else "type" if word in manifest.OPERAND_TYPES else key.split(":")[0]
+        what = "layout" if word in LAYOUTS else "type" if word in OPERAND_TYPES else key.split(":")[0]
         what = "format" if what in _core._FORMATS else what
         if what in said:
             raise ShapeError(f"'{said[what]}' and '{word}': a shape has one {what}")
         said[what] = word
         try:
-            if word in manifest.LAYOUTS:
+            if word in LAYOUTS:
                 options.update(transpose_a=word[0] == "t", transpose_b=word[1] == "t")
-            elif word in manifest.OPERAND_TYPES:
+            elif word in OPERAND_TYPES:
                 options["dtype"] = word
             elif word.split(":")[0] in _core._FORMATS:
                 options["b_storage"] = word
