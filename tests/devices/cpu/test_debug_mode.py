@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import metalmm
@@ -16,14 +17,18 @@ def debug(each_compiler: str) -> metalmm.Device:
     return metalmm.Device("cpu", debug=True, timeout=10.0)
 
 
-def run(device: metalmm.Device, body: str, *arrays: Any, threads: int = 64, threadgroup: int = 64, number: int = 0) -> None:
+@functools.lru_cache(maxsize=4)
+def made(device: metalmm.Device, body: str) -> metalmm.Kernel:
     """A kernel of x and y with the constant `at`; t: a thread's number in its threadgroup, lane and group those of its simdgroup."""
     arguments = "device float* x, device float* y, constant int& at, uint i [[thread_position_in_grid]], "
     arguments += (
         "uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]], uint group [[simdgroup_index_in_threadgroup]]"
     )
-    kernel = device.compile(f"{HEAD}constant float table[3] = {{1, 2, 3}};\nkernel void k({arguments}) {{\n{body}\n}}\n").kernel("k")
-    kernel(*arrays, np.int32(number).tobytes(), threads=threads, threadgroup=threadgroup)
+    return device.compile(f"{HEAD}constant float table[3] = {{1, 2, 3}};\nkernel void k({arguments}) {{\n{body}\n}}\n").kernel("k")
+
+
+def run(device: metalmm.Device, body: str, *arrays: Any, threads: int = 64, threadgroup: int = 64, number: int = 0) -> None:
+    made(device, body)(*arrays, np.int32(number).tobytes(), threads=threads, threadgroup=threadgroup)
 
 
 def floats(n: int = 64) -> Any:
