@@ -47,8 +47,12 @@ _FRAME_LIMIT = 131072
 class Compiler:
     """A C++ compiler that the CPU device can use.
 
-    path: of the program; kind: "gcc" or "clang"; version: its own words; major: their first number; native: its flags for this
-    machine.
+    Attributes:
+        path: Of the program.
+        kind: "gcc" or "clang".
+        version: Its own words.
+        major: Their first number.
+        native: Its flags for this machine.
     """
 
     path: str

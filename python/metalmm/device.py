@@ -23,16 +23,18 @@ open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
 class Device(_core.Device):
     """A device that kernels run on. A context manager: leaving it closes the device.
 
-    name: "metal", an Apple GPU, or "cpu", the machine's cores running the same .metal files; by default $METALMM_DEVICE, else
-    metal where there is one.
+    Args:
+        name: "metal", an Apple GPU, or "cpu", the machine's cores running the same .metal files. By default it is $METALMM_DEVICE, else
+            metal where there is one.
+        options: Of metal: index, spin, max_operations, max_bytes. Of cpu: threads, threadgroup_memory_limit, lenient_barriers, guards,
+            debug, timeout. The classes metalmm.backends.metal.Options and metalmm.backends.cpu.Options say what each means and its default.
 
-    options of metal: index, spin, max_operations, max_bytes; of cpu: threads, threadgroup_memory_limit, lenient_barriers, guards, debug,
-    timeout. metalmm.backends.metal.Options and metalmm.backends.cpu.Options say what each means and its default.
+    Attributes:
+        backend: Its metalmm.backends.Backend.
+        options: Those it was made with, defaults included.
 
-    Attributes: backend, its metalmm.backends.Backend; options, those it was made with, defaults included.
-
-    Raises DeviceError for an unknown name, an option that the device does not have, a GPU that is not there, threads that the
-    system does not give.
+    Raises DeviceError for an unknown name, an option that the device does not have, a GPU that is not there, and threads that the system
+    does not give.
     """
 
     def __init__(self, name: str | None = None, **options: Unpack[backends.Options]) -> None:

@@ -60,8 +60,8 @@ def give_json(where: str | None, data: Any) -> None:
 
 
 def check_output(path: Path, mark: str, what: str) -> None:
-    """Before the work, not after it: that the path can be written, and that what is there and would be replaced is of the same kind, by
-    `mark` near its beginning. Raises FileError, OSError."""
+    """Checks before the work, not after it, that the path can be written. A file that is there and would be replaced must be of the same
+    kind: it has `mark` near its beginning. Raises FileError, OSError."""
     if path.is_dir():
         raise FileError(f"{path}: it is a folder")
     if path.exists() and not path.is_file():

@@ -30,8 +30,10 @@ Constants = Mapping["int | str", "bool | int | float"]
 class KernelText:
     """MSL that a kernel is taken from.
 
-    text: with quoted includes in place, so that its only ones are MSL's own; or, as `is_preprocessed` says, without any. name: the
-    file that messages will point to.
+    Attributes:
+        text: Has quoted includes in place, so that its only ones are MSL's own.
+        name: The file that messages will point to.
+        is_preprocessed: Whether the text is without any include instead.
     """
 
     text: str
@@ -40,8 +42,8 @@ class KernelText:
 
     @property
     def is_ours(self) -> bool:
-        """A kernel of this package, which is known to have all lanes of a simdgroup at each of their operations (but at those on the
-        first lane): test_debug_mode.py sees to it."""
+        """Whether it is a kernel of this package. All lanes of a simdgroup are known to be at each of its operations, but at those
+        on the first lane. The test test_debug_mode.py sees to it."""
         return not self.is_preprocessed and Path(self.name).is_relative_to(KERNELS)
 
     @property
@@ -54,8 +56,10 @@ class KernelText:
 class Code:
     """A kernel as the extension takes it: see PipelineSource in csrc/core/device.h.
 
-    text: for the device's own compiler; file: where its machine code lies, or is to be kept; arguments: as its source says them;
-    empty for a device whose compiler tells them.
+    Attributes:
+        text: For the device's own compiler.
+        file: Where its machine code lies, or is to be kept.
+        arguments: As its source says them. Empty for a device whose compiler tells them.
     """
 
     kernel: str

@@ -1,8 +1,8 @@
 """Compiled modules of kernels for the CPU device: made one by one or several at once, kept in the cache.
 
-A kernel's text is found in the cache by two keys. The first is of the text as it was given and of the lowering; under it lies the second,
-which is of the lowered text and of all that its compilation depends on. So a kernel that is there costs no lowering, and a change of the
-lowering that leaves a text as it was costs no compilation.
+A kernel's text is found in the cache by two keys. The first key is of the text as it was given and of the lowering. Under it lies the
+second key, which is of the lowered text and of all that its compilation depends on. So a kernel that is there costs no lowering. A
+change of the lowering that leaves a text as it was costs no compilation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ _INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that
 class Job:
     """One kernel that is to be compiled.
 
-    source: MSL; kernel: its name in it; constants: values of function constants; debug: for a device with debug=True.
+    Attributes:
+        source: MSL.
+        kernel: Its name in the source.
+        constants: Values of function constants.
+        debug: Whether it is for a device with debug=True.
     """
 
     source: KernelText

@@ -87,16 +87,17 @@ def error_bound(
 ) -> Float64:
     """What float32 accumulation and one rounding to the type of `a` may be off by, for each element.
 
-    Half an ulp of the reference in a's type (float16, bfloat16, float32; float16 for any other) plus K * 2^-24 * sum |a||b|, the
-    standard bound of a float32 dot product in any order, the rounding of float32 products included; the terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
+    It is half an ulp of the reference in a's type plus K * 2^-24 * sum |a||b|. Types are float16, bfloat16 and float32; any other counts
+    as float16. The second term is the standard bound of a float32 dot product in any order, the rounding of float32 products included.
+    The terms of the epilogue (alpha, beta * c, bias) add three float32 roundings of what they sum.
 
-    At large K that is more than a whole term. statistical: 4 * sqrt(K) in place of K, after Higham and Mary ("A New Approach to
-    Probabilistic Rounding Error Analysis", 2019): seven standard deviations of a plain sum whose terms have one sign and whose
-    roundings fall like coins. Those of few different values do not (rows of one constant were seen at ten times this bound), so a
-    result beyond it is no proof of a mistake, and a reason to look for one. Never more than the other bound.
+    At large K that is more than a whole term. With `statistical` it is 4 * sqrt(K) in place of K, after Higham and Mary ("A New Approach
+    to Probabilistic Rounding Error Analysis", 2019). That is seven standard deviations of a plain sum whose terms have one sign and whose
+    roundings fall like coins. Roundings of few different values do not: rows of one constant were seen at ten times this bound. So a
+    result beyond it is no proof of a mistake, and a reason to look for one. It is never more than the other bound.
 
-    Of a QuantizedArray it is the bound of the dense product of its dequantized weights; with biases K + 1 in place of K, for the rounding
-    of scale * q + bias. In either, K products below 2^-126, the least normal float32, may be zero.
+    Of a QuantizedArray it is the bound of the dense product of its dequantized weights. With biases it has K + 1 in place of K, for the
+    rounding of scale * q + bias. In either, K products below 2^-126, the least normal float32, may be zero.
     """
     options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
     return judged(a, b, **options)[2 if statistical else 1]
@@ -163,10 +164,12 @@ def max_abs_rel(out: Any, ref: Float64) -> tuple[float, float]:
 
 
 def judged_swiglu(a: Any, weights: Any, *, bias: Any = None) -> tuple[Float64, Float64]:
-    """The reference of ``matmul_fused(..., activation="swiglu")``, silu(a w0 + b0) * (a w1 + b1), and what float32 may be off by: the
-    errors of both sums through it (silu is nowhere steeper than 1.1). Of x below -88.7, where exp(-x) is past float32, silu(x) is -0, so that
-    an infinite second product gives NaN. And sixteen float32 roundings for the exponential, the quotient and the
-    product, half an ulp of the result."""
+    """The reference of ``matmul_fused(..., activation="swiglu")``, silu(a w0 + b0) * (a w1 + b1), and what float32 may be off by.
+
+    That is the errors of both sums through it (silu is nowhere steeper than 1.1). Sixteen float32 roundings for the exponential, the
+    quotient and the product come on top, and half an ulp of the result. Of x below -88.7, exp(-x) is past float32. There silu(x) is -0,
+    so that an infinite second product gives NaN.
+    """
     dtype = _type_of(a)
     sums = []
     for i, w in enumerate(weights):

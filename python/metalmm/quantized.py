@@ -35,8 +35,14 @@ BLOCK = 32  # of GGUF's formats, and of the layout canonical
 
 @dataclass(frozen=True)
 class Format:
-    """bits of a value; groups: how many neighbours along K may share a scale, the default first; offset: subtracted from a stored value;
-    has_bias: a group has a bias beside its scale."""
+    """A format of quantized weights.
+
+    Attributes:
+        bits: Of a value.
+        groups: How many neighbours along K may share a scale, the default first.
+        offset: Subtracted from a stored value.
+        has_bias: A group has a bias beside its scale.
+    """
 
     name: str
     bits: int
@@ -64,10 +70,15 @@ FORMATS = {
 class QuantizedArray:
     """A matrix of n rows of k weights, as :func:`quantize` makes it.
 
-    values: int8 (q8_0) or uint8, two to a byte in the formats of 4 bits, the even element in the low half. Layout ``nk``: [n, k], or
-    [n, (k + 1) // 2] where two share a byte; ``canonical``: [ceil(k / 32), n, 32] or [..., 16], zeros behind the last of k. scales, biases
-    (None but in the affine formats): [n, ceil(k / group)] or [ceil(k / group), n]. All C-contiguous; not to be written to. NumPy arrays, or
-    Arrays of a device: :meth:`to`. storage: format, group and layout in one word, as MatmulSpec has it.
+    All its arrays are C-contiguous, and not to be written to. They are NumPy arrays, or Arrays of a device: :meth:`to`.
+
+    Attributes:
+        values: Of int8 (q8_0) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
+            or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
+            of k.
+        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n].
+        biases: None but in the affine formats, and there like scales.
+        storage: Format, group and layout in one word, as MatmulSpec has it.
     """
 
     format: str
@@ -259,8 +270,10 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
 def from_mlx(
     packed: Any, scales: Any = None, biases: Any = None, *, bits: int | None = None, group: int | None = None, layout: str = "nk"
 ) -> QuantizedArray:
-    """What mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's: uint32 [n, k * bits / 32], and two of
-    [n, k / group]. group: 64 if it is not given. Or a layer alone, an mlx.nn.QuantizedLinear, which knows all of it; its `bias` is not taken.
+    """Takes what mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's.
+
+    They are uint32 [n, k * bits / 32], and two of [n, k / group]. The group is 64 if it is not given. A layer alone, an
+    mlx.nn.QuantizedLinear, will do as well. It knows all of them; its `bias` is not taken.
 
     Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
     """

@@ -46,8 +46,13 @@ def table(
     marked: Iterable[int] = (),
     first_to_go: Iterable[int] = (),
 ) -> None:
-    """Prints one. numbers: columns set to the right; marked: rows in bold; first_to_go: columns that a narrow terminal does without, in
-    that order. Columns that are empty throughout are left out."""
+    """Prints one. Columns that are empty throughout are left out.
+
+    Args:
+        numbers: Columns set to the right.
+        marked: Rows in bold.
+        first_to_go: Columns that a narrow terminal does without, in that order.
+    """
     rows = [list(row) for row in rows]
     out = console()
     widths = [max(map(len, (columns[i], *(row[i] for row in rows)))) for i in range(len(columns))]

@@ -66,7 +66,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Choice:
-    """A variant for a shape. median_ms: what it took; kernel_sha256: of the MSL that was measured; time: when."""
+    """A variant for a shape.
+
+    Attributes:
+        median_ms: What it took.
+        kernel_sha256: Of the MSL that was measured.
+        time: When.
+    """
 
     key: Key
     variant: str
@@ -180,9 +186,17 @@ def _choices(device: Device) -> list[Choice]:
 
 
 def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
-    """The variant that "auto" stands for, and why. In this order: what was tuned for this very shape on this device; what was tuned for
-    the nearest one of its kind, n and k within a factor of two; what was measured best near it on such a device; the first of the device's
-    preferred variants that takes it; any that is on; any. Raises UnsupportedError where none does, TuningError for a file that is broken."""
+    """The variant that "auto" stands for, and why. It is the first that there is of these:
+
+    - What was tuned for this very shape on this device.
+    - What was tuned for the nearest one of its kind, n and k within a factor of two.
+    - What was measured best near it on such a device.
+    - The first of the device's preferred variants that takes it.
+    - Any that is on.
+    - Any.
+
+    Raises UnsupportedError where none takes it, TuningError for a file that is broken.
+    """
 
     def usable(name: str) -> bool:
         try:

@@ -31,24 +31,24 @@ class Variant(str):
     """A variant's id, ``family/name``, that knows its manifest entry.
 
     Attributes:
-        family, name: the two parts of the id.
-        enabled: whether it is on; if not, `reason` says why.
-        source, kernel: the .metal file, and the template in it.
-        template, params: names of the template's arguments, and their values.
+        family, name: The two parts of the id.
+        enabled: Whether it is on; if not, `reason` says why.
+        source, kernel: The .metal file, and the template in it.
+        template, params: Names of the template's arguments, and their values.
         tile: (bm, bn), outputs of a threadgroup; bn of 0 stands for all columns.
-        threads: of a threadgroup.
-        supports: sizes, layouts and epilogue.
-        types: of operands that it takes; `without` says why it does not take the others.
-        flight: elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said.
-        busy: how many threads of a threadgroup load, likewise; empty or 0: all.
-        storage: how B lies that it takes, "dense" or a format of quantized weights, whatever their group.
-        weights: how many matrices B it takes, more than one in a fused call.
-        swiglu: whether that is its end.
-        baseline: layouts whose shapes are compared with it.
-        devices: those that it is restricted to; empty for any.
-        needs: features that a device must have beside, some of FEATURES.
-        library: the library whose matmul it is; empty for a kernel of ours.
-        manifest: the file that it is from.
+        threads: Of a threadgroup.
+        supports: Sizes, layouts and epilogue.
+        types: Of operands that it takes; `without` says why it does not take the others.
+        flight: Elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said.
+        busy: How many threads of a threadgroup load, likewise; empty or 0: all.
+        storage: How B lies that it takes, "dense" or a format of quantized weights, whatever their group.
+        weights: How many matrices B it takes, more than one in a fused call.
+        swiglu: Whether that is its end.
+        baseline: Layouts whose shapes are compared with it.
+        devices: Those that it is restricted to; empty for any.
+        needs: Features that a device must have beside, some of FEATURES.
+        library: The library whose matmul it is; empty for a kernel of ours.
+        manifest: The file that it is from.
     """
 
     family: str
@@ -118,8 +118,11 @@ class Variant(str):
                     yield self.instance(base | sum(bit << i for bit, i in zip(chosen, free, strict=True)))
 
     def loads(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
-        """Of a thread: how often it waits for loads of B that none before it hides, one round after another, and the bytes of B that it
-        has in flight meanwhile; and those of all threads together. None where the manifest does not say."""
+        """What the loads of B come to: waits, bytes of a thread, and bytes of all threads together. None where the manifest does not say.
+
+        The waits are how often a thread waits for loads that none before it hides, one round after another. The bytes of a thread are
+        those of B that it has in flight meanwhile.
+        """
         if not self.flight:
             return None
         each = min(max(1, evaluate(self.flight, self.numbers())), spec.k * spec.n)

@@ -18,13 +18,18 @@ from .protocol import Device
 
 
 class Options(TypedDict, total=False):
-    """threads: OS threads, by default $METALMM_CPU_THREADS or the CPUs that the process may use. threadgroup_memory_limit: bytes,
-    32 KB as on Apple GPUs. lenient_barriers: threads that have returned count as having reached every barrier; by default that is an
-    error. guards: poison around every array and threadgroup block, looked at after each dispatch, so that a kernel that writes outside
-    is a KernelError (NumPy arrays are copied there and back). debug: guards; accesses outside of what is bound, indices
-    outside of an array, races in threadgroup memory and vectors off their alignment are errors; threads and threadgroups take turns in
-    another order each time; count_writes() works; slow. timeout: seconds after which a dispatch is ended with a
-    KernelError, by default never.
+    """Options of Device("cpu").
+
+    Attributes:
+        threads: OS threads. By default $METALMM_CPU_THREADS or the CPUs that the process may use.
+        threadgroup_memory_limit: Bytes. By default 32 KB, as on Apple GPUs.
+        lenient_barriers: Threads that have returned count as having reached every barrier. By default that is an error.
+        guards: Poison stands around every array and threadgroup block, and is looked at after each dispatch. A kernel that writes
+            outside is then a KernelError. NumPy arrays are copied there and back.
+        debug: Has guards, too. Accesses outside of what is bound, indices outside of an array, races in threadgroup memory and vectors
+            off their alignment are errors. Threads and threadgroups take turns in another order each time. The method count_writes()
+            works. A debug device is slow.
+        timeout: Seconds after which a dispatch is ended with a KernelError. By default never.
     """
 
     threads: int | None

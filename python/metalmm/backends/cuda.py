@@ -16,11 +16,18 @@ from .protocol import Device
 
 
 class Options(TypedDict, total=False):
-    """index: of the GPU in the order of its driver, 0. spin: seconds that wait() watches for completion before it sleeps, 100e-6.
-    timeout: seconds after which a kernel is ended with a KernelError: kernels are then compiled to look at a word of memory in every
-    loop. By default never. overlap: the next kernel is started while one ends (programmatic dependent launch, of compute capability 9.0
-    on); True. ahead: with that, of a batch's or recording's next dispatch the largest array that it only reads, if that has no more bytes, is
-    brought to the second-level cache meanwhile, 4 MB; 0: none is. Larger ones lose by it.
+    """Options of Device("cuda").
+
+    Attributes:
+        index: Of the GPU in the order of its driver. By default 0.
+        spin: Seconds that wait() watches for completion before it sleeps. By default 100e-6.
+        timeout: Seconds after which a kernel is ended with a KernelError. Kernels are then compiled to look at a word of memory in
+            every loop. By default never.
+        overlap: The next kernel is started while one ends. This is programmatic dependent launch, of compute capability 9.0 on. By
+            default True.
+        ahead: Bytes, by default 4 MB. With overlap, one array of a batch's or recording's next dispatch is brought to the second-level
+            cache meanwhile. It is the largest array that the dispatch only reads, if that has no more bytes. Larger ones lose by it.
+            With 0 none is brought.
     """
 
     index: int | None

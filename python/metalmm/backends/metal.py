@@ -14,14 +14,23 @@ from .protocol import Device
 
 
 class Options(TypedDict, total=False):
-    """index: of the GPU in metalmm.metal_devices(), by default the system's own choice. spin: seconds that wait() watches for completion
-    before it blocks, 50e-6. max_operations (512), max_bytes (4 GB): what one command buffer takes before a batch begins another.
+    """Options of Device("metal").
 
-    What hardware alone can decide, by default the safe choice; `metalmm doctor` tries both. first_commit: so many dispatches of a batch
-    of at least twice as many go out while the rest is encoded (0: none before the rest). untracked: our fences order what uses one
-    buffer, and Metal's own tracking is off (False). return_on_event: wait() returns when the GPU has signalled, before Metal reports
-    the command buffer's status; times are read when somebody asks (False). indirect: recordings as indirect command buffers: None, on
-    GPUs from Apple9 (M3) on; True, on Apple7 and 8 as well, with each pipeline set beforehand; False, never.
+    Hardware alone can decide first_commit, untracked, return_on_event and indirect. Their defaults are the safe choice; `metalmm doctor`
+    tries both.
+
+    Attributes:
+        index: Of the GPU in metalmm.metal_devices(). By default the system's own choice.
+        spin: Seconds that wait() watches for completion before it blocks. By default 50e-6.
+        max_operations: Operations that one command buffer takes before a batch begins another. By default 512.
+        max_bytes: Bytes that one command buffer takes before a batch begins another. By default 4 GB.
+        first_commit: So many dispatches of a batch of at least twice as many go out while the rest is encoded. By default 0: none goes
+            out before the rest.
+        untracked: Our fences order what uses one buffer, and Metal's own tracking is off. By default False.
+        return_on_event: The call of wait() returns when the GPU has signalled, before Metal reports the command buffer's status. Times
+            are read when somebody asks. By default False.
+        indirect: Recordings are indirect command buffers. By default None: on GPUs from Apple9 (M3) on. True: On Apple7 and 8 as well,
+            with each pipeline set beforehand. False: Never.
     """
 
     index: int | None

@@ -27,17 +27,17 @@ class Backend(Protocol):
     """One kind of device.
 
     Attributes:
-        name: its own and that of its C++.
-        options: what Device() may give it.
-        libraries: matmuls that it has beside kernels.
-        counts_barriers: whether Device.counters says how often threadgroups met.
-        emulated: what variants may need and this device computes step by step.
-        replays: how many calls are recorded at least for a sample, where a launch costs more than a kernel. The sample is a replay's time
-            by their number. 0: a call by itself.
-        together: how many kernels code_together takes at most.
-        note: what a reader of its times must know.
-        winners: what was measured best on such a device, as (layout, n, k, variant) of m=1 in float16.
-        preferred: what "auto" takes of what is not known, the first that takes the operation.
+        name: Its own and that of its C++.
+        options: What Device() may give it.
+        libraries: Matmuls that it has beside kernels.
+        counts_barriers: Whether Device.counters says how often threadgroups met.
+        emulated: What variants may need and this device computes step by step.
+        replays: How many calls are recorded at least for a sample, where a launch costs more than a kernel. The sample is a replay's time
+            by their number. With 0 it is a call by itself.
+        together: How many kernels code_together takes at most.
+        note: What a reader of its times must know.
+        winners: What was measured best on such a device, as (layout, n, k, variant) of m=1 in float16.
+        preferred: What "auto" takes of what is not known, the first that takes the operation.
     """
 
     name: str

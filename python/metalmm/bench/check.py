@@ -37,7 +37,13 @@ def reduced(v: Variant, shape: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class Checked:
-    """wrong: how its result missed the bound; failed: what ended it; ran: what was run, or why nothing was."""
+    """What came of a check.
+
+    Attributes:
+        wrong: How its result missed the bound.
+        failed: What ended it.
+        ran: What was run, or why nothing was.
+    """
 
     wrong: str = ""
     failed: str = ""

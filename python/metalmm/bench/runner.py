@@ -179,10 +179,19 @@ def measuring_device(name: str | None = None, timeout: float = TIMEOUT_SECONDS) 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a variant has been measured enough: the median's spread (half its 95% interval) is at most `spread` of it and at least
-    `least` seconds of its turns are over, or `most` seconds are. One that is `slow` times slower than the best can be after six samples stops there, one
-    that is `hopeless` times slower in the passes before does not begin. `rounds`: turns of each shape, apart in time, for
-    a machine changes its pace from minute to minute. `fixed`: so many samples instead, of every variant."""
+    """When a variant has been measured enough.
+
+    It has been when its median's spread is small and `least` seconds of its turns are over, or when `most` seconds are.
+
+    Attributes:
+        spread: The median's spread (half its 95% interval) is at most so much of the median.
+        least: Seconds of its turns that are over at least.
+        most: Seconds of its turns that are enough, whatever the spread.
+        slow: One that is so many times slower than the best can be after six samples stops there.
+        hopeless: One that is so many times slower in the passes before does not begin.
+        rounds: Turns of each shape, apart in time. A machine changes its pace from minute to minute.
+        fixed: So many samples instead, of every variant.
+    """
 
     spread: float = 0.02
     least: float = 0.02
@@ -286,8 +295,8 @@ class _Turns:
         one.done |= bool(one.result.wrong)
 
     def take(self, one: _Contender) -> None:
-        """A turn: once for what the one before leaves behind (threads of OpenBLAS that go on spinning made the next run of a small shape
-        three times slower, as twins showed), and once that counts."""
+        """A turn: one run for what the variant before leaves behind, and one that counts. Threads of OpenBLAS that go on spinning made the
+        next run of a small shape three times slower, as twins showed."""
         start = time.perf_counter()
         if (one.result.cpu or one.before or [0.0])[-1] < _SHORT_MS:
             self.run(one, counted=False)
@@ -345,8 +354,13 @@ class _Turns:
 
 @dataclass
 class ShapeRun:
-    """What came out on one shape. twin: the second series of the variant it names; rounds: how often the shape had its turn, drift: how
-    far apart, relative, a variant's medians in two of them were at most."""
+    """What came out on one shape.
+
+    Attributes:
+        twin: The second series of the variant it names.
+        rounds: How often the shape had its turn.
+        drift: How far apart, relative, a variant's medians in two rounds were at most.
+    """
 
     shape: Shape
     results: list[Result]
@@ -411,8 +425,8 @@ def run_shape(
     failures: Mapping[str, str] | None = None,
     twin: str | None = None,
 ) -> ShapeRun:
-    """The variants on one shape, in their order; those among `failures` do not run. twin: the variant that takes part twice; by default
-    the fastest in the passes that do not count."""
+    """Runs the variants on one shape, in their order; those among `failures` do not run. The variant `twin` takes part twice. By default
+    it is the fastest in the passes that do not count."""
     inputs, baseline = Inputs(device, shape, seed, copies), baseline_of(shape, device)
     turns, results = _Turns(device, inputs, rule), list[Result]()
     for v in chosen:

@@ -124,8 +124,12 @@ def _toml(value: Any) -> str:
 
 @dataclass
 class Found:
-    """What a search of one shape came to. tried: every candidate with what it took in milliseconds, or why it failed; last: the best of
-    them beside the best of the ids, measured by the full rule."""
+    """What a search of one shape came to.
+
+    Attributes:
+        tried: Every candidate with what it took in milliseconds, or why it failed.
+        last: The best of them beside the best of the ids, measured by the full rule.
+    """
 
     shape: Shape
     tried: list[tuple[Candidate, float | None, str]]
@@ -146,8 +150,8 @@ def search(
     seed: int,
     progress: Progress,
 ) -> Found:
-    """Half of the budget goes to a sample, evenly over the kernels (None: all), the rest to neighbours of the best so far. ids: what the best
-    are measured beside at last."""
+    """Searches one shape. Half of the budget goes to a sample, evenly over the kernels (None: all). The rest goes to neighbours of the best
+    so far. The best are measured beside `ids` at last."""
     space, draw = Space(paths, shape), random.Random(seed)
     if kernels is not None:
         space.candidates = {name: found for name, found in space.candidates.items() if name in kernels}

@@ -33,9 +33,16 @@ class SizesError(Error, ValueError):
 class Shape:
     """One operation of the profile.
 
-    op: its name without ``_cache``; orig_ms: the production average in milliseconds; orig_backend: the family it ran on; calls: how often
-    it was called; total_ms: what they took together; dtype: of the operands; storage: of B, as QuantizedArray.storage says; also_n: of a fused
-    call, n of the second and third B; swiglu: that it ends in it.
+    Attributes:
+        op: Its name without ``_cache``.
+        orig_ms: The production average in milliseconds.
+        orig_backend: The family it ran on.
+        calls: How often it was called.
+        total_ms: What the calls took together, in milliseconds.
+        dtype: Of the operands.
+        storage: Of B, as QuantizedArray.storage says.
+        also_n: Of a fused call, n of the second and third B.
+        swiglu: Whether a fused call ends in it.
     """
 
     op: str
@@ -183,10 +190,13 @@ def keep_top(found: Sizes, count: int) -> None:
 
 
 def parse(text: str, *, of_log: bool = False) -> Sizes:
-    """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the backend lines
-    under it; the first of those says where it ran. Raises SizesError, with the line's number, for one that lacks a field or holds no
-    number; a ? where the profile did not say is no mistake, and leaves the shape out, and so does anything that a log holds (`of_log`).
-    Lines that say the same of one shape are one."""
+    """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the lines under it.
+
+    The first of these backend lines says where it ran. Lines that say the same of one shape are one. A ? where the profile did not say is
+    no mistake, and leaves the shape out. In a log (`of_log`) a line that would be a mistake leaves its shape out, too.
+
+    Raises SizesError, with the line's number, for a line that lacks a field or holds no number.
+    """
     found = Sizes()
     totals: dict[str, tuple[int, float]] = {}  # of each operation on a backend, as the summary above the shapes has them
     listed: dict[str, tuple[int, float]] = {}
@@ -391,8 +401,8 @@ def _near(word: str) -> str:
 
 
 def parse_spec(words: Sequence[str]) -> MatmulSpec:
-    """``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``, of quantized weights ``q8_0`` and the like, of a fused call ``n=896+128+128``
-    or ``n=4864+4864 swiglu``; only n and k must be there. Raises ShapeError."""
+    """The shape that words say: ``m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16``. Quantized weights add ``q8_0`` and the like. A
+    fused call has ``n=896+128+128`` or ``n=4864+4864 swiglu``. Only n and k must be there. Raises ShapeError."""
     options: dict[str, Any] = {"m": 1}
     said: dict[str, str] = {}
     for word in words:

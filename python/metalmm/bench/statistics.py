@@ -11,9 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Median:
-    """low to high: the interval that holds the median of the distribution with 95% confidence, whatever the distribution, by order
-    statistics; below six samples no pair of them does, and it is their range, widened by half on each side. noise: how far apart,
-    relative, two series of the same thing in the same run came out."""
+    """A median and its interval.
+
+    The interval holds the median of the distribution with 95% confidence, whatever the distribution, by order statistics. Below six
+    samples no pair of them does. The interval is then their range, widened by half on each side.
+
+    Attributes:
+        low: Where the interval begins.
+        high: Where it ends.
+        noise: How far apart, relative, two series of the same thing in the same run came out.
+    """
 
     value: float
     low: float
@@ -48,8 +55,8 @@ def _rank(count: int) -> int:
 
 
 def verdict(old: Median, new: Median) -> str:
-    """How `new` stands to `old`: "faster" or "slower" where the intervals are apart and the medians differ by more than either run's
-    noise; "same" where neither is so; "unclear" where one is and the other is not."""
+    """How `new` stands to `old`. It is "faster" or "slower" where the intervals are apart and the medians differ by more than either run's
+    noise. It is "same" where neither is so. It is "unclear" where one is so and the other is not."""
     change = abs(new.value - old.value) / old.value if old.value else 0.0
     within_noise = change <= max(old.noise, new.noise)
     overlap = new.low <= old.high and old.low <= new.high

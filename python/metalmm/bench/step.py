@@ -79,8 +79,8 @@ def _sites(shapes: Sequence[Shape]) -> list[list[Shape]]:
 
 
 def in_order(calls: Sequence[tuple[Shape, int]]) -> list[int]:
-    """The calls of a step by their shape's place, those of each shape spread evenly over it: as layers make them, and a shape that is
-    called once in the middle of its turn."""
+    """The calls of a step by their shape's place. The calls of each shape are spread evenly over the step, as layers make them. A shape
+    that is called once stands in the middle of its turn."""
     spread = [((j + 0.5) / count, i) for i, (_, count) in enumerate(calls) for j in range(count)]
     return [i for _, i in sorted(spread)]
 

@@ -1,7 +1,8 @@
 """MSL as C++ for OpenCL, so that upstream clang type-checks it: an edit of tokens for whatever the two spell differently.
 
-That language has MSL's address spaces (device = __global, threadgroup = __local, constant = __constant, thread = __private), vector types
-with swizzles, half, and no exceptions, new or virtual functions. csrc/msl/lint/declarations.h is MSL's library in it.
+That language has MSL's address spaces: device = __global, threadgroup = __local, constant = __constant, thread = __private. It has
+vector types with swizzles, and half. It has no exceptions, new or virtual functions. MSL's library in it is
+csrc/msl/lint/declarations.h.
 """
 
 from __future__ import annotations

@@ -368,8 +368,8 @@ class Passes:
                 token.text += "f"
 
     def conditionals(self, places: Collection[str]) -> None:
-        """`c ? a : b` of a half and a float, which C++ cannot decide where half is a class: both become what they have in common. places:
-        file:line of those that a compiler did not decide; others may have arms that this would break."""
+        """Edits `c ? a : b` of a half and a float, which C++ cannot decide where half is a class. Both arms become what they have in
+        common. In `places` is the file:line of those that a compiler did not decide. Others may have arms that this would break."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 1, -1, -1):  # inner ones first
             if tokens[i].text != "?" or self.source.place(i) not in places:
@@ -383,8 +383,8 @@ class Passes:
             tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
 
     def promotions(self, places: Collection[str]) -> None:
-        """`f(h)` of a half where f takes a float or a bfloat: to MSL a half becomes a float before anything else, to C++ a class becomes either.
-        places: "file:line name" of calls that a compiler did not decide."""
+        """Edits `f(h)` of a half where f takes a float or a bfloat. To MSL a half becomes a float before anything else. To C++ a class
+        becomes either. In `places` is the "file:line name" of calls that a compiler did not decide."""
         for i, token in enumerate(self.source.tokens):
             name, before = token.text.removeprefix("metalmm_"), self.source.previous(i)
             if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
@@ -403,8 +403,8 @@ class Passes:
                     self.source.tokens[last].text = ")" + self.source.tokens[last].text
 
     def indexed_conditionals(self) -> None:
-        """`(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]` with an argument of f that one arm alone computes: a call around
-        the conditional keeps the index out of it."""
+        """Edits `(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]`. One arm alone then computes the argument of f. A call
+        around the conditional keeps the index out of it."""
         tokens, opened = self.source.tokens, list[tuple[int, bool]]()  # brackets, and whether a conditional stands in them
         openings = dict[int, int]()
         for i, token in enumerate(tokens):

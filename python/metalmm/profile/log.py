@@ -94,9 +94,17 @@ Name = tuple[Any, ...]
 
 @dataclass
 class Log:
-    """What was read. types: how often each event type came, in order of first appearance. gpu: samples by (op_name, *pairs of its data
-    map); internal: by (parent, kernel); other: by (event type, name) of other events that have a duration. backends: how often each (op,
-    backend, reason) was selected. broken: lines that are no event, the first numbers of them in broken_lines, each with why."""
+    """What was read.
+
+    Attributes:
+        types: How often each event type came, in order of first appearance.
+        gpu: Samples by (op_name, *pairs of its data map).
+        internal: Samples by (parent, kernel).
+        other: Samples of other events that have a duration, by (event type, name).
+        backends: How often each (op, backend, reason) was selected.
+        broken: How many lines are no event.
+        broken_lines: The first numbers of those lines, each with why.
+    """
 
     name: str
     lines: int = 0

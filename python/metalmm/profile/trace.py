@@ -123,14 +123,22 @@ _active = threading.Lock()
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Writes what metalmm dispatches inside the with block to `path`, in the format that `metalmm profile analyze` reads: each dispatch
-    with its matmul's sizes and time, and of each call, batch and replay what the host waited (cb_wait) and the device worked (cb_gpu). Of a
-    replay nobody times the dispatches: they are in it without their times, and `profile sizes` does not count them. chrome: a
-    file for ui.perfetto.dev or chrome://tracing as well, in which the dispatches of a batch stand one after another before its end.
+    """Writes what metalmm dispatches inside the with block to `path`, in the format that `metalmm profile analyze` reads.
+
+    It writes each dispatch with its matmul's sizes and time. Of each call, batch and replay it writes what the host waited (cb_wait) and
+    the device worked (cb_gpu). Nobody times the dispatches of a replay. They are in it without their times, and `profile sizes` does not
+    count them.
 
     Batches opened inside are timed dispatch by dispatch, where the device can, which keeps them from overlapping. Durations are whole
     microseconds, as the format has them. What is still under way at the end of the block is not in it. Off, it costs nothing that can be
-    measured. Raises ArgumentError where a trace is under way already, OSError for a path that cannot be written, at the end also for a disk
+    measured.
+
+    Args:
+        path: The file of the trace.
+        chrome: A file for ui.perfetto.dev or chrome://tracing as well. In it the dispatches of a batch stand one after another before
+            the batch's end.
+
+    Raises ArgumentError where a trace is under way already. Raises OSError for a path that cannot be written, at the end also for a disk
     that became full.
     """
     if not _active.acquire(blocking=False):

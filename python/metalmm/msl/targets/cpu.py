@@ -1,7 +1,7 @@
 """Turns one kernel of a preprocessed MSL file into C++ for the CPU device.
 
 MSL is C++ with address spaces, attributes and threadgroup variables; everything else is supplied by csrc/msl/runtime. Tokens are
-edited, every line stays where it was (so that a compiler's message points into the .metal file), and what is not understood is
+edited, and every line stays where it was, so that a compiler's message points into the .metal file. What is not understood is
 refused: a missed ``threadgroup`` would silently become a variable of each thread.
 """
 
