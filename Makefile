@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: bench test test-all test-gpu lint sanitize mutants clean
+.PHONY: bench test test-all test-gpu lint docs sanitize mutants clean
 
 bench: $(VENV)/.built
 	$(BIN)/metalmm bench --json build/bench.json $(ARGS)
@@ -71,6 +71,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h' '*.mm' '*.metal' ':!csrc/msl/runtime' ':!tests/fakes/fake_metal/apple')
+
+# The reference of the Python API, of its docstrings: build/docs/metalmm.html.
+docs: $(VENV)/.dev
+	$(BIN)/python -W error -m pdoc --docformat google --no-show-source -o build/docs metalmm
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "metalmm needs Python 3.11 or later; set PYTHON=")'
