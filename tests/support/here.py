@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ def cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 _OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")
 for _name in ("METALMM_CPU_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if _OWN else ():
     os.environ[_name] = str(max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; tests send it, to this process and to their own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
