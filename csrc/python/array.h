@@ -59,6 +59,10 @@ class Operand {
   std::optional<Tensor> local_;
 };
 
+bool is_known(DType t);           // an element type that NumPy has, too, and that all devices know
+size_t span_of(const Tensor& t);  // bytes from its first element to past its last
+// In place: it is on the way of every call with an array of the host.
+void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* device = nullptr);
 Tensor tensor_of(nb::handle object, const char* name);  // of the host's memory, by the buffer protocol or DLPack
 nb::object to_numpy(const Array& array);
 nb::object empty_numpy(int ndim, const int64_t* shape, DType dtype);
@@ -67,6 +71,7 @@ Array array_from(nb::object owner, DeviceState* state, nb::handle source);
 // Of NumPy, by its name or whatever else numpy.dtype() takes; `structured` is then the dtype of what is opaque to us.
 DType dtype_of(nb::handle dtype, nb::object* structured);
 nb::object numpy_dtype(DType dtype);
+nb::object dtype_object(nb::handle array);  // NumPy's, of what has one or of what NumPy makes of it: of a memoryview, say
 
 void bind_array(nb::module_& m);
 
