@@ -33,7 +33,7 @@ nb::object numpy_dtype(DType dtype) {
     made = call_python(nb::module_::import_("numpy").attr("dtype"), name);
   } catch (nb::python_error& e) {
     if (!e.matches(PyExc_ImportError)) throw;
-    throw Error(ErrorKind::dtype, "NumPy has no bfloat16 of its own; install ml_dtypes (pip install 'metalmm[bfloat16]'), or pass out=");
+    throw Error(ErrorKind::dtype, "NumPy has no bfloat16 of its own; install ml_dtypes (pip install ml_dtypes), or pass out=");
   }
   return (*known)[key] = made;
 }

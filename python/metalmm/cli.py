@@ -223,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_arguments(
         add("doctor", "what works on this device, what does not, and which options suit it: for a first hour, and to send back")
     )
-    lint_command.add_arguments(add("lint", "MSL type-checked as Apple's compiler does it, without one; needs pip install 'metalmm[lint]'"))
+    lint_command.add_arguments(add("lint", "MSL type-checked as Apple's compiler does it, without one; needs pip install libclang"))
     html.add_arguments(add("report", "results as one page to show"))
     what = "an inference engine's log: sections to read, or the sizes file that bench takes"
     profile_command.add_arguments(commands.add_parser("profile", help=what, description=what, allow_abbrev=False), _common)

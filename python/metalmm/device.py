@@ -24,10 +24,9 @@ class Device(_core.Device):
     """A device that kernels run on. A context manager: leaving it closes the device.
 
     Args:
-        name: "metal", an Apple GPU, or "cpu", the machine's cores running the same .metal files. By default it is $METALMM_DEVICE, else
-            metal where there is one.
-        options: Of metal: index, spin, max_operations, max_bytes. Of cpu: threads, threadgroup_memory_limit, lenient_barriers, guards,
-            debug, timeout. The classes metalmm.backends.metal.Options and metalmm.backends.cpu.Options say what each means and its default.
+        name: "metal", an Apple GPU; "cpu", the machine's cores running the same .metal files; or "cuda", an NVIDIA GPU. By default it is
+            $METALMM_DEVICE, else metal where there is one, else cpu.
+        options: Of that device, as the class Options in metalmm.backends.metal, metalmm.backends.cpu or metalmm.backends.cuda has them.
 
     Attributes:
         backend: Its metalmm.backends.Backend.

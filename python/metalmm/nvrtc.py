@@ -104,7 +104,7 @@ def find(driver: str = "99") -> Compiler:
     found = _found(tuple(_candidates()), most)
     if isinstance(found, str):
         limit = f", and no newer than the driver's {most}.x" if most < 99 else ""
-        package = "'metalmm[cuda]'" if most > 12 else f"nvidia-cuda-nvrtc-cu{most}"
+        package = "nvidia-cuda-nvrtc" if most > 12 else f"nvidia-cuda-nvrtc-cu{most}"
         raise CompilerNotFoundError(
             f"device cuda needs NVRTC {_LEAST[0]}.{_LEAST[1]} or newer{limit} ({found}); pip install {package}, or name the library in"
             " METALMM_LIBNVRTC"

@@ -306,7 +306,7 @@ def from_mlx(
 
 
 def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedArray:
-    """The tensor `name` of a .gguf file, which stays as it is quantized there. Needs the package gguf: pip install 'metalmm[gguf]'.
+    """The tensor `name` of a .gguf file, which stays as it is quantized there. Needs the package gguf: pip install gguf.
 
     Raises ArgumentError for a name that the file does not have and for a file that is none or is cut short, UnsupportedError for a tensor
     of another format.
@@ -314,7 +314,7 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
     try:
         import gguf
     except ImportError:
-        raise UnsupportedError("load_gguf needs the package gguf: pip install 'metalmm[gguf]'") from None
+        raise UnsupportedError("load_gguf needs the package gguf: pip install gguf") from None
     gguf_file.check(Path(path))
     try:
         tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}

@@ -1,4 +1,4 @@
-"""What the command line shows: tables, and progress with the time that is left. Drawn by rich (pip install 'metalmm[cli]')."""
+"""What the command line shows: tables, and progress with the time that is left. Drawn by rich (pip install rich)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TerminalError(Error, RuntimeError):
 def console(file: IO[str] | None = None) -> Any:
     """Colours on a terminal alone; elsewhere lines as wide as they are."""
     if rich is None:
-        raise TerminalError("this command draws with the package rich: pip install 'metalmm[cli]'")
+        raise TerminalError("this command draws with the package rich: pip install rich")
     file = file or sys.stdout
     made = rich.console.Console(file=file, highlight=False, soft_wrap=True)
     if not made.is_terminal:

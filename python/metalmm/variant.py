@@ -22,6 +22,9 @@ _MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
 STORED = ("format", "canonical", "weights", "swiglu")  # template arguments that a variant's storage, weights and swiglu say
 
 
+_BITS = {"q8_0": 8, "q4_0": 4, "affine8": 8, "affine4": 4}
+
+
 def kind_of(storage: str) -> str:
     """One of STORAGES: what QuantizedArray.storage says, without the group."""
     return ":".join(word for word in storage.split(":") if not word.isdecimal())
@@ -139,7 +142,8 @@ class Variant(str):
 
     def _bits(self, spec: _core.MatmulSpec) -> int:
         """Of a weight."""
-        return 4 if "4" in self.storage else 8 if "8" in self.storage else 32 if spec.dtype == "float32" else 16
+        form = self.storage.partition(":")[0]
+        return (32 if spec.dtype == "float32" else 16) if form == "dense" else _BITS[form]
 
     def numbers(self) -> dict[str, int]:
         """Its parameters, for expressions."""

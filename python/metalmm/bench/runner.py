@@ -49,7 +49,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes  # type: ignore[import-untyped,unused-ignore]
         except ImportError:
-            raise DTypeError("bfloat16 needs the package ml_dtypes: pip install 'metalmm[bfloat16]'") from None
+            raise DTypeError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from None
         name = ml_dtypes.bfloat16
     found: np.dtype[Any] = np.dtype(name)
     return found

@@ -1,6 +1,6 @@
 """How near to Apple's compiler a check of MSL comes without it: upstream clang's parser, and rules that upstream has not.
 
-The engine is `libclang` of PyPI (`pip install 'metalmm[lint]'`), which parses the file as C++ for OpenCL (opencl.py). What is accepted here
+The engine is `libclang` of PyPI (`pip install libclang`), which parses the file as C++ for OpenCL (opencl.py). What is accepted here
 may still be refused by Apple's compiler; what is refused here is, as far as the MSL specification and the files that were tried tell.
 """
 
@@ -102,7 +102,7 @@ def _clang() -> Any:
         cindex = importlib.import_module("clang.cindex")
         cindex.Index.create()  # finds and loads the library
     except Exception as error:  # its own class is of the module that may not be there
-        raise CompilerNotFoundError(f"lint needs libclang ({error}); pip install 'metalmm[lint]'") from None
+        raise CompilerNotFoundError(f"lint needs libclang ({error}); pip install libclang") from None
     return cindex
 
 

@@ -97,7 +97,7 @@ def test_a_machine_without_a_driver_or_a_compiler() -> None:
     assert (
         "CompilerNotFoundError: device cuda needs NVRTC 12.0 or newer, and no newer than the driver's 13.x (/nonexistent.so" in done.stderr
     )
-    assert "pip install 'metalmm[cuda]'" in done.stderr
+    assert "pip install nvidia-cuda-nvrtc" in done.stderr
     done = run(script, METALMM_LIBNVRTC="libc.so.6")
     assert "CompilerNotFoundError: device cuda needs NVRTC" in done.stderr
 
