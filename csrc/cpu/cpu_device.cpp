@@ -248,6 +248,22 @@ void CpuDevice::forget_threads() {
 
 std::shared_ptr<Buffer> CpuDevice::new_buffer(size_t size) { return options_.guards ? new_guarded_buffer(size) : new_plain_buffer(size); }
 
+uint64_t CpuDevice::device_address(const std::shared_ptr<Buffer>& buffer) {
+  if (options_.debug) {
+    std::lock_guard lock(mutex_);
+    for (auto it = pointed_at_.begin(); it != pointed_at_.end();) it = it->second.expired() ? pointed_at_.erase(it) : std::next(it);
+    pointed_at_[buffer->host()] = buffer;
+  }
+  return Device::device_address(buffer);
+}
+
+bool CpuDevice::is_pointed_at(const uint8_t* begin, const uint8_t* end) {
+  std::lock_guard lock(mutex_);
+  auto it = pointed_at_.upper_bound(begin);
+  auto array = it == pointed_at_.begin() ? nullptr : std::prev(it)->second.lock();
+  return array && end <= array->host() + array->size();
+}
+
 std::shared_ptr<Pipeline> CpuDevice::load_pipeline(const PipelineSource& source) {
   if (source.library) return std::make_shared<CpuPipeline>(source);
   auto pipeline = std::make_shared<CpuPipeline>(source.file, source.name);
@@ -363,7 +379,12 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   extents,
                   d.buffer_count + d.bytes_count,
                   pipeline.image,
-                  &crew_->abandoned()};
+                  &crew_->abandoned(),
+                  {}};
+  if (options_.debug)
+    call.is_reachable = [this](const uint8_t* begin, const uint8_t* end, abi::Access kind) {
+      return (kind == abi::Access::load && begin >= nothing && end <= nothing + sizeof(nothing)) || is_pointed_at(begin, end);
+    };
   std::exception_ptr failure;
   try {
     run_threadgroups(pipeline, call);

@@ -55,6 +55,7 @@ class CpuDevice : public Device {
   }
   Limits limits() const override;
   void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) override;
+  uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
 
  private:
   friend class CpuSubmission;
@@ -75,6 +76,7 @@ class CpuDevice : public Device {
   void poll(Run& run);
   std::unique_ptr<Executor> take_executor();
   void give_executor(std::unique_ptr<Executor> executor);
+  bool is_pointed_at(const uint8_t* begin, const uint8_t* end);
 
   CpuOptions options_;
   std::unique_ptr<Turn> turn_ = std::make_unique<Turn>();  // as Device's start_mutex_: a child of fork() leaves it behind
@@ -86,6 +88,7 @@ class CpuDevice : public Device {
   Watched watched_;   // with the turn
   std::mutex mutex_;  // what follows
   std::vector<std::unique_ptr<Executor>> idle_;
+  std::map<const uint8_t*, std::weak_ptr<Buffer>> pointed_at_;  // of a debug device: arrays whose address somebody asked for
   std::unique_ptr<ThreadPool> pool_;
 };
 

@@ -408,7 +408,7 @@ bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
 }
 
 bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame) {
-  const uint8_t *end = at + size, *block = state_.threadgroup_memory;
+  const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
   if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
   if (at >= block && end <= block + call_->threadgroup_bytes) {
     busy_ = 1;  // it may compose a message
@@ -421,6 +421,10 @@ bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const vo
     if (at >= call_->extents[i].begin && end <= call_->extents[i].end) return true;
   if (is_own(at, end) || (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end)) return true;
   busy_ = 1;
+  if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
+    busy_ = 0;
+    return true;
+  }
   constexpr ptrdiff_t kNear = 1 << 24;
   std::string where = place_of(at, *call_), size_text = std::to_string(call_->threadgroup_bytes);
   if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
@@ -524,9 +528,11 @@ uint32_t Executor::release_barrier() {
     return abi::kNoLane;
   }
   barriers_++;
-  if (call_->debug && !(error_ = shadow_.settle()).empty()) {
-    busy_ = 1;
-    return abi::kNoLane;
+  if (call_->debug) {
+    busy_ = 1;  // it may compose a message
+    error_ = shadow_.settle();
+    if (!error_.empty()) return abi::kNoLane;
+    busy_ = 0;
   }
   shadow_.meet();
   uint32_t self = state_.lane, first = abi::kNoLane;

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -58,6 +59,8 @@ struct KernelCall {
   size_t extent_count;
   Extent image;                        // of the kernel's own module, which it may read
   const std::atomic<bool>* abandoned;  // the signal ends a threadgroup where this is set
+  // Of a debug call: whether what is not bound may be touched all the same, by a pointer in an argument buffer.
+  std::function<bool(const uint8_t* begin, const uint8_t* end, abi::Access kind)> is_reachable;
 };
 
 class Executor {

@@ -64,7 +64,7 @@ class MetalDevice : public Device {
   Info info() const override;
   Info counters() const override;
   Limits limits() const override { return limits_; }
-  uint64_t device_address(const Buffer& buffer) override;
+  uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
   bool wraps_host_memory() const override { return unified_; }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;

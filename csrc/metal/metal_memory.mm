@@ -116,7 +116,7 @@ std::shared_ptr<Buffer> MetalDevice::take_pooled(size_t size) {
   return std::make_shared<Buffer>([object contents], [object length], false, giving_back(std::move(native)), object);
 }
 
-uint64_t MetalDevice::device_address(const Buffer& buffer) { return [native_of(buffer) gpuAddress]; }
+uint64_t MetalDevice::device_address(const std::shared_ptr<Buffer>& buffer) { return [native_of(*buffer) gpuAddress]; }
 
 std::shared_ptr<Buffer> MetalDevice::find_native(const uint8_t* data, size_t size) {
   std::shared_ptr<Buffer> buffer;  // outlives the lock: its end takes the mutex, and it may be the last to hold it

@@ -406,7 +406,7 @@ void bind_array(nb::module_& m) {
           "device_address",
           [](const Array& a) {
             a.tensor.buffer->mutable_since = true;  // through the pointer
-            return a.state->open()->device_address(*a.tensor.buffer) + a.tensor.offset;
+            return a.state->open()->device_address(a.tensor.buffer) + a.tensor.offset;
           },
           "Where the device's kernels find the first element, as a number, for a kernel that takes pointers in a struct. The array must\n"
           "live until such a kernel is through; see docs/architecture.md for what Metal asks beside.")

@@ -258,14 +258,14 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTI
 
 def _check_includes(text: str, name: str, folders: list[Path]) -> None:
     """Raises CompileError for what is no file, and would hold the compiler up."""
-    seen, waiting = set[Path](), [(text, name)]
-    while waiting and folders:
-        text, name = waiting.pop()
-        for found in {folder / included for included in _INCLUDE.findall(text) for folder in folders} - seen:
+    seen, waiting = set[Path](), [(text, name, folders)]
+    while waiting:
+        text, name, beside = waiting.pop()
+        for found in {folder / included for included in _INCLUDE.findall(text) for folder in beside or [Path()]} - seen:
             seen.add(found)
             with contextlib.suppress(OSError):  # which is the compiler's to tell
                 if is_include(found, name):
-                    waiting.append((found.read_text(errors="replace"), str(found)))
+                    waiting.append((found.read_text(errors="replace"), str(found), [found.parent, *folders]))
 
 
 def preprocess(

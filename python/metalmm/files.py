@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import tempfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ class FileError(Error, ValueError):
 
 
 def harmless(text: str, keep: str = "") -> str:
-    """Text from outside with what nobody sees spelled out, but those of `keep`: a terminal may take it for a command, or turn a line round."""
+    """Text from outside with what nobody sees spelled out, but those of `keep`: a terminal may take it for a command, or turn a line round.
+    Spaces of any kind stay."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else f"\\x{ord(c):02x}" for c in text)
+    return "".join(c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else f"\\x{ord(c):02x}" for c in text)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -39,10 +42,12 @@ def write_text(path: str | Path, text: str) -> None:
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(fresh, 0o666 & ~mask)  # as open() would have made it
+        mode = stat.S_IMODE(os.stat(path).st_mode) if path.exists() else 0o666 & ~mask  # as it is, or as open() would have made it
+        os.chmod(fresh, mode)
         os.replace(fresh, path)
     except BaseException:
-        os.unlink(fresh)
+        with contextlib.suppress(FileNotFoundError):  # it is in its place
+            os.unlink(fresh)
         raise
 
 
@@ -88,7 +93,7 @@ def check_json(where: str | None, schema: str) -> None:
 def _text_of(path: str | Path) -> str:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError("it is no file")
-    return Path(path).read_text()
+    return Path(path).read_text(encoding="utf-8")
 
 
 def _harmless(data: Any) -> Any:

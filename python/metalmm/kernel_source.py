@@ -107,8 +107,10 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILI
 
 
 def read_text(path: Path) -> str:
-    """Raises CompileError for a file that cannot be read."""
+    """Raises CompileError for a file that cannot be read, or is none."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no plain file")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CompileError(f"{path}: {error}") from error

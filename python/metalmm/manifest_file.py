@@ -12,11 +12,11 @@ from typing import Any
 from . import backends
 from .errors import ManifestError
 from .expressions import evaluate, holds
+from .files import harmless
 from .variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Variant
 
 _SIZES = ("m", "n", "k", "batch")
 _FIELDS = {
-    "name",
     "source",
     "kernel",
     "template",
@@ -43,10 +43,16 @@ _NAME = re.compile(r"[\w.+-]+")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
 
 
+def _text_of(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise OSError("it is no file")  # a FIFO would wait for whoever writes to it
+    return path.read_text(encoding="utf-8")
+
+
 def read(path: Path) -> dict[str, Variant]:
     """Its variants by id. Raises ManifestError."""
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(_text_of(path))
     except (OSError, ValueError, RuntimeError) as error:  # tomllib's and Unicode's are ValueErrors; RuntimeError: a loop of links
         if isinstance(error, RecursionError):
             raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
@@ -77,7 +83,7 @@ def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> 
     for key in table:
         if key not in known:
             hint = _hint(key, known, otherwise=f"it has {', '.join(known)}")
-            raise ManifestError(f"{path}: '{key}' is no part of a manifest; {hint}")
+            raise ManifestError(f"{path}: '{harmless(key)}' is no part of a manifest; {hint}")
 
 
 def _arguments(*tables: Mapping[str, Any]) -> set[str]:
@@ -93,7 +99,7 @@ def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> No
             hint = _hint(key, sorted(_FIELDS), sorted(arguments), otherwise="it is neither a field nor among the template's arguments")
             if key == "variant":
                 hint = "the rows of a family are in [families.NAME.variants]"
-            raise ManifestError(f"{where}: unknown key '{key}'; {hint}")
+            raise ManifestError(f"{where}: unknown key '{harmless(key)}'; {hint}")
 
 
 def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
@@ -310,7 +316,7 @@ def search_space(path: Path) -> dict[str, dict[str, Any]]:
     """The kernels of a manifest that say what `metalmm tune --search` may try: their tables by name, `search` as
     {argument: values} and "where": conditions. Raises ManifestError."""
     found = {}
-    data = tomllib.loads(path.read_text())
+    data = tomllib.loads(_text_of(path))
     for name, table in data.get("kernels", {}).items():
         if "search" in table:
             found[name] = {"kernel": name, "source": f"{name}.metal", **table}

@@ -19,6 +19,7 @@ import pytest
 from metalmm import cli, files, numerics, tuning
 from metalmm.bench import results, sizes
 from metalmm.profile import log
+from support.decide import FEW, QUICK
 from support.here import ALL_OF_IT
 
 OTHERS = (None, [], "x", {}, -1, 1e400, [None], True, 10**40, 10**400, "\x1b[31mred")
@@ -54,6 +55,36 @@ def test_a_result_file_with_any_part_replaced(capsys: pytest.CaptureFixture[str]
                 assert cli.main(command) in (0, 1, 2), (at, value)
     shown = capsys.readouterr()
     assert len(everything) > 60 and "\x1b[31m" not in shown.out + shown.err
+
+
+def test_a_step_with_any_part_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["step", "--spec", "n=64 k=64 nt calls=2", "--iters", "3", *FEW, *QUICK, "--json", "good.json"]) == 0
+    good = json.loads(Path("good.json").read_text())
+    for i, at in enumerate(paths(good)):
+        for value in (OTHERS[i % len(OTHERS)], []):
+            Path("x.json").write_text(json.dumps(replaced(good, at, value)))
+            assert cli.main(["report", "x.json", "-o", "x.html"]) in (0, 2), (at, value)
+    assert "x.json: a part of a result is missing" in capsys.readouterr().err
+
+
+def test_a_result_of_a_variant_that_is_not_here() -> None:
+    """Its baseline and its device may be of another process."""
+    assert cli.main(["bench", "--spec", "m=1 n=64 k=64 calls=3", "--iters", "2", "--backends", "gemv", "--json", "good.json"]) == 0
+    text = Path("good.json").read_text().replace("gemv/baseline", "mine/own").replace('"device": "cpu"', '"device": "toy"')
+    Path("x.json").write_text(
+        json.dumps({**json.loads(text), "shapes": [{**s, "baseline": "mine/own"} for s in json.loads(text)["shapes"]]})
+    )
+    assert cli.main(["report", "x.json", "-o", "x.html"]) == 0
+    assert "mine/own" in Path("x.html").read_text().replace("<wbr>", "")
+
+
+def test_a_file_keeps_its_mode_and_its_spaces(tmp_path: Path) -> None:
+    path, data = tmp_path / "t.json", {"schema": "x", "version": 1, "cpu: AMD\u00a0EPYC\u3000": "a"}
+    path.touch(0o600)
+    path.chmod(0o600)
+    files.write_json(path, data)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert files.read_json(path, "x", 1) == data
 
 
 def test_a_tuning_file_with_any_part_replaced(tmp_path: Path) -> None:
@@ -146,6 +177,17 @@ def test_an_include_that_is_no_file_does_not_wait(tmp_path: Path, device: metalm
     with pytest.raises(metalmm.CompileError, match=r"inc\.h, which is no plain file"):
         device.compile(tmp_path / "k.metal").kernel("f")
     assert cli.main(["lint", str(tmp_path / "k.metal")]) == 2
+    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "sub" / "p.h")
+    (tmp_path / "sub" / "a.h").write_text('#include "p.h"\n')  # beside the file that includes it
+    for include in ("sub/a.h", str(tmp_path / "inc.h")):
+        (tmp_path / "k.metal").write_text(f'#include "{include}"\nkernel void f(device float* a) {{ a[0] = 1; }}\n')
+        with pytest.raises(metalmm.CompileError, match=r"\.h, which is no plain file"):
+            device.compile(tmp_path / "k.metal").kernel("f")
+    with pytest.raises(metalmm.CompileError, match=r"inc\.h, which is no plain file"):
+        device.compile(f'#include "{tmp_path}/inc.h"\nkernel void f(device float* a) {{ a[0] = 1; }}').kernel("f")
+    with pytest.raises(metalmm.ManifestError, match="it is no file"):
+        metalmm.load_variants(tmp_path / "inc.h")
 
 
 def test_swiglu_where_float32_has_nothing_left(device: metalmm.Device) -> None:

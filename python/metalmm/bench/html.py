@@ -367,10 +367,10 @@ def main(args: argparse.Namespace) -> int:
     benches, steps = read(args.files)
     try:
         text = make(benches, steps)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, Error):
             raise
-        raise ReportError(f"a part of a result is missing or of another kind: {error!r}") from error
+        raise ReportError(f"{', '.join(args.files)}: a part of a result is missing or of another kind: {error!r}") from error
     files.write_text(args.output, text)
     if args.json != "-":
         print(f"{args.output}: {len(text) / 1e3:.0f} kB, of {len(benches)} runs and {len(steps)} steps")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from .. import backends, manifest, terminal
+from ..errors import Error
 from .report import ms
 from .results import Run, decide
 from .runner import ShapeRun
@@ -33,7 +34,10 @@ def gbps(s: ShapeRun, milliseconds: float) -> float:
 
 def is_emulated(run: Run, baseline: str | None) -> bool:
     """A baseline that no comparison should be made with."""
-    return baseline is not None and bool({*manifest.get(baseline).needs} & {*backends.get(run.environment["device"]).emulated})
+    try:
+        return bool({*manifest.get(baseline or "").needs} & {*backends.get(run.environment["device"]).emulated})
+    except Error:  # a file of another process may name what is not here
+        return False
 
 
 def _row(run: Run, i: int, s: ShapeRun, share: float | None) -> list[str]:

@@ -179,3 +179,27 @@ def test_what_is_no_race_is_none(body: str, debug: metalmm.Device) -> None:
     x = np.arange(1, 1 + 5 * 64, dtype=np.float32)
     for _ in range(5):  # in another order each time
         run(debug, body, x, floats(5 * 64), threads=5 * 64)
+
+
+def test_a_pointer_in_an_argument_buffer_reaches_its_array(debug: metalmm.Device) -> None:
+    """Of an array whose address somebody asked for, and of no other; not past its end."""
+    source = HEAD + "struct P { device float* to; };\nkernel void k(constant P& p, constant int& at) { p.to[at] = 7; }"
+    kernel, array, other = debug.compile(source).kernel("k"), debug.array(floats()), debug.array(floats())
+    kernel(np.uint64(array.device_address).tobytes(), np.int32(63).tobytes(), threads=1, threadgroup=1)
+    assert np.asarray(array)[63] == 7
+    for at in (64, -1, 1 << 20):
+        with pytest.raises(metalmm.KernelError, match="a store of 4 bytes outside what is bound"):
+            kernel(np.uint64(array.device_address).tobytes(), np.int32(at).tobytes(), threads=1, threadgroup=1)
+    address = np.uint64(other.__array__().ctypes.data)
+    with pytest.raises(metalmm.KernelError, match="a store of 4 bytes outside what is bound"):
+        kernel(address.tobytes(), np.int32(0).tobytes(), threads=1, threadgroup=1)
+
+
+def test_what_a_function_constant_switched_off_may_be_loaded_and_dropped(debug: metalmm.Device) -> None:
+    source = HEAD + (
+        "constant bool has [[function_constant(0)]];\nkernel void k(device float* y, "
+        "const device volatile float* bias [[buffer(1), function_constant(has)]]) { float b = bias[0]; y[0] = has ? b : 1; }"
+    )
+    y = floats(1)
+    debug.compile(source).kernel("k", constants={0: False})(y, threads=1, threadgroup=1)
+    assert y[0] == 1
