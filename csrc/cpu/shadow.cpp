@@ -32,9 +32,14 @@ std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_w
       continue;
     }
     const User* reader = conflicts(cell.reader, c) ? &cell.reader : conflicts(cell.another, c) ? &cell.another : nullptr;
-    if ((beside_writer || reader) && !pending_.size)
-      pending_ = {at,     size,          beside_writer ? cell.writer.thread : reader->thread,
-                  c.lane, beside_writer, {memory_ + at, memory_ + at + size}};
+    if (beside_writer || reader) {
+      if (!pending_.size) pending_ = {i, 0, beside_writer ? cell.writer.thread : reader->thread, c.lane, beside_writer, {}, {}};
+      pending_.size = i + 1 - pending_.at;
+      pending_.before.resize(pending_.size);
+      pending_.is_shared.resize(pending_.size);
+      pending_.before.back() = memory_[i];
+      pending_.is_shared.back() = true;
+    }
     cell.many = beside_writer;
     cell.writer = self;
   }
@@ -46,7 +51,7 @@ std::string Shadow::settle() {
   size_t size = p.size;
   pending_.size = 0;
   for (size_t i = 0; i < size; i++)
-    if (memory_[p.at + i] != p.before[i]) return text(p.first, p.first_wrote, p.second, true, p.at);
+    if (p.is_shared[i] && memory_[p.at + i] != p.before[i]) return text(p.first, p.first_wrote, p.second, true, p.at + i);
   return {};
 }
 

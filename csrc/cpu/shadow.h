@@ -36,6 +36,7 @@ class Shadow {
     uint32_t first = 0, second = 0;
     bool first_wrote = false;
     std::vector<uint8_t> before;
+    std::vector<bool> is_shared;  // of its bytes, beside which others of the same store may change
   };
   bool conflicts(const User& user, const abi::Context& context) const;
   std::string text(uint32_t first, bool first_wrote, uint32_t second, bool second_writes, size_t at) const;

@@ -165,6 +165,8 @@ NO_RACES = {
     "one value by all, then atomics": "threadgroup uint a[1]; a[0] = 0u; threadgroup_barrier(mem_flags::mem_threadgroup);"
     " atomic_fetch_add_explicit((threadgroup atomic_uint*)a, 1u, memory_order_relaxed);"
     " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = a[0];",
+    "a store whose other bytes change": "threadgroup float p[8]; if (t == 1) p[0] = 5; "
+    "if (t == 2) *(threadgroup float4*)p = float4(5, 1, 2, 3); threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
     "a tree": "threadgroup float p[64]; p[t] = x[t]; for (uint s = 32; s; s /= 2) { threadgroup_barrier(mem_flags::mem_threadgroup);"
     " if (t < s) p[t] += p[t + s]; } threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = p[0];",
     "matrices": "threadgroup float p[128]; simdgroup_float8x8 m(1.0f); simdgroup_store(m, p + 64 * group, 8);"
