@@ -253,7 +253,8 @@ def machine() -> str:
     return platform.machine() + platform.processor()
 
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
+_DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)(.*)$", re.MULTILINE)
+_NAMED = re.compile(r'["<]([^"<>]+)[">]')
 
 
 def _check_includes(text: str, name: str, folders: list[Path]) -> None:
@@ -261,7 +262,10 @@ def _check_includes(text: str, name: str, folders: list[Path]) -> None:
     seen, waiting = set[Path](), [(text, name, folders)]
     while waiting:
         text, name, beside = waiting.pop()
-        for found in {folder / included for included in _INCLUDE.findall(text) for folder in beside or [Path()]} - seen:
+        # Whatever a directive names: an include may be a macro, an import, or asked about by __has_include.
+        directives = _DIRECTIVE.findall(text.replace("\\\n", ""))
+        named = {name for directive in directives for name in _NAMED.findall(directive) if "\0" not in name}
+        for found in {folder / file for file in named for folder in beside or [Path()]} - seen:
             seen.add(found)
             with contextlib.suppress(OSError):  # which is the compiler's to tell
                 if is_include(found, name):

@@ -83,5 +83,7 @@ def check(path: Path) -> None:
                 header.value(header.number("I"))
             for _ in range(tensors):
                 header.tensor()
+    except (ArgumentError, UnsupportedError):  # which are ValueErrors
+        raise
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from error

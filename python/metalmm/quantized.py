@@ -119,9 +119,12 @@ class QuantizedArray:
 
     def __getitem__(self, rows: slice) -> QuantizedArray:
         """Some of its n rows, neighbours: ``q[128:256]``. Views where they lie so."""
-        if not isinstance(rows, slice) or rows.step not in (None, 1):
+        if not isinstance(rows, slice) or not (rows.step is None or (isinstance(rows.step, int) and rows.step == 1)):
             raise ArgumentError(f"a QuantizedArray is indexed by a slice of neighbouring rows, not by {rows!r}")
-        start, stop, _ = rows.indices(self.shape[0])
+        try:
+            start, stop, _ = rows.indices(self.shape[0])
+        except TypeError as error:
+            raise ArgumentError(f"a QuantizedArray: {rows!r}: {error}") from None
         if stop <= start:
             raise ShapeError(f"{self!r}: rows {start} to {stop} are none")
 
@@ -311,6 +314,8 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
     Raises ArgumentError for a name that the file does not have and for a file that is none or is cut short, UnsupportedError for a tensor
     of another format.
     """
+    if not isinstance(path, (str, Path)) or not isinstance(name, str):
+        raise ArgumentError(f"load_gguf: it takes a path and a tensor's name, not {path!r} and {name!r}")
     try:
         import gguf
     except ImportError:

@@ -166,6 +166,8 @@ def load_tuning(path: str | os.PathLike[str] | None = None) -> int:
     is not there or cannot be read.
     """
     global _loaded, _path
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise TuningError(f"load_tuning: path is {path!r}; it takes a path")
     chosen = Path(path) if path is not None else default_path()
     found = read(chosen)
     with _lock():

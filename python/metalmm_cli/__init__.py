@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> int:
     try:
-        from metalmm.cli import main as run
-
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # NumPy would make another error of it
+        try:
+            from metalmm.cli import main as run
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return run()
     except KeyboardInterrupt:
         print("metalmm: interrupted", file=sys.stderr)

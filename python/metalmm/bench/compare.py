@@ -151,6 +151,8 @@ def _load(path: str) -> Run:
         return results.load(path)
     data = files.read_json(path, schema, 1)
     try:
+        if not isinstance(data["environment"], dict):
+            raise TypeError(f"environment is {str(data['environment'])[:40]}")
         rows = [
             Result(
                 str(p["name"]),
@@ -161,7 +163,7 @@ def _load(path: str) -> Run:
             for p in data["policies"]
         ]
         return Run(data["environment"], {"rounds": 1}, [ShapeRun(_STEP, rows, None, 1, None)], planned=1)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise files.FileError(f"{path}: a part of it is missing or of another kind: {error!r}") from error
 
 

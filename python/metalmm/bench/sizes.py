@@ -424,6 +424,8 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
             elif key == "n" and "+" in value:
                 options["n"], *options["also_n"] = map(int, value.split("+"))
             elif key in ("m", "n", "k", "batch"):
+                if value.strip("+-").isdecimal() and len(value) > 20:
+                    raise ShapeError(f"{key}={value[:12]}…: a size of {len(value)} digits; sizes are 1 to 2^32 - 1")
                 options[key] = int(value)
                 if not 1 <= options[key] < 2**32:
                     raise ShapeError(f"'{word}': a size of {options[key]}; sizes are 1 to 2^32 - 1")
@@ -438,7 +440,7 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
                 raise
             near = _near(word)
             raise ShapeError(
-                f"'{word}' is no part of a shape; {f'did you mean {near}? Write' if near else 'write'} for example: m=1 n=9728 k=896 nt bias bfloat16, or n=4864+4864 k=896 q8_0 swiglu"
+                f"'{word[:60]}{'…' * (len(word) > 60)}' is no part of a shape; {f'did you mean {near}? Write' if near else 'write'} for example: m=1 n=9728 k=896 nt bias bfloat16, or n=4864+4864 k=896 q8_0 swiglu"
             ) from None
     if missing := {"n", "k"} - set(options):
         raise ShapeError(f"{sorted(missing)[0]} is missing; write for example: m=1 n=9728 k=896 nt bias")
@@ -455,8 +457,8 @@ def from_specs(texts: Iterable[str]) -> Sizes:
     for text in texts:
         words = text.replace(",", " ").split()
         counts = [word[len("calls=") :] for word in words if word.startswith("calls=")]
-        if any(not c.isdecimal() or not 0 < int(c) < 10**9 for c in counts):
-            raise ShapeError(f"'calls={counts[0]}' in '{text}': it takes a whole number of at least 1")
+        if any(not c.isdecimal() or len(c) > 9 or not int(c) for c in counts):
+            raise ShapeError(f"'calls={counts[0][:20]}' in '{text[:60]}': it takes a whole number of at least 1")
         spec = parse_spec([word for word in words if not word.startswith("calls=")])
         _keep(found, of_spec(spec, int(counts[-1]) if counts else None))
     return found

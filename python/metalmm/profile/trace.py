@@ -141,6 +141,9 @@ def trace(path: str | os.PathLike[str], chrome: str | os.PathLike[str] | None = 
     Raises ArgumentError where a trace is under way already. Raises OSError for a path that cannot be written, at the end also for a disk
     that became full.
     """
+    for value in (path, chrome or path):
+        if not isinstance(value, (str, os.PathLike)):
+            raise ArgumentError(f"trace: {value!r} is no path")
     if not _active.acquire(blocking=False):
         raise ArgumentError("trace: one is under way already; end it first")
     try:
