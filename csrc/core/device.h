@@ -219,9 +219,8 @@ class Device : public std::enable_shared_from_this<Device> {
   // Copies from and to a buffer of this device. After all that was submitted: the caller finishes first.
   virtual void read(const Buffer& buffer, size_t offset, void* to, size_t size);
   virtual void write(const Buffer& buffer, size_t offset, const void* from, size_t size);
-  virtual uint64_t device_address(const std::shared_ptr<Buffer>& buffer) {
-    return buffer->address();
-  }                                                         // for kernels that are given pointers
+  // For kernels that are given pointers.
+  virtual uint64_t device_address(const std::shared_ptr<Buffer>& buffer) { return buffer->address(); }
   virtual bool wraps_host_memory() const { return false; }  // whole pages of it are used in place, and kept for as long as Buffer::life
   // Where DLPack says that its memory lies, its kind of device and number, if other libraries reach it there; and the stream that its
   // work is on, as DLPack has it.
