@@ -7,7 +7,7 @@ namespace metalmm::cpu {
 void Shadow::begin(const uint8_t* memory, size_t bytes) {
   memory_ = memory;
   bytes_ = bytes;
-  pending_.size = 0;
+  pending_.before.clear();
   if (++epoch_ > 1u << 31) epoch_ = 1, cells_.clear();
   if (cells_.size() < bytes) cells_.resize(bytes);
 }
@@ -33,12 +33,12 @@ std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_w
     }
     const User* reader = conflicts(cell.reader, c) ? &cell.reader : conflicts(cell.another, c) ? &cell.another : nullptr;
     if (beside_writer || reader) {
-      if (!pending_.size) pending_ = {i, 0, beside_writer ? cell.writer.thread : reader->thread, c.lane, beside_writer, {}, {}};
-      pending_.size = i + 1 - pending_.at;
-      pending_.before.resize(pending_.size);
-      pending_.is_shared.resize(pending_.size);
-      pending_.before.back() = memory_[i];
-      pending_.is_shared.back() = true;
+      if (pending_.before.empty()) {
+        pending_.first = beside_writer ? cell.writer.thread : reader->thread;
+        pending_.second = c.lane;
+        pending_.first_wrote = beside_writer;
+      }
+      pending_.before.emplace_back(i, memory_[i]);
     }
     cell.many = beside_writer;
     cell.writer = self;
@@ -47,12 +47,11 @@ std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_w
 }
 
 std::string Shadow::settle() {
-  const Pending& p = pending_;
-  size_t size = p.size;
-  pending_.size = 0;
-  for (size_t i = 0; i < size; i++)
-    if (p.is_shared[i] && memory_[p.at + i] != p.before[i]) return text(p.first, p.first_wrote, p.second, true, p.at + i);
-  return {};
+  Pending& p = pending_;
+  auto changed = std::find_if(p.before.begin(), p.before.end(), [&](const auto& byte) { return memory_[byte.first] != byte.second; });
+  std::string race = changed == p.before.end() ? std::string() : text(p.first, p.first_wrote, p.second, true, changed->first);
+  p.before.clear();
+  return race;
 }
 
 std::string Shadow::text(uint32_t first, bool first_wrote, uint32_t second, bool second_writes, size_t at) const {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../msl/runtime/abi.h"
@@ -32,11 +33,9 @@ class Shadow {
   // A write beside somebody else's use: a race if it changes what is there, which the next use shows. Threads that all write one value
   // are no mistake.
   struct Pending {
-    size_t at = 0, size = 0;
     uint32_t first = 0, second = 0;
     bool first_wrote = false;
-    std::vector<uint8_t> before;
-    std::vector<bool> is_shared;  // of its bytes, beside which others of the same store may change
+    std::vector<std::pair<size_t, uint8_t>> before;  // bytes that somebody else used, by their places; empty: nothing is pending
   };
   bool conflicts(const User& user, const abi::Context& context) const;
   std::string text(uint32_t first, bool first_wrote, uint32_t second, bool second_writes, size_t at) const;

@@ -90,7 +90,8 @@ def check_json(where: str | None, schema: str) -> None:
         check_output(Path(str(where)), f'"schema": "{schema}"', f"{schema} JSON")
 
 
-def _text_of(path: str | Path) -> str:
+def text_of(path: str | Path) -> str:
+    """Raises OSError for what is no file: a FIFO would wait for whoever writes to it."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError("it is no file")
     return Path(path).read_text(encoding="utf-8")
@@ -108,7 +109,7 @@ def _harmless(data: Any) -> Any:
 def _json_of(path: str | Path) -> tuple[object, Any]:
     """What a file says that it is, and what it holds."""
     try:
-        data = _harmless(json.loads(_text_of(path)))
+        data = _harmless(json.loads(text_of(path)))
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

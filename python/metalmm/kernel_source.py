@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CompileError, DTypeError, LoweringError
+from .files import text_of
 from .msl.program import Argument, Program
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -109,9 +110,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*$', re.MULTILI
 def read_text(path: Path) -> str:
     """Raises CompileError for a file that cannot be read, or is none."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is no plain file")
-        return path.read_text()
+        return text_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CompileError(f"{path}: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 from . import backends
 from .errors import ManifestError
 from .expressions import evaluate, holds
-from .files import harmless
+from .files import harmless, text_of
 from .variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Variant
 
 _SIZES = ("m", "n", "k", "batch")
@@ -43,16 +43,10 @@ _NAME = re.compile(r"[\w.+-]+")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
 
 
-def _text_of(path: Path) -> str:
-    if path.exists() and not path.is_file():
-        raise OSError("it is no file")  # a FIFO would wait for whoever writes to it
-    return path.read_text(encoding="utf-8")
-
-
 def read(path: Path) -> dict[str, Variant]:
     """Its variants by id. Raises ManifestError."""
     try:
-        data = tomllib.loads(_text_of(path))
+        data = tomllib.loads(text_of(path))
     except (OSError, ValueError, RuntimeError) as error:  # tomllib's and Unicode's are ValueErrors; RuntimeError: a loop of links
         if isinstance(error, RecursionError):
             raise ManifestError(f"{path}: tables or arrays nested too deeply") from None
@@ -316,7 +310,7 @@ def search_space(path: Path) -> dict[str, dict[str, Any]]:
     """The kernels of a manifest that say what `metalmm tune --search` may try: their tables by name, `search` as
     {argument: values} and "where": conditions. Raises ManifestError."""
     found = {}
-    data = tomllib.loads(_text_of(path))
+    data = tomllib.loads(text_of(path))
     for name, table in data.get("kernels", {}).items():
         if "search" in table:
             found[name] = {"kernel": name, "source": f"{name}.metal", **table}
