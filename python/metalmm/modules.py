@@ -46,7 +46,8 @@ _DEBUG_FLAGS = {
     ],
 }
 _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
-_BLAMES = re.compile("PCH|precompiled|AST file|error in backend|frontend command failed")  # clang's words where parsed headers are damaged
+# A compiler's words where parsed headers are damaged. g++ takes no notice of a file that is none, and looks for the header by that name.
+_BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 _INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that asks for more of the runtime
 
@@ -178,8 +179,10 @@ def _compile(kernel: _Kernel, lowered: str, target: Path) -> None:
         if not parsed or not _BLAMES.search(str(error)):
             raise
         _compile_to(kernel, target, plain)
-        _parsed[_header_key(cxx, flags)] = None
-        Path(parsed[-1]).unlink(missing_ok=True)  # another process makes them anew
+        key = _header_key(cxx, flags)
+        if kept := _parsed.get(key):
+            kept.unlink(missing_ok=True)  # another process makes them anew
+        _parsed[key] = None
     if not target.is_file():
         raise CompileError(f"{cxx.path} ended as if all were well, and made no file")
     check_headers()
@@ -214,16 +217,15 @@ def _header_key(cxx: Compiler, flags: Sequence[str]) -> str:
 
 
 def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
-    """Flags that name the runtime's headers as clang keeps them once parsed: without them a kernel takes it half as long again. None where
-    they cannot be made, and for g++, which would gain a tenth of it."""
-    if cxx.kind != "clang":
-        return []
+    """Flags that name the runtime's headers as the compiler keeps them once parsed: a small kernel takes half as long by them. None where
+    they cannot be made."""
     key = _header_key(cxx, flags)
     kept = _parsed.get(key)
     if key not in _parsed or (kept and not kept.is_file()):
 
         def parse(target: Path) -> None:
-            timeless = ["-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
+            # clang: the same headers, installed anew, are the same. g++ never asks when they were made.
+            timeless = ["-Xclang", "-fno-pch-timestamp"] if cxx.kind == "clang" else []
             header = str(compiler.MSL / "runtime" / "parsed.h")
             compiler.run([cxx.path, *_without_link(flags), *timeless, "-x", "c++-header", header, "-o", str(target)])
             check_headers()
@@ -231,10 +233,12 @@ def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
                 raise CompileError("no headers were parsed")
 
         try:
-            _parsed[key] = kept = cache.fetch(f"{key}.pch", parse)
+            _parsed[key] = kept = cache.fetch(f"{key}.pch" if cxx.kind == "clang" else f"{key}.parsed.h.gch", parse)
         except CompileError:  # the kernel's own compilation says it, if there is more to it
             _parsed[key] = kept = None
-    return ["-include-pch", str(kept)] if kept else []
+    if kept is None:
+        return []
+    return ["-include-pch", str(kept)] if cxx.kind == "clang" else ["-include", str(kept.with_suffix(""))]
 
 
 def _digest_of(paths: Iterable[Path]) -> str:

@@ -90,20 +90,24 @@ def test_a_corrupt_entry_is_rebuilt(damage: str, fresh: Path, monkeypatch: pytes
     assert builds(calls) == 1
 
 
-@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
-def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+PARSED = {"g++": ("-include", "*.gch"), "clang++": ("-include-pch", "*.pch")}
+HERE = [name for name in PARSED if shutil.which(name) and (name != "g++" or sys.platform.startswith("linux"))]
+
+
+@pytest.mark.parametrize("cxx", HERE)
+def test_headers_are_parsed_once(cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     """And where what is kept of them is no good, or gone, a kernel is compiled all the same."""
-    monkeypatch.setenv("METALMM_CXX", "clang++")
+    monkeypatch.setenv("METALMM_CXX", cxx)
     monkeypatch.setattr(modules, "_parsed", {})
-    calls = counting(monkeypatch)
+    calls, (flag, files) = counting(monkeypatch), PARSED[cxx]
 
     def parsed() -> int:
         return sum("c++-header" in c for c in calls)
 
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
-    assert parsed() == 1 and [sum(flag in c for c in calls if "-shared" in c) for flag in ("-shared", "-include-pch")] == [2, 2]
-    kept = next(fresh.glob("*.pch"))
-    kept.write_bytes(b"nothing that clang has parsed")
+    assert parsed() == 1 and [sum(what in c for c in calls if "-shared" in c) for what in ("-shared", flag)] == [2, 2]
+    kept = next(fresh.glob(files))
+    kept.write_bytes(b"nothing that a compiler has parsed")
     assert result(device, GOOD.replace("7.0f", "9.0f")) == 9
     assert parsed() == 1 and builds(calls) == 4 and not kept.exists()
     assert result(device, GOOD.replace("7.0f", "10.0f")) == 10
@@ -117,44 +121,49 @@ def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, d
     assert builds(calls) == 8, "a mistake is compiled once"
     monkeypatch.setenv("METALMM_LINT", "0")
     swaps = GOOD.replace("y[0] = 7.0f;", "float a = 7.0f, b = 1.0f; metal::swap(a, b); y[0] = b;")
-    assert result(device, swaps) == 7 and builds(calls) == 9 and "-include-pch" not in next(c for c in reversed(calls) if "-shared" in c)
+    assert result(device, swaps) == 7 and builds(calls) == 9 and flag not in next(c for c in reversed(calls) if "-shared" in c)
     with metalmm.Device("cpu", debug=True) as strict:
         assert result(strict) == 7 and parsed() == 4
-        assert any("-include-pch" in c and "-c" in c for c in calls)
-    if shutil.which("g++") and sys.platform.startswith("linux"):
-        monkeypatch.setenv("METALMM_CXX", "g++")
-        assert result(device) == 7 and parsed() == 4
+        assert any(flag in c and "-c" in c for c in calls)
     a, flags = compiler.find_compiler(), ["-O1"]
     keys = {modules._header_key(a, flags), modules._header_key(a, ["-O2"])}
     monkeypatch.setattr(modules, "header_digest", lambda: "another")
     assert len(keys | {modules._header_key(a, flags)}) == 3
 
 
-@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
-def test_parsed_headers_that_are_not_to_be_had(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
-    monkeypatch.setenv("METALMM_CXX", "clang++")
+@pytest.mark.parametrize("cxx", HERE)
+def test_parsed_headers_that_are_not_to_be_had(cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+    monkeypatch.setenv("METALMM_CXX", cxx)
     monkeypatch.setattr(modules, "_parsed", {})
-    calls, run = counting(monkeypatch), compiler.run
+    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[cxx]
     monkeypatch.setattr(compiler, "run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
-    assert builds(calls) == 2 and not any("-include-pch" in c for c in calls) and not list(fresh.glob("*.pch*"))
+    assert builds(calls) == 2 and not any(flag in c for c in calls) and not list(fresh.glob(f"{files}*"))
 
 
-@pytest.mark.skipif(not shutil.which("clang++"), reason="no clang++: that headers are parsed once is NOT tested")
-def test_parsed_headers_at_which_clang_falls_over(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+FALLS = {
+    "g++": "g++ failed:\ninternal compiler error: Segmentation fault",
+    "clang++": "clang++ failed:\nfatal error: error in backend: Invalid abbrev number",
+}
+
+
+@pytest.mark.parametrize("cxx", HERE)
+def test_parsed_headers_at_which_a_compiler_falls_over(
+    cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device
+) -> None:
     """Damaged where it looks late, it does not say of what."""
-    monkeypatch.setenv("METALMM_CXX", "clang++")
+    monkeypatch.setenv("METALMM_CXX", cxx)
     monkeypatch.setattr(modules, "_parsed", {})
-    calls, run = counting(monkeypatch), compiler.run
+    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[cxx]
 
     def fall(command: Any, text: str | None = None) -> str:
-        if "-include-pch" in command:
-            raise metalmm.CompileError("clang++ failed:\nfatal error: error in backend: Invalid abbrev number")
+        if flag in command:
+            raise metalmm.CompileError(FALLS[cxx])
         return run(command, text)
 
     monkeypatch.setattr(compiler, "run", fall)
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
-    assert builds(calls) == 2 and not list(fresh.glob("*.pch"))
+    assert builds(calls) == 2 and not list(fresh.glob(files))
 
 
 @pytest.mark.usefixtures("each_compiler")
