@@ -453,7 +453,7 @@ void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* 
   const char* alias = std::strstr(type, "(aka '");  // clang names a typedef of ours first
   std::string array = alias ? std::string(alias + 5, std::strlen(alias + 5) - 1) : type;
   self.error_ = "index " + (is_signed ? std::to_string(static_cast<int64_t>(index)) : std::to_string(index)) + " is outside of " + array +
-                " at " + text_of(site) + ", by thread " + std::to_string(context->lane);
+                (site.file ? " at " + text_of(site) : std::string()) + ", by thread " + std::to_string(context->lane);
   self.leave();
 }
 

@@ -176,7 +176,6 @@ def test_lanes_that_leave_before_a_barrier(device: metalmm.Device) -> None:
         np.testing.assert_array_equal(y, x @ w)
 
 
-@pytest.mark.xfail(REAL_GPU and DEVICE == "cuda", reason="lanes that skip a barrier go on without the others: docs/cuda.md")
 def test_lanes_that_skip_a_barrier(device: metalmm.Device) -> None:
     """The same as MLX computes it: lanes at the edge skip a loop with a barrier in it, and are there again where the simdgroup adds up."""
     source = (
@@ -207,6 +206,51 @@ def test_lanes_that_skip_a_barrier(device: metalmm.Device) -> None:
         w, x, y = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((rows, m), rows, m))
         kernel(w, x, y, np.int32(m), np.int32(rows), grid=-(-m // 128), threadgroup=128)
         np.testing.assert_array_equal(y, x @ w)
+
+
+SKIPPED = {
+    "a branch": "if (lane % 3 == r % 3) { part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup); x = part[(t + 96) % 256]; }",
+    "else": "if (lane % 3 != r % 3) x = 5; else { part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup); x = part[(t + 96) % 256]; }",
+    "a loop in a branch": "if (lane % 3 == r % 3) { for (uint j = 0; j < 3; j++) { part[t] = t + r + j; threadgroup_barrier(mem_flags::mem_none);"
+    " x = part[(t + 96) % 256] - j; threadgroup_barrier(mem_flags::mem_none); } }",
+    "a function": "if (lane % 3 == r % 3) { part[t] = t + r; meet(); x = part[(t + 96) % 256]; }",
+    "a switch": "switch (lane % 3 == r % 3) { case true: part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " x = part[(t + 96) % 256]; break; default: x = 5; }",
+    "a loop that ends it": "for (uint j = 0; j < 4; j++) { if (lane % 3 != r % 3) break; part[t] = t + r; threadgroup_barrier(mem_flags::mem_none);"
+    " x = part[(t + 96) % 256]; if (j == 2) break; }",
+}
+
+
+@pytest.mark.skipif(not REAL_GPU, reason="the CPU device names it as an error")
+@pytest.mark.parametrize("last", (256, 200))
+@pytest.mark.parametrize("body", SKIPPED.values(), ids=SKIPPED)
+def test_a_barrier_that_lanes_skip_is_one_for_the_others(body: str, last: int, device: metalmm.Device) -> None:
+    """Each simdgroup's lanes of one kind meet, and what the threadgroup's others wrote is there; lanes and simdgroups from `last` on have
+    ended before."""
+    source = (
+        HEAD
+        + f"""void meet() {{ threadgroup_barrier(mem_flags::mem_threadgroup); }}
+kernel void k(device uint* y [[buffer(0)]], constant uint& rounds [[buffer(1)]], constant uint& last [[buffer(2)]],
+    uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {{
+  threadgroup uint part[256];
+  part[t] = 0;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (t >= last) return;
+  uint bad = 0;
+  for (uint r = 0; r < rounds; r++) {{
+    uint x = 0;
+    {body}
+    uint from = (t + 96) % 256, all = simd_sum(1u);
+    bad += lane % 3 == r % 3 && from < last && from / 32 != last / 32 && x != from + r;
+    bad += all != (t / 32 == last / 32 ? last % 32 : 32);
+    threadgroup_barrier(mem_flags::mem_none);
+  }}
+  y[i] = bad;
+}}"""
+    )
+    y = np.zeros(1024, np.uint32)
+    device.compile(source).kernel("k")(y, np.uint32(20), np.uint32(last), threads=1024, threadgroup=256)
+    assert not y.any()
 
 
 def test_a_half_fma_rounds_once(device: metalmm.Device) -> None:

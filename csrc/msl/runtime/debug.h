@@ -65,6 +65,28 @@ METALMM_UNTRACED inline void aligned(const void* p, unsigned size) {
   if (size >= 8 && at % 8 != 0) found_misaligned(&copied, at);
 }
 
+// "4 elements", for a message.
+template <unsigned long N> struct Elements {
+  char text[32] = {};
+  constexpr Elements() {
+    int digits = 1, at = 0;
+    for (unsigned long rest = N; rest >= 10; rest /= 10) digits++;
+    unsigned long rest = N;
+    for (int i = digits; i-- > 0; rest /= 10) text[i] = static_cast<char>('0' + rest % 10);
+    for (const char* word = " elements"; *word; word++) text[digits + at++] = *word;
+  }
+};
+template <unsigned long N> inline constexpr Elements<N> elements{};
+METALMM_UNTRACED inline void outside(const char* what, unsigned long index, bool is_signed) {
+  abi::Context* c = fiber::current_context ? fiber::context() : nullptr;
+  if (c && c->out_of_bounds) c->out_of_bounds(c, {nullptr, 0, 0}, what, index, is_signed);
+}
+// The index of a vector, a matrix or an array<T, N>: the compiler's sanitizer lets one past the end through, since its address may be taken.
+template <unsigned long N, class I> __attribute__((always_inline)) inline constexpr I inside(I i) {
+  if (static_cast<unsigned long>(i) >= N) outside(elements<N>.text, static_cast<unsigned long>(i), I(-1) < I(0));
+  return i;
+}
+
 inline unsigned order;
 METALMM_UNTRACED inline unsigned shuffled() {
   unsigned x = __atomic_add_fetch(&order, 0x9e3779b9u, __ATOMIC_RELAXED);

@@ -109,8 +109,8 @@ METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f)
 
 template <class T, size_t N> struct array {
   T elements[N];
-  METALMM_INLINE T& operator[](size_t i) { return elements[i]; }
-  METALMM_INLINE constexpr const T& operator[](size_t i) const { return elements[i]; }
+  METALMM_INLINE T& operator[](size_t i) { return elements[METALMM_INSIDE(N, i)]; }
+  METALMM_INLINE constexpr const T& operator[](size_t i) const { return elements[METALMM_INSIDE(N, i)]; }
   static constexpr size_t size() { return N; }
   T* data() { return elements; }
   T* begin() { return elements; }

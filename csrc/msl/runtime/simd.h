@@ -235,8 +235,8 @@ METALMM_INLINE uint metal_column(uint lane) { return (lane / 4 & 2) * 2 + lane %
 // can be assigned to it.
 template <class T> struct alignas(2 * sizeof(T)) ThreadElements {
   T at[2];
-  METALMM_INLINE T& operator[](uint i) { return at[i]; }
-  METALMM_INLINE const T& operator[](uint i) const { return at[i]; }
+  METALMM_INLINE T& operator[](uint i) { return at[METALMM_INSIDE(2, i)]; }
+  METALMM_INLINE const T& operator[](uint i) const { return at[METALMM_INSIDE(2, i)]; }
 };
 
 }  // namespace metalmm::msl::library

@@ -53,6 +53,12 @@ using half = _Float16;
 #error "metalmm: this compiler would use the machine's own half arithmetic, which rounds a * b + c once; compiler.py knows no flag against it"
 #endif
 
+#ifdef METALMM_DEBUG
+#define METALMM_INSIDE(n, i) ::metalmm::debug::inside<n>(i)
+#else
+#define METALMM_INSIDE(n, i) (i)
+#endif
+
 namespace metalmm::msl {
 template <bool B, class T = void> struct enable_if {};
 template <class T> struct enable_if<true, T> { using type = T; };
@@ -340,8 +346,8 @@ template <class T, int N> struct vec : storage<T, N, true> {
     put(i, b);
     (put(i, rest), ...);
   }
-  METALMM_INLINE METALMM_CONSTEXPR T& operator[](int i) { return this->e[i]; }
-  METALMM_INLINE METALMM_CONSTEXPR const T& operator[](int i) const { return this->e[i]; }
+  METALMM_INLINE METALMM_CONSTEXPR T& operator[](int i) { return this->e[METALMM_INSIDE(N, i)]; }
+  METALMM_INLINE METALMM_CONSTEXPR const T& operator[](int i) const { return this->e[METALMM_INSIDE(N, i)]; }
   METALMM_INLINE vec& metalmm_value() { return *this; }
   METALMM_INLINE const vec& metalmm_value() const { return *this; }
 
@@ -481,8 +487,8 @@ template <class V, class T, int N> struct packed : storage<T, N, false> {
     return v;
   }
   METALMM_INLINE V operator-() const { return -V(*this); }
-  METALMM_INLINE T& operator[](int i) { return this->e[i]; }
-  METALMM_INLINE const T& operator[](int i) const { return this->e[i]; }
+  METALMM_INLINE T& operator[](int i) { return this->e[METALMM_INSIDE(N, i)]; }
+  METALMM_INLINE const T& operator[](int i) const { return this->e[METALMM_INSIDE(N, i)]; }
   template <class U> METALMM_INLINE packed& operator+=(const U& u) { return *this = V(*this) + u; }
   template <class U> METALMM_INLINE packed& operator-=(const U& u) { return *this = V(*this) - u; }
   template <class U> METALMM_INLINE packed& operator*=(const U& u) { return *this = V(*this) * u; }
@@ -553,8 +559,8 @@ template <class T, int C, int R> struct matrix {
 #endif
     for (int c = 0; c < C; c++) columns[c] = vec<T, R>(m.columns[c]);
   }
-  vec<T, R>& operator[](int c) { return columns[c]; }
-  const vec<T, R>& operator[](int c) const { return columns[c]; }
+  vec<T, R>& operator[](int c) { return columns[METALMM_INSIDE(C, c)]; }
+  const vec<T, R>& operator[](int c) const { return columns[METALMM_INSIDE(C, c)]; }
   template <class F> static matrix each(F f) {
     matrix m;
     for (int c = 0; c < C; c++) m.columns[c] = f(c);

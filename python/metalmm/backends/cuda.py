@@ -205,7 +205,9 @@ def build(
 
         places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
         for _ in range(16):
-            lowered = cxx.lower(text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, choose=places)
+            lowered = cxx.lower(
+                text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, converged=source.is_ours, choose=places
+            )
             try:
                 code = nvcc.cubin(lowered, source.name, [*given, *extra])
                 break

@@ -472,22 +472,32 @@ class Passes:
                     i = self.source.angle_end(i)
             i += 1
 
-    def joins(self) -> None:
+    def joins(self, reachable: Collection[Declaration]) -> bool:
         """Lanes that part at an atomic operation are together again behind the branch or loop that it stands in, as on Apple's GPUs. Not
-        where a barrier stands in it, too: who waits there might wait for those who wait behind it."""
+        where a barrier stands in it, too: who waits there might wait for those who wait behind it.
+
+        Returns whether lanes of what is reachable may skip a threadgroup's barrier, because it stands in a branch. Then barriers count
+        simdgroups (METALMM_SKIPPED_BARRIERS), and lanes are together again behind each statement with a barrier, too.
+        """
         tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
-        barrier = self._that_call(re.compile("(threadgroup|simdgroup)_barrier"))
+        barrier, of_threadgroup = (self._that_call(re.compile(f"{name}_barrier")) for name in ("(threadgroup|simdgroup)", "threadgroup"))
         ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
         ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
+        places, may_skip = list[tuple[int, set[str]]](), False
         for i, token in enumerate(tokens):
             if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
                 continue
             before = self.source.previous(i)
             if tokens[i + 1].text == "constexpr" or (token.text == "if" and before is not None and tokens[before].text == "else"):
                 continue
-            names = {t.text for t in tokens[i : self._statement_end(i)] if t.kind == "name"}
-            if names & atomic and not names & barrier:
-                token.space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{token.space or ' '}"
+            places.append((i, {t.text for t in tokens[i : self._statement_end(i)] if t.kind == "name"}))
+            may_skip |= (
+                token.text in ("if", "switch") and not of_threadgroup.isdisjoint(places[-1][1]) and any(d.start <= i < d.end for d in reachable)
+            )
+        for i, names in places:
+            if names & (atomic | barrier) if may_skip else names & atomic and not names & barrier:
+                tokens[i].space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{tokens[i].space or ' '}"
+        return may_skip
 
     def _that_call(self, wanted: re.Pattern[str]) -> set[str]:
         """Names in the text that begin so, and those of functions that use one of them."""

@@ -86,6 +86,14 @@ OUTSIDE = {
         "struct { int n; float v[4]; } s; s.v[at < 0 ? at : 3 + at] = 3; y[0] = s.v[0];",
         r"index -?\d+ is outside of 'float ?\[4\]'",
     ),
+    "an array of the library": ("array<float, 3> v; v[at < 0 ? at : 2 + at] = 3; y[0] = v[0];", r"index -?\d+ is outside of 3 elements"),
+    "an array that is read": (
+        "array<float, 3> v{}; float z = v[at < 0 ? at : 2 + at]; if (z > 9) y[0] = z;",
+        r"index -?\d+ is outside of 3 elements",
+    ),
+    "a vector's elements": ("float4 v = 0; v[at < 0 ? at : 3 + at] = 3; y[0] = v[0] * 0;", r"index -?\d+ is outside of 4 elements"),
+    "a packed vector's": ("packed_half3 v; v[at < 0 ? at : 2 + at] = 3; if (v[0] > 9) y[0] = 1;", r"index -?\d+ is outside of 3 elements"),
+    "a matrix's columns": ("float2x4 v(0); v[at < 0 ? at : 1 + at] = 3; y[0] = v[0][0] * 0;", r"index -?\d+ is outside of 2 elements"),
     "a table": ("y[0] = table[at < 0 ? at : 2 + at];", r"index -?\d+ is outside of '(const )?float ?\[3\]'"),
 }
 

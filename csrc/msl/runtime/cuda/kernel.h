@@ -229,7 +229,9 @@ struct Entry<Fn, S, T, void (*)(P...)> {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
     begin_launch(head);
     Place place = place_of(head);
+    fiber::begin_barriers();
     if (!counts_threads(head) || place.lane < place.threads) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
+    fiber::end_barriers();
     end_launch(head);
   }
 };

@@ -120,6 +120,54 @@ template <class Op, class In, class Out = In> METALMM_INLINE Out exchange(const 
   return Exchange<Op>::run(active(), value, arg);
 }
 
+// Lanes may skip a barrier that others of their simdgroup come to: Passes.joins. Apple's GPUs count simdgroups at a barrier. NVIDIA's
+// barrier.sync waits for every lane that has not ended, so here one lane of each simdgroup counts. A simdgroup that ends is not waited for.
+#ifdef METALMM_SKIPPED_BARRIERS
+struct Barrier {
+  u32 counts;  // simdgroups: in the upper half those that have not ended, in the lower those that wait
+  u32 turn;    // changes when those that wait may go on
+
+  static METALMM_INLINE Barrier& here() {
+    __shared__ Barrier barrier;
+    return barrier;
+  }
+  METALMM_INLINE u32 turn_now() { return *const_cast<volatile u32*>(&turn); }
+  METALMM_INLINE void go_on() {
+    atomicAnd(&counts, 0xffff0000u);
+    __threadfence_block();
+    atomicAdd(&turn, 1u);
+  }
+  METALMM_INLINE void open() {
+    if (threadIdx.x == 0) *this = {(blockDim.x + 31) / 32 << 16, 0};
+    __syncthreads();
+  }
+  METALMM_INLINE void wait() {
+    u32 mask = __activemask();
+    __syncwarp(mask);
+    if (lane() == static_cast<u32>(__ffs(static_cast<int>(mask)) - 1)) {
+      u32 before = turn_now();
+      __threadfence_block();
+      u32 seen = atomicAdd(&counts, 1u);
+      if ((seen & 0xffff) + 1 == seen >> 16) go_on();
+      while (turn_now() == before) __nanosleep(20);
+      __threadfence_block();
+    }
+    __syncwarp(mask);
+  }
+  METALMM_INLINE void end() {
+    __syncwarp();
+    if (lane() != 0) return;
+    __threadfence_block();
+    u32 seen = atomicSub(&counts, 0x10000u), waiting = seen & 0xffff;
+    if (waiting && waiting == (seen >> 16) - 1) go_on();
+  }
+};
+METALMM_INLINE void begin_barriers() { Barrier::here().open(); }
+METALMM_INLINE void end_barriers() { Barrier::here().end(); }
+METALMM_INLINE void threadgroup_barrier(bool, int) { Barrier::here().wait(); }
+#else
+METALMM_INLINE void begin_barriers() {}
+METALMM_INLINE void end_barriers() {}
 // Threads that have returned are not waited for, on Apple's GPUs as here. __syncthreads() is for warps whose lanes all come, or have gone.
 METALMM_INLINE void threadgroup_barrier(bool, int) {
 #ifdef METALMM_CONVERGED
@@ -128,6 +176,7 @@ METALMM_INLINE void threadgroup_barrier(bool, int) {
   asm volatile("barrier.sync 0;" ::: "memory");
 #endif
 }
+#endif
 
 // Lanes of a simdgroup are together again behind a branch or a loop on Apple's GPUs; NVIDIA's need not be. Who enters such a statement
 // waits at its end for all who entered it with them: Passes.joins.

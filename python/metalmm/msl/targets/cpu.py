@@ -47,9 +47,11 @@ class CpuTarget:
         compiler: str = "gcc",
         *,
         stops: bool = False,
+        converged: bool = False,
         choose: Collection[str] = (),
     ) -> str:
-        """C++ for one kernel. stops: its loops look whether they shall; choose: see Passes.conditionals and Passes.promotions."""
+        """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see Passes.conditionals and
+        Passes.promotions."""
         instance = self.program.instance(kernel)
         definition = self.program.definition_of(instance)
         name = definition.name
@@ -84,8 +86,7 @@ class CpuTarget:
             self.passes.conditionals(choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
-        if compiler == "nvrtc":
-            self.passes.joins()
+        may_skip = compiler == "nvrtc" and not converged and self.passes.joins(reachable)
         if stops:
             self.passes.stops()
         # From the global namespace: a kernel may have the name of something in metal.
@@ -109,7 +110,7 @@ class CpuTarget:
             if instance.arguments and limit != "0":
                 holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
                 threads = f"metalmm_thread_limit<{arguments}>::value"
-        return self._entry(function, specs, threads, holder)
+        return ("#define METALMM_SKIPPED_BARRIERS 1\n" if may_skip else "") + self._entry(function, specs, threads, holder)
 
     def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
         for d in declarations:
@@ -292,11 +293,14 @@ def lower(
     name: str = "<source>",
     compiler: str = "gcc",
     stops: bool = False,
+    converged: bool = False,
     choose: Collection[str] = (),
 ) -> str:
     """C++ for the kernel `kernel` of the preprocessed MSL `text`; compiler: gcc, clang, or nvrtc for CUDA C++.
 
+    converged: all lanes of a simdgroup are known to be together at each of its operations.
+
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler, stops=stops, choose=choose)
+    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
