@@ -197,18 +197,19 @@ def _common(device: bool = True) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """With the command that was meant."""
+    """With the command, or the option's value, that was meant."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.search(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = difflib.get_close_matches(wrong[1], re.findall(r"\w+", wrong[2]), 1) if wrong else []
-        super().error(f"there is no command '{wrong[1]}'; did you mean {near[0]}?" if wrong and near else message)
+        wrong = re.search(r"argument (.*?): invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(wrong[2], re.findall(r"\w+", wrong[3]), 1) if wrong else []
+        what = wrong[1] if wrong and wrong[1].startswith("-") else "command"
+        super().error(f"there is no {what} '{wrong[2]}'; did you mean {near[0]}?" if wrong and near else message)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", parser_class=argparse.ArgumentParser)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     def add(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
         parser = commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)

@@ -73,10 +73,12 @@ class FakeCuda:
 
 def _nvrtc() -> Path:
     """By a path that is another one for another compiler: it is part of the key under which metalmm keeps machine code."""
+    from metalmm import modules
     from metalmm.compiler import find_compiler
 
     compiler = find_compiler()
     os.environ["METALMM_FAKE_NVRTC"] = shlex.join([compiler.path, *compiler.flags])
+    os.environ["METALMM_FAKE_PARSED"] = shlex.join(modules._parsed_header(compiler, compiler.flags))
     library = BUILD / "libfakenvrtc.so"
     digest = hashlib.sha256(library.read_bytes() + f"{compiler}".encode() + os.environ["METALMM_FAKE_NVRTC"].encode()).hexdigest()[:12]
     link = BUILD / f"libfakenvrtc-{digest}.so"

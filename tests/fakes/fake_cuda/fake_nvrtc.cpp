@@ -1,5 +1,6 @@
 // An NVRTC that compiles for the CPU: what it gives for machine code is a shared object with the CPU device's runtime, which
-// fake_kernels.cpp runs. $METALMM_FAKE_NVRTC is the C++ compiler with its flags.
+// fake_kernels.cpp runs. $METALMM_FAKE_NVRTC is the C++ compiler with its flags, $METALMM_FAKE_PARSED the flags that name the runtime's
+// headers as that compiler keeps them once parsed.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -96,7 +97,7 @@ Result compile(Program& p, const std::vector<std::string>& options, const std::s
   for (const std::string& o : options) {
     said += " " + o;
     stops |= o == "-DMETALMM_STOPS";
-    if (o.rfind("-D", 0) == 0 || o.rfind("-I", 0) == 0) defines += " " + quoted(o);
+    if (o.rfind("-I", 0) == 0) defines += " " + quoted(o);  // what -D says is of the GPU's runtime
   }
   std::string source = folder + "/kernel.cpp", code = folder + "/kernel.so", log = folder + "/log";
   std::string given =
@@ -106,7 +107,9 @@ Result compile(Program& p, const std::vector<std::string>& options, const std::s
   std::ofstream(source) << (stops ? kStops : "") << p.text << kNumbers << given;
   const char* compiler = std::getenv("METALMM_FAKE_NVRTC");
   if (!compiler) return p.log = "METALMM_FAKE_NVRTC is not set: tests/fakes/on_fake_cuda.py does it", kCompilation;
-  std::string command = std::string(compiler) + defines + " -o " + quoted(code) + " " + quoted(source) + " >" + quoted(log) + " 2>&1";
+  const char* parsed = p.text.rfind("#include", 0) == 0 ? std::getenv("METALMM_FAKE_PARSED") : nullptr;  // else it asks for more of them
+  std::string command = std::string(compiler) + (parsed ? std::string(" ") + parsed : "") + defines + " -o " + quoted(code) + " " +
+                        quoted(source) + " >" + quoted(log) + " 2>&1";
   int status = std::system(command.c_str());
   p.log = read(log);
   if (status) return kCompilation;
