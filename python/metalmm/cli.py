@@ -207,7 +207,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
+    parser: argparse.ArgumentParser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .errors import DTypeError
 from .quantized import QuantizedArray
 
 Float64 = npt.NDArray[np.float64]
@@ -18,13 +19,18 @@ _FORMATS = {"float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24
 
 
 def _array(x: Any) -> npt.NDArray[Any]:
-    """An array of NumPy; one of bfloat16 from elsewhere, such as torch, by way of a device."""
+    """An array of NumPy; of what DLPack alone can say, such as another library's bfloat16, by way of a device. Raises DTypeError."""
     try:
-        return np.asarray(x)
-    except TypeError:
+        found = np.asarray(x)
+    except TypeError:  # torch's words for bfloat16, and for memory of a GPU
+        found = np.asarray(None)
+    if found.dtype.kind not in "OUSmM":
+        return found
+    if hasattr(x, "__dlpack__"):
         from .device import default_device
 
         return default_device().array(x).numpy()
+    raise DTypeError(f"an operand is {type(x).__name__}, of which NumPy makes no array of numbers")
 
 
 def _type_of(x: Any) -> str:

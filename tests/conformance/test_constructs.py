@@ -8,7 +8,7 @@ import operator
 import metalmm
 import numpy as np
 import pytest
-from support.here import DEVICE, REAL_GPU
+from support.here import REAL_GPU
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

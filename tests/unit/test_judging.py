@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import metalmm
+import ml_dtypes
 import numpy as np
 import pytest
 from metalmm import cli, numerics
@@ -116,3 +117,30 @@ def test_a_reader_that_stops_ends_the_listing_quietly() -> None:
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, env={**os.environ, "METALMM_DEVICE": "cpu"}
     )
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("id")
+
+
+class OnlyDlpack:
+    """What another library has of bfloat16, for which NumPy has no type."""
+
+    def __init__(self, array: metalmm.Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_what_dlpack_alone_can_say_is_judged() -> None:
+    a = np.arange(8).reshape(2, 4).astype(ml_dtypes.bfloat16)
+    with metalmm.Device("cpu") as device:
+        only = OnlyDlpack(device.array(a))
+        np.testing.assert_array_equal(metalmm.reference(only, only, transpose_b=True), metalmm.reference(a, a, transpose_b=True))
+        np.testing.assert_array_equal(metalmm.error_bound(only, a.T), metalmm.error_bound(a, a.T))
+
+
+@pytest.mark.parametrize("bad", [object(), "x", [object()], None], ids=str)
+def test_what_is_no_array_of_numbers_is_refused(bad: Any) -> None:
+    with pytest.raises(metalmm.DTypeError, match="of which NumPy makes no array of numbers"):
+        metalmm.reference(bad, np.ones((4, 2), np.float32))

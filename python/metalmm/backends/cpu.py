@@ -47,6 +47,7 @@ class _Cpu:
     counts_barriers = True
     emulated: Sequence[str] = ("simdgroup_matrix",)
     replays = 0
+    ends_processes = True
     together = modules.MOST_TOGETHER
     note = (
         "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."

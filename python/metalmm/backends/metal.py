@@ -67,6 +67,7 @@ class _Metal:
     counts_barriers = False
     emulated: Sequence[str] = ()
     replays = 0
+    ends_processes = False
     together = 1
     note = ""
 

@@ -34,6 +34,7 @@ class Backend(Protocol):
         emulated: What variants may need and this device computes step by step.
         replays: How many calls are recorded at least for a sample, where a launch costs more than a kernel. The sample is a replay's time
             by their number. With 0 it is a call by itself.
+        ends_processes: Whether a kernel that goes astray may end its process, or all work of it.
         together: How many kernels code_together takes at most.
         note: What a reader of its times must know.
         winners: What was measured best on such a device, as (layout, n, k, variant) of m=1 in float16.
@@ -46,6 +47,7 @@ class Backend(Protocol):
     counts_barriers: bool
     emulated: Sequence[str]
     replays: int
+    ends_processes: bool
     together: int
     note: str
     winners: Sequence[tuple[str, int, int, str]]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .. import Device, Variant, _core, files, manifest, terminal, variants
+from .. import Device, Variant, _core, backends, files, manifest, terminal, variants
 from ..errors import Error
 from ..variant import kind_of
 from . import check, page, report, results, runner, sizes
@@ -160,6 +160,8 @@ def measure(
     todo = [(shape, vs) for shape, vs in work if shape not in known]
     left = [(shape, vs) for shape, vs in work if shape not in known or known[shape].rounds < rule.rounds]
     trials = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, args.timeout, progress)
+    untried = [(s, [v for v in vs if check.is_own(v) and not _is_tried(device, trials.get((str(v), s)))]) for s, vs in todo]
+    trials |= check.try_all(device, untried, args.seed, args.timeout, progress)
     uncompiled = runner.compile_all(device, left, progress)
     progress.begin("measuring", sum(_work(shape, vs) for shape, vs in todo) + (rule.rounds - 1) * sum(_work(s, []) for s, _ in left))
     for turn in range(rule.rounds):
@@ -193,6 +195,13 @@ def measure(
 
 def _is_checked(v: Variant, asked: bool | None) -> bool:
     return check.is_own(v) if asked is None else asked
+
+
+def _is_tried(device: Device, checked: check.Checked | None) -> bool:
+    """Whether the check said all that a trial on this device can."""
+    if not device.backend.ends_processes:
+        return True
+    return bool(checked and (checked.failed or checked.wrong or device.name == backends.debugging()))
 
 
 def _work(shape: Shape, vs: Sequence[Variant]) -> float:

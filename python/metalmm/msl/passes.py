@@ -492,7 +492,9 @@ class Passes:
                 continue
             places.append((i, {t.text for t in tokens[i : self._statement_end(i)] if t.kind == "name"}))
             may_skip |= (
-                token.text in ("if", "switch") and not of_threadgroup.isdisjoint(places[-1][1]) and any(d.start <= i < d.end for d in reachable)
+                token.text in ("if", "switch")
+                and not of_threadgroup.isdisjoint(places[-1][1])
+                and any(d.start <= i < d.end for d in reachable)
             )
         for i, names in places:
             if names & (atomic | barrier) if may_skip else names & atomic and not names & barrier:

@@ -22,6 +22,7 @@ class Toy:
     options: Sequence[str] = ()
     libraries: Sequence[str] = ()
     replays = 0
+    ends_processes = False
     together = 1
     counts_barriers = False
     note = ""
