@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -30,31 +29,24 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
     return cuda.build(KernelText(expanded, "own.metal", is_preprocessed=True), kernel, {}, capability, **options).read_bytes()  # type: ignore[arg-type]
 
 
-EVERY = ALL_OF_IT  # ten minutes of two cores
-
-
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel, end and use of tensor cores the instance that a call with whole, aligned tiles takes, for
-    9.0; of each kernel another for 8.0. With METALMM_TEST_ALL all for both."""
+    """By capability: of one variant of each kernel, end and use of tensor cores the instance that a call with whole, aligned tiles takes, by
+    turns for 9.0 and 8.0. With METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
-    kernels = set[tuple[str, int]]()
     ways = set[tuple[object, ...]]()
     for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
         if not v.kernel:
             continue
         way = (v.kernel, v.swiglu, v.params.get("mma"))
-        is_another = way not in ways
+        found = [(x, c) for x in v.instances() for c in (80, 90)] if ALL_OF_IT else []
+        if not ALL_OF_IT and way not in ways:
+            first = [x for x in v.instances() if x.partition(",")[0] == next(iter(v.instances())).partition(",")[0]]
+            found = [(first[-1], 80 if len(ways) % 2 else 90)]
         ways.add(way)
-        of_types = [list(group) for _, group in itertools.groupby(v.instances(), lambda x: x.partition(",")[0])]
-        for number, all_of_type in enumerate(of_types):
-            is_new = (v.kernel, number) not in kernels
-            kernels.add((v.kernel, number))
-            chosen = [(x, c) for x in all_of_type for c in (80, 90)] if EVERY else [(all_of_type[-1], 90)] * (number == 0 and is_another)
-            chosen += [(all_of_type[0], 80)] if is_new and number == 0 and not EVERY else []
-            for instance, capability in chosen:
-                if (v.source, instance, capability) not in asked:
-                    asked.add((v.source, instance, capability))
-                    yield v.source, instance, capability
+        for instance, capability in found:
+            if (v.source, instance, capability) not in asked:
+                asked.add((v.source, instance, capability))
+                yield v.source, instance, capability
 
 
 @pytest.mark.parametrize(("source", "instance", "capability"), list(instances()), ids=lambda x: "" if isinstance(x, Path) else str(x))
