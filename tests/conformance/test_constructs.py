@@ -216,8 +216,6 @@ SKIPPED = {
     "a function": "if (lane % 3 == r % 3) { part[t] = t + r; meet(); x = part[(t + 96) % 256]; }",
     "a switch": "switch (lane % 3 == r % 3) { case true: part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup);"
     " x = part[(t + 96) % 256]; break; default: x = 5; }",
-    "a loop that ends it": "for (uint j = 0; j < 4; j++) { if (lane % 3 != r % 3) break; part[t] = t + r; threadgroup_barrier(mem_flags::mem_none);"
-    " x = part[(t + 96) % 256]; if (j == 2) break; }",
 }
 
 

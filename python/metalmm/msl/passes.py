@@ -476,9 +476,8 @@ class Passes:
         """Lanes that part at an atomic operation are together again behind the branch or loop that it stands in, as on Apple's GPUs. Not
         where a barrier stands in it, too: who waits there might wait for those who wait behind it.
 
-        Returns whether lanes of what is reachable may skip a threadgroup's barrier, because it stands in a branch or in a loop that has
-        another end than its condition. Then barriers count simdgroups (METALMM_SKIPPED_BARRIERS), and lanes are together again behind each
-        statement with a barrier, too.
+        Returns whether lanes of what is reachable may skip a threadgroup's barrier, because it stands in a branch. Then barriers count
+        simdgroups (METALMM_SKIPPED_BARRIERS), and lanes are together again behind each statement with a barrier, too.
         """
         tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
         barrier, of_threadgroup = (self._that_call(re.compile(f"{name}_barrier")) for name in ("(threadgroup|simdgroup)", "threadgroup"))
