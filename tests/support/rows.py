@@ -38,6 +38,10 @@ class What:
     def of(v: metalmm.Variant) -> What:
         return What(v.kernel, v.storage, v.weights, v.swiglu, bool(v.params.get("mma")))
 
+    def pairs(self) -> set[tuple[Any, ...]]:
+        """The strategy with each of the others."""
+        return {(self.strategy, "storage", self.storage), (self.strategy, self.weights, self.swiglu), (self.strategy, self.tensor_cores)}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -161,13 +165,17 @@ def _pairs(rows: list[Row]) -> list[Row]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
-    """Compiled for a debug device, of what each kernel computes: by turns the id of most simdgroups a column with all alignments, and
-    another with none. With METALMM_TEST_ALL every id with both."""
+    """Compiled for a debug device, of each kernel with each format and each end: by turns the id of most simdgroups a column with all
+    alignments, and another with none. With METALMM_TEST_ALL every id with both."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
-    rows = dict[Row, None]()
-    for turn, vs in enumerate(members.values()):
+    rows, have, turn = dict[Row, None](), set[tuple[Any, ...]](), 0
+    for what, vs in members.items():
+        if not (ALL_OF_IT or what.pairs() - have):
+            continue
+        have |= what.pairs()
+        turn += 1
         ranked = sorted(
             vs,
             key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False), v.params.get("width", 1)),
