@@ -123,11 +123,8 @@ class Doctor:
         times, failures = dict[str, float](), dict[str, str]()
 
         def build(group: list[tuple[Variant, Shape]]) -> None:
-            if self.left <= 0:
-                return
             start = time.perf_counter()
-            if len(group) > 1:
-                pipelines.compile_together(self.device, [(str(v), _core._specialization(v, s.spec)) for v, s in group])
+            self._together(group)
             for v, shape in group:
                 try:
                     _core._prepare_pipeline(self.device, v, shape.spec)
@@ -136,9 +133,7 @@ class Doctor:
             share = (time.perf_counter() - start) / len(group)
             times.update({f"{v} {shape.dtype}": share for v, shape in group})
 
-        with ThreadPoolExecutor(self.device.threads or 1) as pool:  # a GPU's compiler by itself: its times are looked at
-            for _ in pool.map(build, pipelines.in_groups(self.device, chosen)):
-                pass
+        self._in_groups(chosen, build)
         left_out = len(chosen) - len(times)
         if failures:
             name, why = next(iter(failures.items()))
@@ -146,11 +141,23 @@ class Doctor:
         text = f"{len(times)} pipelines, {sum(times.values()):.1f} s" + (f"; {left_out} left out for want of time" if left_out else "")
         return text, {"seconds": times, "left_out": left_out}
 
+    def _together(self, group: list[tuple[Variant, Shape]]) -> None:
+        if len(group) > 1:
+            pipelines.compile_together(self.device, [(str(v), _core._specialization(v, s.spec)) for v, s in group])
+
+    def _in_groups(self, chosen: list[tuple[Variant, Shape]], build: Callable[[list[tuple[Variant, Shape]]], None]) -> None:
+        """What compiles together, while time is left."""
+        with ThreadPoolExecutor(self.device.threads or 1) as pool:  # a GPU's compiler by itself: its times are looked at
+            for _ in pool.map(lambda group: build(group) if self.left > 0 else None, pipelines.in_groups(self.device, chosen)):
+                pass
+
     def families(self) -> None:
         self.section("results: one variant of each family, float64 the reference")
         first = dict[str, Variant]()
         for v in variants(device=self.device, enabled=True):
             first.setdefault(v.family, v)
+        shapes = [(v, small_shape(v, dtype, odd)) for v in first.values() if v.kernel for dtype in v.types for odd in (False, True)]
+        self._in_groups([(v, shape) for v, shape in shapes if shape], self._together)
         for v in first.values():
             self.check(v.family, lambda v=v: self._judge(v))  # type: ignore[misc]
 
