@@ -211,7 +211,7 @@ class CudaPipeline : public Pipeline {
     };
     max_threads = static_cast<uint32_t>(attribute(kFunctionMaxThreads));
     if (table.max_threads) max_threads = std::min(max_threads, table.max_threads);
-    static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes));
+    static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes)) - table.barrier;
     declared = 0;
     for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
     std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });

@@ -22,11 +22,11 @@ def _array(x: Any) -> npt.NDArray[Any]:
     """An array of NumPy; of what DLPack alone can say, such as another library's bfloat16, by way of a device. Raises DTypeError."""
     try:
         found = np.asarray(x)
-    except TypeError:  # torch's words for bfloat16, and for memory of a GPU
+    except (TypeError, ValueError, RuntimeError, BufferError):  # of bfloat16 in torch's words and MLX's, of a GPU's memory; ragged lists
         found = np.asarray(None)
     if found.dtype.kind not in "OUSmM":
         return found
-    if hasattr(x, "__dlpack__"):
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray):
         from .device import default_device
 
         return default_device().array(x).numpy()

@@ -216,6 +216,8 @@ SKIPPED = {
     "a function": "if (lane % 3 == r % 3) { part[t] = t + r; meet(); x = part[(t + 96) % 256]; }",
     "a switch": "switch (lane % 3 == r % 3) { case true: part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup);"
     " x = part[(t + 96) % 256]; break; default: x = 5; }",
+    "both arms": "if (lane % 3 == r % 3) { part[t] = t + r; threadgroup_barrier(mem_flags::mem_threadgroup); x = part[(t + 96) % 256]; }"
+    " else { threadgroup_barrier(mem_flags::mem_threadgroup); }",
 }
 
 
@@ -249,6 +251,19 @@ kernel void k(device uint* y [[buffer(0)]], constant uint& rounds [[buffer(1)]],
     y = np.zeros(1024, np.uint32)
     device.compile(source).kernel("k")(y, np.uint32(20), np.uint32(last), threads=1024, threadgroup=256)
     assert not y.any()
+
+
+def test_all_of_threadgroup_memory_beside_a_barrier_in_a_branch(device: metalmm.Device) -> None:
+    source = HEAD + (
+        "kernel void k(device uint* y [[buffer(0)]], constant uint& n [[buffer(1)]], uint t [[thread_index_in_threadgroup]]) {"
+        " threadgroup uint all[8192]; for (uint i = t; i < 8192; i += n) all[i] = i;"
+        " if (n > 1) { threadgroup_barrier(mem_flags::mem_threadgroup); } y[t] = all[8191 - t]; }"
+    )
+    kernel = device.compile(source).kernel("k")
+    assert kernel.static_threadgroup_memory_length == 32768
+    y = np.zeros(256, np.uint32)
+    kernel(y, np.uint32(256), threads=256, threadgroup=256)
+    np.testing.assert_array_equal(y, 8191 - np.arange(256))
 
 
 def test_a_half_fma_rounds_once(device: metalmm.Device) -> None:

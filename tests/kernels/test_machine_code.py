@@ -160,3 +160,31 @@ def test_a_half_goes_to_the_function_of_floats() -> None:
     both = "struct Both { operator float() const { return 0; } operator bfloat() const { return bfloat(0.0f); } };\n"
     with pytest.raises(CompileError, match="more than one instance of overloaded function"):  # Apple's compiler cannot choose, either
         built(source.replace("inline bfloat", both + "inline bfloat").replace("own(x[0], x[1])", "own(Both(), Both())"))
+
+
+BARRIERS = {
+    "in a branch": ("if (i < 3) threadgroup_barrier(mem_flags::mem_none);", True),
+    "in a branch of a function": ("if (i < 3) load();", True),
+    "in a switch": ("switch (i) { case 1: load(); }", True),
+    "in else": ("if (i > 3) h[0] = 1.0h; else { load(); }", True),
+    "of a simdgroup": ("if (i < 3) simdgroup_barrier(mem_flags::mem_none);", False),
+    "in a loop": ("for (uint j = 0; j < 3; j++) load();", False),
+    "beside a branch": ("if (i < 3) h[0] = 1.0h; load();", False),
+    "in a branch of the compiler's": ("if constexpr (sizeof(half) == 2) load();", False),
+}
+
+
+@pytest.mark.parametrize(("body", "may_skip"), BARRIERS.values(), ids=BARRIERS)
+def test_barriers_that_lanes_may_skip_count_simdgroups(body: str, may_skip: bool) -> None:
+    """And nothing else does: neither a kernel of ours nor a word that names such a function elsewhere."""
+    text = HEAD + (
+        "void load() { threadgroup_barrier(mem_flags::mem_threadgroup); }\n"
+        "constexpr uint tiles(uint n) { uint load = 0; for (uint j = 0; j < n; j++) load += 2; return load; }\n"
+        f"kernel void k({ARGS}) {{ uint tile[tiles(3)]; for (uint j = 0; j < 6; j++) tile[j] = j; {body} n[i] = tile[i % 6]; }}\n"
+    )
+    text = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
+    lowered = [cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=converged) for converged in (False, True)]
+    assert ["METALMM_SKIPPED_BARRIERS" in x for x in lowered] == [may_skip, False]
+    assert may_skip == ("Join" in lowered[0]) and "Join" not in lowered[1]
+    if may_skip:
+        assert cuda.build(KernelText(text, "own.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")

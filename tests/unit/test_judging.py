@@ -140,7 +140,9 @@ def test_what_dlpack_alone_can_say_is_judged() -> None:
         np.testing.assert_array_equal(metalmm.error_bound(only, a.T), metalmm.error_bound(a, a.T))
 
 
-@pytest.mark.parametrize("bad", [object(), "x", [object()], None], ids=("an object", "a text", "a list", "None"))
+@pytest.mark.parametrize(
+    "bad", [object(), "x", [[1, 2], [3]], np.array([1, object()]), None], ids=("object", "text", "list", "array", "None")
+)
 def test_what_is_no_array_of_numbers_is_refused(bad: Any) -> None:
     with pytest.raises(metalmm.DTypeError, match="of which NumPy makes no array of numbers"):
         metalmm.reference(bad, np.ones((4, 2), np.float32))

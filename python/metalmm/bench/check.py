@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 from .. import Device, Error, Variant, backends, manifest
-from ..errors import DeviceError
 from ..terminal import Progress
 from .runner import Inputs, first_lines, measuring_device
 from .sizes import Shape
 
 _MOST = 1 << 24  # multiplications
+_START = 300.0  # seconds that a process may take to start and to compile
 
 
 def is_own(v: Variant) -> bool:
@@ -89,62 +89,53 @@ def check_all(
 
 def try_all(
     device: Device, work: Sequence[tuple[Shape, Sequence[Variant]]], seed: int, timeout: float, progress: Progress
-) -> dict[tuple[str, Shape], Checked]:
-    """By variant and shape: how it failed in a process of its variant's own, on the kind of device that will measure it.
+) -> dict[tuple[str, Shape], str]:
+    """By variant and shape: how it failed in a process of its own, on the kind of device that will measure it.
 
     A kernel may write anywhere where no debug mode looks, and on device cuda an access off its alignment ends all work of its process. So
     nothing else is in that one. Those that did not fail are left out.
     """
-    by_variant: dict[str, list[Shape]] = {}
-    for shape, vs in work:
-        for v in vs:
-            by_variant.setdefault(str(v), []).append(shape)
-    found: dict[tuple[str, Shape], Checked] = {}
-    if by_variant:
-        progress.begin("trying", len(by_variant))
-    for name, shapes in by_variant.items():
-        progress.note(name)
-        for shape, failed in zip(shapes, _failures(device.name, manifest.get(name), shapes, seed, timeout), strict=True):
-            if failed:
-                found[name, shape] = Checked(failed=f"in a process of its own: {failed}")
+    pairs = [(v, shape) for shape, vs in work for v in vs]
+    found: dict[tuple[str, Shape], str] = {}
+    if pairs:
+        progress.begin("trying", len(pairs))
+    for v, shape in pairs:
+        progress.note(f"{shape.short}: {v}")
+        small = reduced(v, shape)
+        if failed := _failure(device.name, v, shape if v.lacks(small.spec) else small, seed, timeout):
+            found[str(v), shape] = f"in a process of its own, {failed}"
         progress.step()
     return found
 
 
-def _failures(device: str, v: Variant, shapes: Sequence[Shape], seed: int, timeout: float) -> list[str]:
-    """Of each shape: empty, or how it failed."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, device, v.manifest, str(v), shapes, seed, timeout), daemon=True)
-    process.start()
-    theirs.close()
-    answers = list[str]()
+def _failure(device: str, v: Variant, shape: Shape, seed: int, timeout: float) -> str:
+    """Empty, or how it failed: an error's text, or what became of the process."""
+    told = pickle.dumps((device, str(v.manifest), str(v), shape, seed, timeout))
+    command = [sys.executable, "-c", "from metalmm.bench import check; check._try()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    limit = _START + 4 * timeout
     try:
-        for _ in ("begun", *shapes):
-            answers.append(str(ours.recv()))
-    except (EOFError, OSError):
-        pass  # it has ended
-    process.join()
-    code = process.exitcode or 0
+        said, _ = process.communicate(told, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"{shape.short}: it did not end within {limit:g} seconds"
+    finally:  # Ctrl-C, too
+        process.kill()
+        process.wait()
+    answer = said.decode().partition("tried: ")[2]
+    code = process.returncode
     ended = f"it ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})" if code else ""
-    if not answers:
-        raise DeviceError(f"no process could be started to try {v} in: {ended}; what it said stands above")
-    if ended:  # perhaps long after the kernel that brought it about
-        answers[1:] = ["; ".join(filter(None, (answer, ended))) for answer in answers[1:]]
-    return [*answers[1:], *[ended] * (1 + len(shapes) - len(answers))]
+    why = "; ".join(filter(None, (answer.strip(), ended)))
+    return why and f"{shape.short}: {why}"
 
 
-def _serve(pipe: Connection, name: str, path: Path, variant: str, shapes: Sequence[Shape], seed: int, timeout: float) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which the other process was asked by, too
+def _try() -> None:
+    """In that process."""
+    device, path, variant, shape, seed, timeout = pickle.loads(sys.stdin.buffer.read())
     manifest.load_variants(path)
-    v = manifest.get(variant)
-    with measuring_device(name, timeout) as device:
-        pipe.send("begun")
-        for shape in shapes:
-            small = reduced(v, shape)
-            small = shape if v.lacks(small.spec) else small
-            try:
-                Inputs(device, small, seed, 1).judge(device, v)
-                pipe.send("")
-            except Error as error:
-                pipe.send(f"{small.short}: {first_lines(str(error))}")
+    with measuring_device(device, timeout) as own:
+        try:
+            Inputs(own, shape, seed, 1).judge(own, manifest.get(variant))
+            failed = ""
+        except Error as error:
+            failed = first_lines(str(error))
+    print(f"tried: {failed}", flush=True)

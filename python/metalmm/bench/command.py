@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import Device, Variant, _core, backends, files, manifest, terminal, variants
@@ -161,7 +162,8 @@ def measure(
     left = [(shape, vs) for shape, vs in work if shape not in known or known[shape].rounds < rule.rounds]
     trials = check.check_all([(s, [v for v in vs if _is_checked(v, args.check)]) for s, vs in todo], args.seed, args.timeout, progress)
     untried = [(s, [v for v in vs if check.is_own(v) and not _is_tried(device, trials.get((str(v), s)))]) for s, vs in todo]
-    trials |= check.try_all(device, untried, args.seed, args.timeout, progress)
+    for pair, why in check.try_all(device, untried, args.seed, args.timeout, progress).items():
+        trials[pair] = replace(trials.get(pair, check.Checked()), failed=why)
     uncompiled = runner.compile_all(device, left, progress)
     progress.begin("measuring", sum(_work(shape, vs) for shape, vs in todo) + (rule.rounds - 1) * sum(_work(s, []) for s, _ in left))
     for turn in range(rule.rounds):

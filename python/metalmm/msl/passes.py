@@ -487,15 +487,13 @@ class Passes:
         for i, token in enumerate(tokens):
             if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
                 continue
-            before = self.source.previous(i)
-            if tokens[i + 1].text == "constexpr" or (token.text == "if" and before is not None and tokens[before].text == "else"):
+            function = next((d for d in reachable if d.start <= i < d.end), None)
+            if not function or "constexpr" in (tokens[i + 1].text, *(t.text for t in tokens[function.start : function.body])):
                 continue
-            places.append((i, {t.text for t in tokens[i : self._statement_end(i)] if t.kind == "name"}))
-            may_skip |= (
-                token.text in ("if", "switch")
-                and not of_threadgroup.isdisjoint(places[-1][1])
-                and any(d.start <= i < d.end for d in reachable)
-            )
+            end = self._statement_end(i)
+            called = zip(tokens[i:end], tokens[i + 1 : end], strict=False)
+            places.append((i, names := {t.text for t, behind in called if t.kind == "name" and behind.text in ("(", "<")}))
+            may_skip |= token.text in ("if", "switch") and not names.isdisjoint(of_threadgroup)
         for i, names in places:
             if names & (atomic | barrier) if may_skip else names & atomic and not names & barrier:
                 tokens[i].space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{tokens[i].space or ' '}"

@@ -33,7 +33,7 @@ def test_a_variant_that_fails_is_a_line_of_the_report(
     assert (
         "avg_gpu=n/a" in line
         and "[bad-rel]" in line
-        and "WRONG: in a process of its own: m=1 n=896 k=896 nt: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792"
+        and "WRONG: in a process of its own, m=1 n=896 k=896 nt: kernel 'mine_one': buffer 2 was written to past its end, at byte 1792 of 1792"
         in line.replace("mine/one", "mine_one")
     )
     assert any("blas/baseline" in x and "WRONG" not in x for x in lines)

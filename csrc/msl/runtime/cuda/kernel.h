@@ -152,6 +152,7 @@ struct Signature<void (*)(P...)> {
     t.version = cuda::kArgumentsVersion;
     t.max_threads = max_threads;
     t.count = count;
+    t.barrier = fiber::kBarrierBytes;
 #ifdef METALMM_STOPS
     t.stop = 1;
 #endif

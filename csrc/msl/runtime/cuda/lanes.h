@@ -123,9 +123,10 @@ template <class Op, class In, class Out = In> METALMM_INLINE Out exchange(const 
 // Lanes may skip a barrier that others of their simdgroup come to: Passes.joins. Apple's GPUs count simdgroups at a barrier. NVIDIA's
 // barrier.sync waits for every lane that has not ended, so here one lane of each simdgroup counts. A simdgroup that ends is not waited for.
 #ifdef METALMM_SKIPPED_BARRIERS
-struct Barrier {
-  u32 counts;  // simdgroups: in the upper half those that have not ended, in the lower those that wait
-  u32 turn;    // changes when those that wait may go on
+struct alignas(16) Barrier {
+  u32 counts;     // simdgroups: in the upper half those that have not ended, in the lower those that wait
+  u32 turn;       // changes when those that wait may go on
+  u32 taken[32];  // of each simdgroup: whether lanes of it wait; others of its lanes, at another barrier, have their turn behind them
 
   static METALMM_INLINE Barrier& here() {
     __shared__ Barrier barrier;
@@ -138,19 +139,23 @@ struct Barrier {
     atomicAdd(&turn, 1u);
   }
   METALMM_INLINE void open() {
-    if (threadIdx.x == 0) *this = {(blockDim.x + 31) / 32 << 16, 0};
+    if (threadIdx.x == 0) counts = (blockDim.x + 31) / 32 << 16, turn = 0;
+    if (lane() == 0) taken[threadIdx.x / 32] = 0;
     __syncthreads();
   }
   METALMM_INLINE void wait() {
     u32 mask = __activemask();
     __syncwarp(mask);
     if (lane() == static_cast<u32>(__ffs(static_cast<int>(mask)) - 1)) {
+      u32* mine = &taken[threadIdx.x / 32];
+      while (atomicExch(mine, 1u)) __nanosleep(20);
       u32 before = turn_now();
       __threadfence_block();
       u32 seen = atomicAdd(&counts, 1u);
       if ((seen & 0xffff) + 1 == seen >> 16) go_on();
       while (turn_now() == before) __nanosleep(20);
       __threadfence_block();
+      atomicExch(mine, 0u);
     }
     __syncwarp(mask);
   }
@@ -162,10 +167,12 @@ struct Barrier {
     if (waiting && waiting == (seen >> 16) - 1) go_on();
   }
 };
+inline constexpr u32 kBarrierBytes = sizeof(Barrier);
 METALMM_INLINE void begin_barriers() { Barrier::here().open(); }
 METALMM_INLINE void end_barriers() { Barrier::here().end(); }
 METALMM_INLINE void threadgroup_barrier(bool, int) { Barrier::here().wait(); }
 #else
+inline constexpr u32 kBarrierBytes = 0;
 METALMM_INLINE void begin_barriers() {}
 METALMM_INLINE void end_barriers() {}
 // Threads that have returned are not waited for, on Apple's GPUs as here. __syncthreads() is for warps whose lanes all come, or have gone.
