@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -384,7 +385,7 @@ print((y == 1).all(), sum(1 for _ in open('/proc/self/maps')))
             "#include <errno.h>\n#include <sys/syscall.h>\n#include <unistd.h>\n"
             "int madvise(void *p, size_t n, int advice) { if (advice == 102) { errno = EINVAL; return -1; } return syscall(SYS_madvise, p, n, advice); }\n"
         )
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(shim.with_suffix(".so")), str(shim)], check=True)
+        subprocess.run([shutil.which("cc") or "clang", "-shared", "-fPIC", "-o", str(shim.with_suffix(".so")), str(shim)], check=True)
         environment["LD_PRELOAD"] = str(shim.with_suffix(".so"))
     done = run(script, env=environment)
     assert done.returncode == 0, done.stderr

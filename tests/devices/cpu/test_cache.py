@@ -155,7 +155,8 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-ASKED = 'case "$*" in *-dM*) exec g++ "$@";; esac\n'
+REAL = "g++" if shutil.which("g++") else "clang++"
+ASKED = f'case "$*" in *-dM*) exec {REAL} "$@";; esac\n'
 
 
 def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,12 +175,12 @@ def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: 
         ("exit 0\n", metalmm.CompilerNotFoundError, "is no C\\+\\+ compiler that metalmm knows"),
         ("exit 3\n", metalmm.CompilerNotFoundError, "does not work as a C\\+\\+ compiler: (?s:.*)exit status 3, and it said nothing"),
         (
-            ASKED + 'case "$*" in *-shared*) exit 0;; esac; exec g++ "$@"\n',
+            ASKED + f'case "$*" in *-shared*) exit 0;; esac; exec {REAL} "$@"\n',
             metalmm.CompileError,
             "ended as if all were well, and made no file",
         ),
         (
-            ASKED + 'case "$*" in *-shared*) kill -9 $$;; esac; exec g++ "$@"\n',
+            ASKED + f'case "$*" in *-shared*) kill -9 $$;; esac; exec {REAL} "$@"\n',
             metalmm.CompileError,
             "was ended by SIGKILL; there may have been too little memory",
         ),

@@ -19,6 +19,7 @@ import pytest
 from metalmm import cache, compiler, kernel_source, modules
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu as lowering
+from support.here import COMPILERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 GOOD = HEAD + "kernel void k(device float* y) { y[0] = 7.0f; }\n"
@@ -230,7 +231,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: me
 
 def test_a_compiler_that_fails_passes_its_words_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: metalmm.Device) -> None:
     fake = tmp_path / "fake-c++"
-    fake.write_text('#!/bin/sh\ncase "$*" in *-dM*) exec g++ "$@";; esac\necho "out of ideas" >&2\nexit 1\n')
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *-dM*) exec {COMPILERS[0]} "$@";; esac\necho "out of ideas" >&2\nexit 1\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("METALMM_CXX", str(fake))
     with pytest.raises(metalmm.CompileError, match="out of ideas"):
