@@ -14,7 +14,7 @@ bench: $(VENV)/.built
 PYTEST := $(BIN)/python -m pytest
 ON_METAL := $(BIN)/python tests/fakes/on_fake_metal.py -m pytest
 ON_CUDA := $(BIN)/python tests/fakes/on_fake_cuda.py -m pytest
-HAVE_METAL := $(shell command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes)
+HAVE_METAL := $(shell command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && command -v gcc >/dev/null && echo yes)
 JOBS ?= auto
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
@@ -55,7 +55,7 @@ ifneq ($(HAVE_METAL),)
 	wait $$cuda; cuda=$$?; cat build/on-fake-cuda.log; exit $$((metal + cuda))
 else
 	@METALMM_DEVICE=cuda $(ON_CUDA)
-	@echo "make test: no clang++ with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"
+	@echo "make test: no clang++ and gcc with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"
 endif
 
 # The extension under a thread and an address sanitizer, with threads that issue at once; see tests/sanitize/run.sh.

@@ -19,6 +19,12 @@ METALMM_CUBLAS_FUNCTIONS(FAKE_DECLARE)
 #undef FAKE_DECLARE
 
 namespace fake {
+#ifdef __clang__
+using Half = __fp16;  // clang 14 has no _Float16 on x86
+#else
+using Half = _Float16;
+#endif
+
 namespace {
 
 constexpr int kStatusInvalid = 7, kStatusExecution = 13, kStatusUnsupported = 15;
@@ -80,7 +86,7 @@ int set(const char* name, const void* handle, const char* kind, int attribute, c
 
 float load(const uint8_t* p, int type) {
   if (type == 2) {
-    _Float16 half;
+    Half half;
     std::memcpy(&half, p, 2);
     return static_cast<float>(half);
   }
@@ -90,7 +96,7 @@ float load(const uint8_t* p, int type) {
 }
 void store(uint8_t* p, int type, float value) {
   if (type == 2) {
-    auto half = static_cast<_Float16>(value);
+    auto half = static_cast<Half>(value);
     std::memcpy(p, &half, 2);
   } else {
     std::memcpy(p, &value, 4);
