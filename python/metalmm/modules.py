@@ -48,6 +48,8 @@ _DEBUG_FLAGS = {
 _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
 # A compiler's words where parsed headers are damaged. g++ takes no notice of a file that is none, and looks for the header by that name.
 _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
+# How a compiler names them: the file's end, the option, and whether the option takes the name without its last end.
+_KEPT = {"clang": (".pch", "-include-pch", False), "gcc": (".parsed.h.gch", "-include", True)}
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 _INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that asks for more of the runtime
 
@@ -219,7 +221,7 @@ def _header_key(cxx: Compiler, flags: Sequence[str]) -> str:
 def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
     """Flags that name the runtime's headers as the compiler keeps them once parsed: a small kernel takes half as long by them. None where
     they cannot be made."""
-    key = _header_key(cxx, flags)
+    key, (end, option, is_implied) = _header_key(cxx, flags), _KEPT[cxx.kind]
     kept = _parsed.get(key)
     if key not in _parsed or (kept and not kept.is_file()):
 
@@ -233,12 +235,10 @@ def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
                 raise CompileError("no headers were parsed")
 
         try:
-            _parsed[key] = kept = cache.fetch(f"{key}.pch" if cxx.kind == "clang" else f"{key}.parsed.h.gch", parse)
+            _parsed[key] = kept = cache.fetch(key + end, parse)
         except CompileError:  # the kernel's own compilation says it, if there is more to it
             _parsed[key] = kept = None
-    if kept is None:
-        return []
-    return ["-include-pch", str(kept)] if cxx.kind == "clang" else ["-include", str(kept.with_suffix(""))]
+    return [option, str(kept.with_suffix("") if is_implied else kept)] if kept else []
 
 
 def _digest_of(paths: Iterable[Path]) -> str:

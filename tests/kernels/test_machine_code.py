@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -38,12 +39,11 @@ def instances() -> Iterator[tuple[Path, str, int]]:
         if not v.kernel:
             continue
         way = (v.kernel, v.swiglu, v.params.get("mma"))
-        found = [(x, c) for x in v.instances() for c in (80, 90)] if ALL_OF_IT else []
-        if not ALL_OF_IT and way not in ways:
-            first = [x for x in v.instances() if x.partition(",")[0] == next(iter(v.instances())).partition(",")[0]]
-            found = [(first[-1], 80 if len(ways) % 2 else 90)]
+        every = list(v.instances())
+        of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
+        found = [(of_first_type[-1], 80 if len(ways) % 2 else 90)] if way not in ways else []
         ways.add(way)
-        for instance, capability in found:
+        for instance, capability in itertools.product(every, (80, 90)) if ALL_OF_IT else found:
             if (v.source, instance, capability) not in asked:
                 asked.add((v.source, instance, capability))
                 yield v.source, instance, capability

@@ -65,25 +65,18 @@ METALMM_UNTRACED inline void aligned(const void* p, unsigned size) {
   if (size >= 8 && at % 8 != 0) found_misaligned(&copied, at);
 }
 
-// "4 elements", for a message.
-template <unsigned long N> struct Elements {
-  char text[32] = {};
-  constexpr Elements() {
-    int digits = 1, at = 0;
-    for (unsigned long rest = N; rest >= 10; rest /= 10) digits++;
-    unsigned long rest = N;
-    for (int i = digits; i-- > 0; rest /= 10) text[i] = static_cast<char>('0' + rest % 10);
-    for (const char* word = " elements"; *word; word++) text[digits + at++] = *word;
-  }
-};
-template <unsigned long N> inline constexpr Elements<N> elements{};
-METALMM_UNTRACED inline void outside(const char* what, unsigned long index, bool is_signed) {
+METALMM_UNTRACED inline void outside(abi::Site site, const char* what, unsigned long index, bool is_signed) {
   abi::Context* c = fiber::current_context ? fiber::context() : nullptr;
-  if (c && c->out_of_bounds) c->out_of_bounds(c, {nullptr, 0, 0}, what, index, is_signed);
+  if (c && c->out_of_bounds) c->out_of_bounds(c, site, what, index, is_signed);
+}
+METALMM_UNTRACED inline void outside(unsigned long count, unsigned long index, bool is_signed) {
+  char what[32];
+  __builtin_snprintf(what, sizeof(what), "%lu elements", count);
+  outside({nullptr, 0, 0}, what, index, is_signed);
 }
 // The index of a vector, a matrix or an array<T, N>: the compiler's sanitizer lets one past the end through, since its address may be taken.
 template <unsigned long N, class I> __attribute__((always_inline)) inline constexpr I inside(I i) {
-  if (static_cast<unsigned long>(i) >= N) outside(elements<N>.text, static_cast<unsigned long>(i), I(-1) < I(0));
+  if (static_cast<unsigned long>(i) >= N) outside(N, static_cast<unsigned long>(i), I(-1) < I(0));
   return i;
 }
 
@@ -115,9 +108,7 @@ METALMM_UNTRACED inline void __ubsan_handle_type_mismatch_v1(const metalmm::debu
   metalmm::debug::found_misaligned(where, at);
 }
 METALMM_UNTRACED inline void __ubsan_handle_out_of_bounds(const metalmm::debug::Outside* where, unsigned long index) {
-  metalmm::abi::Context* c = metalmm::fiber::current_context ? metalmm::fiber::context() : nullptr;
-  metalmm::abi::Site site{where->place.file, where->place.line, where->place.column};
-  if (c && c->out_of_bounds) c->out_of_bounds(c, site, where->array->name, index, where->index->info & 1);
+  metalmm::debug::outside({where->place.file, where->place.line, where->place.column}, where->array->name, index, where->index->info & 1);
 }
 METALMM_UNTRACED inline void __tsan_init() {}
 METALMM_UNTRACED inline void __tsan_func_entry(void*) {}

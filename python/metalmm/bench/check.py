@@ -24,8 +24,9 @@ def is_own(v: Variant) -> bool:
 
 
 def reduced(v: Variant, shape: Shape) -> Shape:
-    """The shape with fewer columns, matrices and tiles of rows, which sees the same edges and alignment and the whole of k."""
-    bm, bn = v.tile
+    """The shape with fewer columns, matrices and tiles of rows, which sees the same edges and alignment and the whole of k; the shape itself
+    where the variant does not take that one."""
+    whole, (bm, bn) = shape, v.tile
     while shape.m * shape.n * shape.k * shape.batch > _MOST:
         smaller = shape
         if shape.batch > 2:
@@ -37,7 +38,7 @@ def reduced(v: Variant, shape: Shape) -> Shape:
         if smaller == shape:
             break
         shape = smaller
-    return shape
+    return whole if v.lacks(shape.spec) else shape
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,6 @@ def check(device: Device, v: Variant, shape: Shape, seed: int) -> Checked:
     if why := v.unavailable(device):
         return Checked(ran=f"not checked: {why}, which has the debug mode")
     small = reduced(v, shape)
-    if v.lacks(small.spec):
-        small = shape
     ran = f"debug mode: {small.short}"
     try:
         wrong = Inputs(device, small, seed, 1).judge(device, v)
@@ -101,8 +100,7 @@ def try_all(
         progress.begin("trying", len(pairs))
     for v, shape in pairs:
         progress.note(f"{shape.short}: {v}")
-        small = reduced(v, shape)
-        if failed := _failure(device.name, v, shape if v.lacks(small.spec) else small, seed, timeout):
+        if failed := _failure(device.name, v, reduced(v, shape), seed, timeout):
             found[str(v), shape] = f"in a process of its own, {failed}"
         progress.step()
     return found

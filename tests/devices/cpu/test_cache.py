@@ -16,6 +16,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import cache, compiler
+from support.here import COMPILERS
 from support.surroundings import HEAD
 
 GOOD = HEAD + "kernel void k(device float* y) { y[0] = 7.0f; }\n"
@@ -155,8 +156,7 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-REAL = "g++" if shutil.which("g++") else "clang++"
-ASKED = f'case "$*" in *-dM*) exec {REAL} "$@";; esac\n'
+ASKED = f'case "$*" in *-dM*) exec {COMPILERS[0]} "$@";; esac\n'
 
 
 def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,12 +175,12 @@ def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: 
         ("exit 0\n", metalmm.CompilerNotFoundError, "is no C\\+\\+ compiler that metalmm knows"),
         ("exit 3\n", metalmm.CompilerNotFoundError, "does not work as a C\\+\\+ compiler: (?s:.*)exit status 3, and it said nothing"),
         (
-            ASKED + f'case "$*" in *-shared*) exit 0;; esac; exec {REAL} "$@"\n',
+            ASKED + f'case "$*" in *-shared*) exit 0;; esac; exec {COMPILERS[0]} "$@"\n',
             metalmm.CompileError,
             "ended as if all were well, and made no file",
         ),
         (
-            ASKED + f'case "$*" in *-shared*) kill -9 $$;; esac; exec {REAL} "$@"\n',
+            ASKED + f'case "$*" in *-shared*) kill -9 $$;; esac; exec {COMPILERS[0]} "$@"\n',
             metalmm.CompileError,
             "was ended by SIGKILL; there may have been too little memory",
         ),

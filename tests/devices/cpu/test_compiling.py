@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,16 +90,14 @@ def test_a_corrupt_entry_is_rebuilt(damage: str, fresh: Path, monkeypatch: pytes
     assert builds(calls) == 1
 
 
-PARSED = {"g++": ("-include", "*.gch"), "clang++": ("-include-pch", "*.pch")}
-HERE = [name for name in PARSED if shutil.which(name) and (name != "g++" or sys.platform.startswith("linux"))]
+PARSED = {"gcc": ("-include", "*.gch"), "clang": ("-include-pch", "*.pch")}
 
 
-@pytest.mark.parametrize("cxx", HERE)
-def test_headers_are_parsed_once(cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
+@pytest.mark.usefixtures("each_compiler")
+def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     """And where what is kept of them is no good, or gone, a kernel is compiled all the same."""
-    monkeypatch.setenv("METALMM_CXX", cxx)
     monkeypatch.setattr(modules, "_parsed", {})
-    calls, (flag, files) = counting(monkeypatch), PARSED[cxx]
+    calls, (flag, files) = counting(monkeypatch), PARSED[compiler.find_compiler().kind]
 
     def parsed() -> int:
         return sum("c++-header" in c for c in calls)
@@ -132,34 +129,30 @@ def test_headers_are_parsed_once(cxx: str, fresh: Path, monkeypatch: pytest.Monk
     assert len(keys | {modules._header_key(a, flags)}) == 3
 
 
-@pytest.mark.parametrize("cxx", HERE)
-def test_parsed_headers_that_are_not_to_be_had(cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
-    monkeypatch.setenv("METALMM_CXX", cxx)
+@pytest.mark.usefixtures("each_compiler")
+def test_parsed_headers_that_are_not_to_be_had(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     monkeypatch.setattr(modules, "_parsed", {})
-    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[cxx]
+    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[compiler.find_compiler().kind]
     monkeypatch.setattr(compiler, "run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
     assert builds(calls) == 2 and not any(flag in c for c in calls) and not list(fresh.glob(f"{files}*"))
 
 
 FALLS = {
-    "g++": "g++ failed:\ninternal compiler error: Segmentation fault",
-    "clang++": "clang++ failed:\nfatal error: error in backend: Invalid abbrev number",
+    "gcc": "g++ failed:\ninternal compiler error: Segmentation fault",
+    "clang": "clang++ failed:\nfatal error: error in backend: Invalid abbrev number",
 }
 
 
-@pytest.mark.parametrize("cxx", HERE)
-def test_parsed_headers_at_which_a_compiler_falls_over(
-    cxx: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device
-) -> None:
+@pytest.mark.usefixtures("each_compiler")
+def test_parsed_headers_at_which_a_compiler_falls_over(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     """Damaged where it looks late, it does not say of what."""
-    monkeypatch.setenv("METALMM_CXX", cxx)
     monkeypatch.setattr(modules, "_parsed", {})
-    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[cxx]
+    calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[compiler.find_compiler().kind]
 
     def fall(command: Any, text: str | None = None) -> str:
         if flag in command:
-            raise metalmm.CompileError(FALLS[cxx])
+            raise metalmm.CompileError(FALLS[compiler.find_compiler().kind])
         return run(command, text)
 
     monkeypatch.setattr(compiler, "run", fall)
