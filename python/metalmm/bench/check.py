@@ -24,8 +24,10 @@ def is_own(v: Variant) -> bool:
 
 
 def reduced(v: Variant, shape: Shape) -> Shape:
-    """The shape with fewer columns, matrices and tiles of rows, which sees the same edges and alignment and the whole of k; the shape itself
-    where the variant does not take that one."""
+    """The shape with fewer columns, matrices and tiles of rows. It sees the same edges and alignment, and the whole of k.
+
+    Where the variant does not take that one, the shape itself.
+    """
     whole, (bm, bn) = shape, v.tile
     while shape.m * shape.n * shape.k * shape.batch > _MOST:
         smaller = shape
