@@ -298,7 +298,7 @@ def host(device: metalmm.Device, rng: np.random.Generator) -> dict[str, float]:
     ta, tb = torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda().T
     to = torch.empty((1, 64), dtype=torch.float16, device="cuda")
     oa, ob, oo = device.array(a), device.array(b), device.empty((1, 64))
-    call = device.prepare("m1_optimized_v7/nt_octet_c2_s1_d4_tg64", oa, ob, transpose_b=True, out=oo)
+    call = device.prepare("gemv_nt_octet/c2_d4_tg64", oa, ob, transpose_b=True, out=oo)
 
     def batch() -> None:
         with device.batch() as made:
@@ -380,9 +380,7 @@ def main() -> None:
             f"  {r['variant']}; {r['apart_variant'].partition('/')[2]}",
             flush=True,
         )
-    picked[str(Shape(1, POSITIONS, 64, "nt", HEADS))] = picked.get(
-        str(Shape(1, 91, 64, "nt", HEADS)), "m1_optimized_v7/nt_octet_c1_s1_d1_tg128"
-    )
+    picked[str(Shape(1, POSITIONS, 64, "nt", HEADS))] = picked.get(str(Shape(1, 91, 64, "nt", HEADS)), "gemv_nt_octet/tg128")
     if "step" not in skipped:
         result["step"] = s = step(device, picked, rng)
         print(

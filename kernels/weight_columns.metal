@@ -348,9 +348,9 @@ template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, 
                                                                                               shared);
 }
 
-// WEIGHTS matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the same
-// columns of two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH,
+// Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the
+// same columns of two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH,
           int TG, bool STAGED, bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
@@ -390,7 +390,7 @@ template <class T, int FORMAT, bool CANONICAL, bool WIDE, int WEIGHTS, bool SWIG
     return;
   }
   uint groups0 = (p0.n - 1) / COLUMNS + 1, groups1 = (params.of[1].n - 1) / COLUMNS + 1;
-  uint i = group.x < groups0 ? 0 : WEIGHTS == 2 || group.x < groups0 + groups1 ? 1 : 2;
+  uint i = group.x < groups0 ? 0 : group.x < groups0 + groups1 ? 1 : 2;
   group.x -= i == 0 ? 0 : i == 1 ? groups0 : groups0 + groups1;
   constant MatmulParams& p = params.of[i];
   WeightsAt w = {i == 0   ? values0

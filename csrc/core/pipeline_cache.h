@@ -15,13 +15,15 @@ class PipelineCache {
   // Null on a miss. Valid until the cache changes.
   const Slot* find(const Variant& v, unsigned specialization) const {
     if (v.index >= rows_.size() || !rows_[v.index]) return nullptr;
-    const Slot& slot = (*rows_[v.index])[specialization];
-    return slot ? &slot : nullptr;
+    const auto& of_kind = (*rows_[v.index])[specialization / kOfAKind];
+    return of_kind && (*of_kind)[specialization % kOfAKind] ? &(*of_kind)[specialization % kOfAKind] : nullptr;
   }
   void keep(const Variant& v, unsigned specialization, Slot pipeline) {
     if (rows_.size() <= v.index) rows_.resize(v.index + 1);
     if (!rows_[v.index]) rows_[v.index] = std::make_unique<Row>();
-    (*rows_[v.index])[specialization] = std::move(pipeline);
+    auto& of_kind = (*rows_[v.index])[specialization / kOfAKind];
+    if (!of_kind) of_kind = std::make_unique<std::array<Slot, kOfAKind>>();
+    (*of_kind)[specialization % kOfAKind] = std::move(pipeline);
   }
   void forget(const Variant& v) {
     changes_++;
@@ -37,7 +39,7 @@ class PipelineCache {
   }
 
  private:
-  using Row = std::array<Slot, kSpecializations>;
+  using Row = std::array<std::unique_ptr<std::array<Slot, kOfAKind>>, kKinds>;
   uint64_t changes_ = 0;
   std::vector<std::unique_ptr<Row>> rows_;  // by the variant's index
 };

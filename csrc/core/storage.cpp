@@ -16,6 +16,12 @@ std::string Storage::name() const {
   return canonical ? text + ":canonical" : text;
 }
 
+std::string Storage::name_of(unsigned index) {
+  Storage s{static_cast<Format>((index + 1) / 2), index && index % 2 == 0, 0};
+  s.group = usual_group(s);
+  return s.name();
+}
+
 std::optional<Storage> Storage::parse(const std::string& text) {
   for (unsigned i = 0; i < kFormats; i++)
     for (uint32_t group : {32u, 64u, 128u, 0u})

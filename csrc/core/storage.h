@@ -26,9 +26,12 @@ struct Storage {
 
   // dense, or format[:group][:canonical], the group where it is not the format's default: q8_0, affine4:32, q4_0:canonical.
   std::string name() const;
+  // By format and layout, whatever the group: dense, q8_0, q8_0:canonical, q4_0 and so on. Of kStorages.
+  unsigned index() const { return is_dense() ? 0 : 2u * format - 1 + canonical; }
+  static std::string name_of(unsigned index);
   static std::optional<Storage> parse(const std::string& text);
 };
-constexpr unsigned kFormats = 5;
+constexpr unsigned kFormats = 5, kStorages = 2 * kFormats - 1;
 extern const char* const kFormatNames[kFormats];
 
 }  // namespace metalmm

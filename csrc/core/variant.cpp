@@ -59,37 +59,65 @@ std::string Variant::missing(const Device& device) const {
   return {};
 }
 
-bool Variant::supports(const MatmulSpec& s) const {
+bool Form::supports(const MatmulSpec& s) const {
   auto within = [](uint32_t value, const Range& r) { return value >= r.least && value <= r.most; };
   unsigned type = operand_type(s.a_type);
   if (type == kOperandTypeCount || !without[type].empty()) return false;
-  if (s.b_storage.format != format || s.b_storage.canonical != canonical || s.parts() != parts || s.swiglu != swiglu) return false;
-  for (unsigned i = 1; i < parts; i++)
+  for (unsigned i = 1; i < s.parts(); i++)
     if (!within(s.part_n(i), n)) return false;
   return within(s.m, m) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
          (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
          (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
 }
 
+const Form* Variant::form(const MatmulSpec& s) const {
+  for (const Form& f : forms)
+    if (f.takes(s)) return &f;
+  return nullptr;
+}
+
+bool Variant::supports(const MatmulSpec& s) const {
+  const Form* f = form(s);
+  return f && f->supports(s);
+}
+
 unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) const {
   unsigned found = s.layout_index(), type = operand_type(s.a_type) << kTypeShift;
-  if (specializes == (kTransposeA | kTransposeB)) return found | type;
+  const Form* of_b = form(s);
+  unsigned specializes = of_b ? of_b->specializes : 0;
+  type |= (s.b_storage.index() * kEnds + s.end()) << kKindShift;
+  if ((specializes & ~(kTransposeA | kTransposeB)) == 0) return found | type;
   if (s.m % tiling.bm == 0) found |= kAlignM;
   if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
   if (s.k % bk == 0) found |= kAlignK;
-  uint32_t starts = p.lda | p.stride_a | p.vec_offset_a, of_b = p.ldb | p.stride_b | p.vec_offset_b;
-  if (!s.b_storage.is_dense()) of_b = of_b % 16 ? 1 : 0;  // bytes
-  starts |= of_b;
+  uint32_t starts = p.lda | p.stride_a | p.vec_offset_a, starts_b = p.ldb | p.stride_b | p.vec_offset_b;
+  if (!s.b_storage.is_dense()) starts_b = starts_b % 16 ? 1 : 0;  // bytes
+  starts |= starts_b;
   if (starts % 4 == 0) found |= kVec4;
   if (starts % 8 == 0) found |= kVec8;
   return (found & (specializes | kTransposeA | kTransposeB)) | type;
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {
-  if (s.b_storage.format != format || s.b_storage.canonical != canonical)
-    return "b is " + s.b_storage.name() + "; it takes " + kFormatNames[format] + (canonical ? ":canonical" : "");
-  if (s.parts() != parts) return "there are " + std::to_string(s.parts()) + " matrices B; it takes " + std::to_string(parts);
-  if (s.swiglu != swiglu) return swiglu ? "it ends in swiglu" : "it has no swiglu";
+  if (const Form* f = form(s)) return f->lacks(s);
+  unsigned storages = 0, ends = 0;  // the ends: with that storage
+  for (const Form& f : forms) {
+    storages |= f.storages;
+    if (f.storages >> s.b_storage.index() & 1) ends |= f.ends;
+  }
+  std::string list;
+  auto add = [&list](const std::string& name) { list += (list.empty() ? "" : ", ") + name; };
+  for (unsigned i = 0; !ends && i < kStorages; i++)
+    if (storages >> i & 1) add(Storage::name_of(i));
+  if (!ends) return "b is " + s.b_storage.name() + "; it takes " + list;
+  for (unsigned i = 0; i < kEnds; i++)
+    if (ends >> i & 1) add(kEndNames[i]);
+  if (s.swiglu) return "it has no swiglu of " + s.b_storage.name() + " weights";
+  return "there are " + std::to_string(s.parts()) + " matrices B" + (s.b_storage.is_dense() ? "" : " of " + s.b_storage.name()) +
+         "; it takes " + list;
+}
+
+std::string Form::lacks(const MatmulSpec& s) const {
   unsigned type = operand_type(s.a_type);
   if (type == kOperandTypeCount) return "no kernel takes " + s.a_type.name();
   if (!without[type].empty()) return "it does not take " + s.a_type.name() + ": " + without[type];
@@ -100,8 +128,8 @@ std::string Variant::lacks(const MatmulSpec& s) const {
                             : "in " + std::to_string(r.least) + " to " + (r.most == UINT32_MAX ? "any" : std::to_string(r.most));
     return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
   };
-  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("n", parts > 1 ? s.part_n(1) : s.n, n),
-                     range("n", parts > 2 ? s.part_n(2) : s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
+  for (auto& text : {range("m", s.m, m), range("n", s.n, n), range("n", s.parts() > 1 ? s.part_n(1) : s.n, n),
+                     range("n", s.parts() > 2 ? s.part_n(2) : s.n, n), range("k", s.k, k), range("batch", s.batch, batch)})
     if (!text.empty()) return text;
   if (!n_values.empty() && std::find(n_values.begin(), n_values.end(), s.n) == n_values.end()) {
     std::string list;

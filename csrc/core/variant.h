@@ -1,6 +1,7 @@
-// A named kernel with what it supports: one entry of the manifest.
+// A named way to compute a product, with what it supports: one entry of the manifest.
 #pragma once
 #include <deque>
+#include <iterator>
 #include <unordered_map>
 
 #include "../../kernels/include/params.h"
@@ -21,6 +22,7 @@ struct MatmulSpec {
   bool swiglu = false;  // of two: silu(A B0) * (A B1)
 
   unsigned parts() const { return 1 + (also_n[0] != 0) + (also_n[1] != 0); }
+  unsigned end() const { return swiglu ? 3 : parts() - 1; }  // of kEndNames
   uint32_t part_n(unsigned i) const { return i == 0 ? n : also_n[i - 1]; }
   std::string text() const;
   const char* layout() const;  // nn, nt, tn or tt
@@ -30,9 +32,11 @@ struct MatmulSpec {
 };
 constexpr unsigned kLayouts = 4;
 extern const char* const kLayoutNames[kLayouts];
+constexpr const char* kEndNames[] = {"1", "2", "3", "swiglu"};  // matrices B of one A, or two that end in swiglu
+constexpr unsigned kEnds = std::size(kEndNames);
 
-// What a kernel may be compiled for, beside its parameters: bits, and the number of the operands' type above them. The first two
-// are the layout's. Python reads the names of the bits from here.
+// What a kernel may be compiled for, beside its parameters: bits; above them the number of the operands' type, then that of B's storage
+// and end. The first two bits are the layout's. Python reads the names of the bits from here.
 enum Specialization : unsigned {
   kTransposeA = 1,
   kTransposeB = 2,
@@ -43,8 +47,10 @@ enum Specialization : unsigned {
   kVec8 = 64   // of 8: 16 bytes of a 16-bit type, and of quantized weights
 };
 constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"};
-constexpr unsigned kTypeShift = 7;
-constexpr unsigned kSpecializations = kOperandTypeCount << kTypeShift;
+constexpr unsigned kTypeShift = 7, kKindShift = 9;
+static_assert(kOperandTypeCount <= 1 << (kKindShift - kTypeShift));
+constexpr unsigned kOfAKind = 1 << kKindShift;  // specializations
+constexpr unsigned kKinds = kStorages * kEnds;
 
 struct Range {
   uint32_t least = 1, most = UINT32_MAX;
@@ -55,29 +61,36 @@ struct Tiling {
   uint32_t bm = 1, bn = 1, threads = 1;
 };
 
+// One kernel of a variant: the B that it takes, and what else it supports.
+struct Form {
+  unsigned storages = 0, ends = 0;  // bit per Storage::index(), and per MatmulSpec::end()
+  Range m, n, k, batch;
+  std::vector<uint32_t> n_values;                    // empty: any
+  unsigned layouts = 0;                              // bit per layout_index()
+  unsigned specializes = kTransposeA | kTransposeB;  // those that the kernel is compiled for
+  bool bias = true, c = true, alpha = true;
+  std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
+
+  bool takes(const MatmulSpec& s) const { return (storages >> s.b_storage.index() & 1) && (ends >> s.end() & 1); }
+  bool supports(const MatmulSpec& spec) const;
+  std::string lacks(const MatmulSpec& spec) const;
+};
+
 struct Variant {
   std::string id;
   uint32_t index = 0;  // in the registry, and in every device's pipeline cache
   bool enabled = true;
   Tiling tiling;
-  Range m, n, k, batch;
-  std::vector<uint32_t> n_values;                    // empty: any
-  unsigned layouts = 0;                              // bit per layout_index()
-  uint32_t bk = 1;                                   // of a tile, for kAlignK
-  unsigned specializes = kTransposeA | kTransposeB;  // those that its kernel is compiled for
-  bool bias = true, c = true, alpha = true;
-  Storage::Format format = Storage::dense;  // of B that it takes; of quantized ones any group
-  bool canonical = false;
-  uint32_t parts = 1;  // that it takes, neither fewer nor more
-  bool swiglu = false;
-  std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
-  std::vector<std::string> devices;        // names of those that it is restricted to; empty: any
-  uint32_t device_bits = ~0u;              // the same
-  std::vector<std::string> needs;          // features that not every device of those names has
-  std::string library;                     // empty: a kernel of ours
+  uint32_t bk = 1;                   // of a tile, for kAlignK
+  std::vector<Form> forms;           // no two take the same B
+  std::vector<std::string> devices;  // names of those that it is restricted to; empty: any
+  uint32_t device_bits = ~0u;        // the same
+  std::vector<std::string> needs;    // features that not every device of those names has
+  std::string library;               // empty: a kernel of ours
 
   bool runs_on(const Device& device) const { return (device_bits & device.name_bit()) && missing(device).empty(); }
   std::string missing(const Device& device) const;  // the first of `needs` that the device lacks, or nothing
+  const Form* form(const MatmulSpec& spec) const;  // that takes its B, or null
   bool supports(const MatmulSpec& spec) const;
   unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
   // Empty, or what this variant lacks for the operation, in words.

@@ -19,7 +19,7 @@ using namespace nb::literals;
 // What Python supplies.
 struct Hooks {
   nb::object build_pipeline;   // (device, variant id, specialization) -> PipelineSource as a tuple: see source_of()
-  nb::object unknown_variant;  // (id) -> message
+  nb::object add_variant;      // (id that no one registered) -> "", and it is, or why not
   nb::object default_device;   // () -> Device
   nb::object pack_number;      // (number, its MSL type, what for) -> bytes
   nb::object choose_variant;   // (device, MatmulSpec) -> the variant id that "auto" stands for

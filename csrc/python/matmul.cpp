@@ -185,7 +185,11 @@ const Variant& find_variant(nb::handle id) {
   if (!text) PyErr_Clear();  // a lone surrogate, which no id has
   const Variant* found = text ? registry().find(std::string(text, static_cast<size_t>(size))) : nullptr;
   if (!found && text && automatic().id == text) found = &automatic();
-  if (!found) throw Error(ErrorKind::unknown_variant, text_of(call_python(hooks().unknown_variant, id)));
+  if (!found) {
+    std::string why = text_of(call_python(hooks().add_variant, id));
+    if (!why.empty() || !(found = registry().find(std::string(text, static_cast<size_t>(size)))))
+      throw Error(ErrorKind::unknown_variant, why);
+  }
   seen = {nb::borrow(id), found};
   return *found;
 }
@@ -194,7 +198,7 @@ std::shared_ptr<Pipeline> build_pipeline(DeviceState& state, nb::handle device, 
   PipelineSource source = source_of(call_python(hooks().build_pipeline, device, v.id, specialization), v.id);
   if (!v.library.empty())
     source.library = LibraryMatmul{v.library, (specialization & kTransposeA) != 0, (specialization & kTransposeB) != 0,
-                                   kOperandTypes[specialization >> kTypeShift]};
+                                   kOperandTypes[(specialization >> kTypeShift) % (1 << (kKindShift - kTypeShift))]};
   std::shared_ptr<Pipeline> pipeline = load_pipeline(state, source);
   if (v.tiling.threads > pipeline->max_threads)
     throw Error(ErrorKind::kernel, v.id + ": the manifest gives " + std::to_string(v.tiling.threads) + " threads; the kernel allows " +
@@ -554,32 +558,42 @@ Range range_of(nb::handle pair) {
   return {nb::cast<uint32_t>(t[0]), nb::cast<uint32_t>(t[1])};
 }
 
-void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, nb::tuple m, nb::tuple n,
-                      nb::tuple k, nb::tuple batch, std::vector<uint32_t> n_values, std::vector<std::string> layouts, bool bias, bool c,
-                      bool alpha, std::vector<std::string> devices, const std::string& library, uint32_t bk,
-                      std::vector<std::string> specializes, const nb::dict& without, std::vector<std::string> needs,
-                      const std::string& format, bool canonical, uint32_t parts, bool swiglu) {
-  Variant v;
-  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads};
-  v.m = range_of(m), v.n = range_of(n), v.k = range_of(k), v.batch = range_of(batch);
-  v.n_values = std::move(n_values), v.bias = bias, v.c = c, v.alpha = alpha, v.library = library, v.bk = bk;
-  for (const std::string& layout : layouts)
-    for (unsigned i = 0; i < kLayouts; i++) v.layouts |= (layout == kLayoutNames[i]) << i;
-  v.specializes = 0;
-  for (const std::string& name : specializes)
-    for (unsigned i = 0; i < std::size(kSpecializationNames); i++) v.specializes |= (name == kSpecializationNames[i]) << i;
-  v.specializes |= kTransposeA | kTransposeB;
-  for (auto [type, why] : without)
+// The bits of those of `names` that a list has.
+template <size_t N>
+unsigned bits_of(nb::handle list, const char* const (&names)[N]) {
+  unsigned bits = 0;
+  for (nb::handle item : nb::borrow<nb::sequence>(list))
+    for (unsigned i = 0; i < N; i++) bits |= (nb::cast<std::string>(item) == names[i]) << i;
+  return bits;
+}
+
+Form form_of(nb::handle table) {
+  auto at = [table](const char* key) { return nb::object(table[key]); };
+  Form f;
+  for (nb::handle name : nb::borrow<nb::sequence>(at("storages")))
+    for (unsigned i = 0; i < kStorages; i++) f.storages |= (nb::cast<std::string>(name) == Storage::name_of(i)) << i;
+  f.ends = bits_of(at("matrices"), kEndNames);
+  f.m = range_of(at("m")), f.n = range_of(at("n")), f.k = range_of(at("k")), f.batch = range_of(at("batch"));
+  f.n_values = nb::cast<std::vector<uint32_t>>(at("n_values"));
+  f.layouts = bits_of(at("layouts"), kLayoutNames);
+  f.specializes = bits_of(at("specializes"), kSpecializationNames) | kTransposeA | kTransposeB;
+  f.bias = nb::cast<bool>(at("bias")), f.c = nb::cast<bool>(at("c")), f.alpha = nb::cast<bool>(at("alpha"));
+  for (auto [type, why] : nb::cast<nb::dict>(at("without")))
     for (unsigned i = 0; i < kOperandTypeCount; i++)
-      if (nb::cast<std::string>(type) == kOperandTypes[i].name()) v.without[i] = nb::cast<std::string>(why);
+      if (nb::cast<std::string>(type) == kOperandTypes[i].name()) f.without[i] = nb::cast<std::string>(why);
+  return f;
+}
+
+void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, uint32_t bk,
+                      std::vector<std::string> devices, std::vector<std::string> needs, const std::string& library, nb::list forms) {
+  Variant v;
+  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads}, v.bk = bk, v.library = library;
+  for (nb::handle form : forms) v.forms.push_back(form_of(form));
   v.devices = std::move(devices), v.needs = std::move(needs);
   if (!v.devices.empty()) {
     v.device_bits = 0;
     for (const std::string& name : v.devices) v.device_bits |= name_bit(name);
   }
-  for (unsigned i = 0; i < kFormats; i++)
-    if (format == kFormatNames[i]) v.format = static_cast<Storage::Format>(i);
-  v.canonical = canonical, v.parts = parts, v.swiglu = swiglu;
   registry().add(std::move(v));
   choices_generation++;
 }
@@ -637,14 +651,18 @@ void bind_matmul(nb::module_& m) {
   bind_spec(m);
   m.attr("_SPECIALIZATIONS") = names_of(kSpecializationNames);
   m.attr("_TYPE_SHIFT") = kTypeShift;
+  m.attr("_KIND_SHIFT") = kKindShift;
+  m.attr("_ENDS") = names_of(kEndNames);
+  nb::list storages;
+  for (unsigned i = 0; i < kStorages; i++) storages.append(Storage::name_of(i));
+  m.attr("_STORAGES") = nb::tuple(storages);
   m.attr("_LAYOUTS") = names_of(kLayoutNames);
   m.attr("_FORMATS") = names_of(kFormatNames);
   nb::list types;
   for (DType type : kOperandTypes) types.append(type.name());
   m.attr("_OPERAND_TYPES") = nb::tuple(types);
-  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "m"_a, "n"_a, "k"_a,
-        "batch"_a, "n_values"_a, "layouts"_a, "bias"_a, "c"_a, "alpha"_a, "devices"_a, "library"_a, "bk"_a, "specializes"_a, "without"_a,
-        "needs"_a, "format"_a, "canonical"_a, "parts"_a, "swiglu"_a);
+  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "bk"_a, "devices"_a,
+        "needs"_a, "library"_a, "forms"_a);
   m.def("_unregister_variant", &unregister_variant);
   m.def("_forget_choices", [] { choices_generation++; });
   m.def(

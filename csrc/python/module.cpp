@@ -29,12 +29,12 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // pipelines and the default device live as long as the process
   nb::register_exception_translator(translate, nullptr);
   host_poll = &check_signals;
-  m.def("_set_hooks", [](nb::object build_pipeline, nb::object unknown_variant, nb::object default_device, nb::object pack_number,
+  m.def("_set_hooks", [](nb::object build_pipeline, nb::object add_variant, nb::object default_device, nb::object pack_number,
                          nb::object choose_variant, nb::object quantized_array, nb::list exceptions) {
     refuse_subinterpreter();  // a second interpreter may share the module of the first
     if (exceptions.size() != static_cast<size_t>(ErrorKind::count)) throw std::runtime_error("metalmm: errors.py and error.h differ");
     hooks() = {std::move(build_pipeline),
-               std::move(unknown_variant),
+               std::move(add_variant),
                std::move(default_device),
                std::move(pack_number),
                std::move(choose_variant),

@@ -25,7 +25,7 @@ from .errors import (
 )
 from .kernel_source import pack_number
 from .manifest import BUILTIN as _BUILTIN
-from .manifest import load_variants, unknown_message, variants
+from .manifest import add_point, load_variants, variants
 from .numerics import error_bound, reference
 from .pipelines import build_pipeline
 from .profile.trace import trace
@@ -81,7 +81,7 @@ __all__ = [
     "variants",
 ]
 
-_core._set_hooks(build_pipeline, unknown_message, default_device, pack_number, choose_variant, QuantizedArray, list(errors._BY_KIND))
+_core._set_hooks(build_pipeline, add_point, default_device, pack_number, choose_variant, QuantizedArray, list(errors._BY_KIND))
 
 
 def _signatures() -> None:
@@ -116,4 +116,4 @@ _signatures()
 
 
 load_variants(_BUILTIN)
-del _signatures, choose_variant, build_pipeline, pack_number, unknown_message, errors
+del _signatures, choose_variant, build_pipeline, pack_number, add_point, errors

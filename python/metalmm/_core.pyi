@@ -268,13 +268,16 @@ def matmul_fused(
 
 _SPECIALIZATIONS: tuple[str, ...]
 _TYPE_SHIFT: int
+_KIND_SHIFT: int
+_ENDS: tuple[str, ...]
+_STORAGES: tuple[str, ...]
 _LAYOUTS: tuple[str, ...]
 _OPERAND_TYPES: tuple[str, ...]
 _FORMATS: tuple[str, ...]
 
 def _set_hooks(
     build_pipeline: Callable[..., Any],
-    unknown_variant: Callable[[str], str],
+    add_variant: Callable[[str], str],
     default_device: Callable[[], Device],
     pack_number: Callable[[Any, str, str], bytes],
     choose_variant: Callable[[Device, MatmulSpec], str],

@@ -22,61 +22,83 @@ from .device import Device, default_device
 from .errors import DeviceError, Error
 from .manifest import load_variants, variants
 from .profile import command as profile_command
-from .variant import Variant, cpp
+from .variant import OPERAND_TYPES, STORAGES, Form, Variant
 
 
-def _supports(v: Variant) -> str:
-    parts = [] if v.storage == "dense" else [v.storage]
-    parts += [f"{v.weights} of one A{', swiglu' * v.swiglu}"] if v.weights > 1 else []
-    parts.append(",".join(v.supports["layouts"]))
+def _sizes_of(f: Form) -> list[str]:
+    parts = []
     for size in ("m", "n", "k", "batch"):
-        if (value := v.supports.get(size)) is not None:
+        if (value := f.supports.get(size)) is not None:
             text = f"{value.get('min', 1)}..{value.get('max', '')}" if isinstance(value, dict) else str(value).replace(" ", "")
             parts.append(f"{size}={text}")
-    parts += [f"no {t}" for t in v.without]
-    parts += [f"no {flag}" for flag in ("bias", "c", "alpha") if not v.supports.get(flag, True)]
-    return " ".join(parts)
+    return parts
+
+
+def _what_b(v: Variant) -> str:
+    storages = {storage: None for f in v.forms for storage in f.storages}
+    ends = {end: None for f in v.forms for end in f.ends}
+    parts = [] if list(storages) == ["dense"] else ["any B" if len(storages) == len(STORAGES) else "quantized B"]
+    parts += [] if list(ends) == ["1"] else [f"{','.join(ends)} of one A"]
+    return " ".join([*parts, ",".join(dict.fromkeys(layout for f in v.forms for layout in f.supports["layouts"]))])
+
+
+def _without(v: Variant) -> str:
+    parts = [f"no {t}" for t in OPERAND_TYPES if all(t in f.without for f in v.forms)]
+    parts += [f"no {flag}" for flag in ("bias", "c", "alpha") if not any(f.supports.get(flag, True) for f in v.forms)]
+    return " ".join([*parts, *([f"(device {', '.join(v.devices)})"] if v.devices else [])])
 
 
 def _list(args: argparse.Namespace) -> int:
     chosen = [v for v in variants(family=args.family) if args.all or v.enabled]
-    rows = [("id", "kernel", "tile", "threads", "parameters", "takes", "state")]
-    for v in chosen:
-        parameters = " ".join(f"{key}={cpp(value)}" for key, value in v.params.items() if key in v.template)
-        state = "on" if v.enabled else f"off: {v.reason}"
-        if v.devices:
-            state += f" (device {', '.join(v.devices)})"
-        kernel = v.library or f"{v.source.name}:{v.kernel}"
-        rows.append((str(v), kernel, f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), parameters, _supports(v), state))
     if args.json:
-        listed = [
-            {
-                "id": str(v),
-                "kernel": v.kernel or None,
-                "library": v.library or None,
-                "source": v.source.name,
-                "parameters": v.params,
-                "tile": v.tile,
-                "threads": v.threads,
-                "supports": v.supports,
-                "without": v.without,
-                "storage": v.storage,
-                "weights": v.weights,
-                "swiglu": v.swiglu,
-                "devices": v.devices,
-                "off": v.reason or None,
-            }
-            for v in chosen
-        ]
-        files.give_json(args.json, {"schema": "metalmm-variants", "version": 1, "variants": listed})
+        files.give_json(args.json, {"schema": "metalmm-variants", "version": 2, "variants": [_as_json(v) for v in chosen]})
         if args.json == "-":
             return 0
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    if args.all or args.family:
+        rows = [("id", "tile", "threads", "takes", "state")]
+        for v in chosen:
+            takes = " ".join(x for x in (_what_b(v), *_sizes_of(v.forms[0]), _without(v)) if x)
+            rows.append((str(v), f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), takes, "on" if v.enabled else f"off: {v.reason}"))
+    else:
+        named = {s.family: s.form for s in manifest.strategies()}
+        rows = [("family", "on", "off", "takes", "names")]
+        for family in dict.fromkeys([*(v.family for v in variants()), *named]):
+            members = [v for v in variants() if v.family == family]
+            takes = " or ".join(dict.fromkeys(" ".join(_sizes_of(v.forms[0])) for v in members))
+            takes = f"{_what_b(members[0])} {takes} {_without(members[0])}".strip() if members else ""
+            on = sum(v.enabled for v in members)
+            rows.append((family, str(on), str(len(members) - on), " ".join(takes.split()), named.get(family, "")))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in rows:
-        print("  ".join([*(cell.ljust(w) for cell, w in zip(row[:6], widths, strict=True)), row[6]]).rstrip())
+        print("  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths, strict=True)), row[4]]).rstrip())
     off = sum(not v.enabled for v in variants(family=args.family))
     print(f"{len(chosen)} variants" + (f"; {off} more are off (--all)" if off and not args.all else ""))
+    if not (args.all or args.family):
+        print("--family NAME lists one. Any point of a family with names can be called: what is at its default is left out of the name.")
     return 0
+
+
+def _as_json(v: Variant) -> dict[str, Any]:
+    return {
+        "id": str(v),
+        "library": v.library or None,
+        "parameters": v.params,
+        "tile": v.tile,
+        "threads": v.threads,
+        "kernels": [
+            {
+                "kernel": f.kernel or None,
+                "source": f.source.name,
+                "storages": f.storages,
+                "matrices": f.ends,
+                "supports": f.supports,
+                "without": f.without,
+            }
+            for f in v.forms
+        ],
+        "devices": v.devices,
+        "off": v.reason or None,
+    }
 
 
 _MAX_COUNTED = 1 << 30  # multiplications of a shape that is run to count its barriers
@@ -129,8 +151,9 @@ def _explain(args: argparse.Namespace) -> int:
             device = Device(v.devices[0])
         except Error as error:
             raise DeviceError(f"{v} is of device {' and '.join(v.devices)} alone: {error}") from error
+    bits = _core._specialization(v, spec)
     lines = [
-        f"{v}: {v.library or v.instance(_core._specialization(v, spec))}, {v.source.name if v.kernel else 'no kernel of ours'}",
+        f"{v}: {v.library or v.instance(bits)}, {v.form(bits).source.name if v.kernel else 'no kernel of ours'}",
         f"  {spec!r}",
     ]
     if why:

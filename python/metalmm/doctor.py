@@ -30,7 +30,7 @@ from .bench.sizes import Shape
 from .device import Device, capture
 from .errors import Error
 from .manifest import variants
-from .variant import OPERAND_TYPES, Variant
+from .variant import Variant, end_of
 
 _WORTH = 0.1  # of the time, which an option must save to be recommended
 _BATCH = 170  # the matmuls of a decode step
@@ -110,12 +110,12 @@ class Doctor:
         return {"environment": environment, "info": info, "lacking": self.device.lacking, "switches": switches}
 
     def pipelines(self) -> None:
-        self.section("kernels: each variant's pipeline, and those of the other types of operands of one a family")
+        self.section("kernels: each variant's pipeline, and those of the other types of operands and kinds of B of one a family")
         chosen, families = list[tuple[Variant, Shape]](), set[str]()
         for v in variants(device=self.device):
-            types = OPERAND_TYPES if v.family not in families else OPERAND_TYPES[:1]
+            every = _kinds_and_types(v) if v.family not in families else [(v, v.types[0])]
             families.add(v.family)
-            chosen += [(v, s) for t in types if t in v.types and (s := small_shape(v, t))]
+            chosen += [(kind, s) for kind, t in every if (s := small_shape(kind, t))]
         for family in dict.fromkeys(v.family for v, _ in chosen):
             self.check(family, lambda family=family: self._compile([c for c in chosen if c[0].family == family]))  # type: ignore[misc]
 
@@ -129,9 +129,9 @@ class Doctor:
                 try:
                     _core._prepare_pipeline(self.device, v, shape.spec)
                 except Error as error:
-                    failures[f"{v} {shape.dtype}"] = runner.first_lines(str(error))
+                    failures[f"{v} {_what(shape)}"] = runner.first_lines(str(error))
             share = (time.perf_counter() - start) / len(group)
-            times.update({f"{v} {shape.dtype}": share for v, shape in group})
+            times.update({f"{v} {_what(shape)}": share for v, shape in group})
 
         self._in_groups(chosen, build)
         left_out = len(chosen) - len(times)
@@ -156,16 +156,17 @@ class Doctor:
         first = dict[str, Variant]()
         for v in variants(device=self.device, enabled=True):
             first.setdefault(v.family, v)
-        shapes = [(v, small_shape(v, dtype, odd)) for v in first.values() if v.kernel for dtype in v.types for odd in (False, True)]
+        kinds = [x for v in first.values() if v.kernel for x in _kinds_and_types(v)]
+        shapes = [(v, small_shape(v, dtype, odd)) for v, dtype in kinds for odd in (False, True)]
         self._in_groups([(v, shape) for v, shape in shapes if shape], self._together)
         for v in first.values():
             self.check(v.family, lambda v=v: self._judge(v))  # type: ignore[misc]
 
     def _judge(self, v: Variant) -> str:
         done = left_out = 0
-        for dtype in v.types:
+        for kind, dtype in _kinds_and_types(v):
             for odd in (False, True):
-                shape = small_shape(v, dtype, odd)
+                shape = small_shape(kind, dtype, odd)
                 if shape is None or self.left <= 0:
                     left_out += shape is not None
                     continue
@@ -459,6 +460,19 @@ def small_shape(v: Variant, dtype: str, odd: bool = False) -> Shape | None:
                 if not v.lacks(s.spec):
                     return s
     return None
+
+
+def _kinds_and_types(v: Variant) -> list[tuple[Variant, str]]:
+    """A variant for each B that it takes, with a type of operands: the first B with each, the others with the first."""
+    first, *others = v.kinds()
+    return [*((first, t) for t in first.types), *((kind, kind.types[0]) for kind in others)]
+
+
+def _what(shape: Shape) -> str:
+    """What an instance is compiled for."""
+    return (
+        f"{shape.dtype}" + f" {shape.storage}" * (shape.storage != "dense") + f" {end_of(shape.also_n, shape.swiglu)}" * bool(shape.also_n)
+    )
 
 
 def median_us(call: Callable[[], object], repeat: int = 1) -> float:

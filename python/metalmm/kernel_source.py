@@ -147,14 +147,14 @@ def inline_text(text: str, name: str, folders: Sequence[Path], seen: set[Path]) 
     return f"{line_marker(1, name)}\n" + _INCLUDE.sub(replace, text.replace("#pragma once", ""))
 
 
-def host_name(variant: str) -> str:
-    """The name of a variant's kernel: nobody says that Metal takes a '/'."""
-    return re.sub(r"\W", "_", variant)
+def host_name(instance: str) -> str:
+    """The name of a template-id's kernel. It says nothing of a variant: whoever asks for the same code shares it."""
+    return re.sub(r"\W+", "_", instance).strip("_")
 
 
-def assemble(source: Path, instance: str, variant: str) -> str:
-    """The MSL source of one pipeline: shared headers inlined and the one instantiation added, named after the variant's id."""
-    return f'{inline_includes(source)}\ntemplate [[host_name("{host_name(variant)}")]] [[kernel]] decltype({instance}) {instance};\n'
+def assemble(source: Path, instance: str) -> str:
+    """The MSL source of one pipeline: shared headers inlined and the one instantiation added."""
+    return f'{inline_includes(source)}\ntemplate [[host_name("{host_name(instance)}")]] [[kernel]] decltype({instance}) {instance};\n'
 
 
 _FORMATS = {

@@ -8,24 +8,27 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import _core, kernel_source, manifest_file
+from . import _core, kernel_source, manifest_file, old_ids
 from .device import Device, open_devices
 from .errors import ArgumentError, DeviceError, Error, ManifestError, UnknownVariantError
 from .fork import Lock
+from .strategy import Strategy
 from .variant import Variant
 
 BUILTIN = kernel_source.KERNELS / "variants.toml"
 
 _registry: dict[str, Variant] = {}
+_strategies: dict[str, Strategy] = {}  # by family
 _lock = Lock()
 
 
 def variants(
     spec: _core.MatmulSpec | None = None, family: str | None = None, device: Device | None = None, *, enabled: bool | None = None
 ) -> list[Variant]:
-    """The known variants, in manifest order; those that support `spec`, belong to `family`, are on (`enabled`).
+    """The variants of the manifests, in their order; those that support `spec`, belong to `family`, are on (`enabled`).
 
-    `device`: those that run on it; without one, on any. Raises UnknownVariantError for a family that does not exist.
+    `device`: those that run on it; without one, on any. Every other point of a strategy can be called by its name, too. Raises
+    UnknownVariantError for a family that does not exist.
     """
     if device is not None and not isinstance(device, Device):
         raise DeviceError("device is not a metalmm.Device")
@@ -34,16 +37,41 @@ def variants(
     families = {v.family for v in list(_registry.values())}
     if family is not None and family not in families:
         raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
-    found = [v for v in list(_registry.values()) if family in (None, v.family) and enabled in (None, v.enabled)]
+    found = [v for v in list(_registry.values()) if v.is_listed and family in (None, v.family) and enabled in (None, v.enabled)]
     return [v for v in found if (device is None or v.runs_on(device)) and (spec is None or not v.lacks(spec))]
 
 
 def get(variant: str) -> Variant:
     """The variant of that id. Raises UnknownVariantError with near names."""
+    if isinstance(variant, str) and variant not in _registry and (why := add_point(variant)):
+        raise UnknownVariantError(why)
     try:
         return _registry[variant]
     except (KeyError, TypeError):
-        raise UnknownVariantError(unknown_message(variant)) from None
+        raise UnknownVariantError(_unknown(variant)) from None
+
+
+def strategies(path: Path | None = None) -> list[Strategy]:
+    """Of all manifests, or of one."""
+    return [s for s in list(_strategies.values()) if path in (None, s.path)]
+
+
+def add_point(variant: str) -> str:
+    """Makes a point of a strategy known by its name, which no manifest lists. Empty, or why there is none; the extension asks."""
+    family, _, name = variant.partition("/") if isinstance(variant, str) else ("", "", "")
+    strategy = _strategies.get(family)
+    if strategy is None or not name:
+        return _unknown(variant)
+    try:
+        v = manifest_file.point(strategy, name)
+    except ManifestError as error:
+        return _unknown(variant) if name not in str(error) else f"no variant {str(error).removeprefix(f'{strategy.path}: ')}"
+    v.is_listed = False
+    with _lock():
+        if v not in _registry:
+            _registry[str(v)] = v
+            _core._register_variant(**manifest_file.registration(v))
+    return ""
 
 
 def kernel_sha256(variant: str, spec: _core.MatmulSpec) -> str | None:
@@ -55,7 +83,7 @@ def kernel_sha256(variant: str, spec: _core.MatmulSpec) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def unknown_message(variant: str) -> str:
+def _unknown(variant: str) -> str:
     if variant == "auto":
         return "'auto' is no variant: it stands for the one that metalmm chooses for a shape; 'metalmm explain auto SPEC' says which"
     if not isinstance(variant, str):
@@ -64,6 +92,8 @@ def unknown_message(variant: str) -> str:
     if members := [v for v in known if v.startswith(f"{variant}/")]:
         hint = f"it is a family; its members are {', '.join(members[:12])}{' and more' if len(members) > 12 else ''}"
         return f"no variant '{variant}'; {hint}"
+    if new := old_ids.new_id(variant):
+        return f"no variant '{variant}'; it is called {new} now"
     near = difflib.get_close_matches(variant, known, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "metalmm.variants() lists all"
     return f"no variant '{variant}'; {hint}"
@@ -81,7 +111,7 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
         path = Path(path).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise ManifestError(f"{path}: {error}") from error
-    loaded = manifest_file.read(path)
+    loaded, families = manifest_file.read(path)
     rows = [manifest_file.registration(v) for v in loaded.values()]  # before anything is registered
     with _lock():
         for v in loaded.values():
@@ -91,13 +121,21 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
             _registry[str(v)] = v  # first: who builds a pipeline from now on builds the new one, and what was built before is forgotten
             _core._register_variant(**row)
             _forget_pipelines(v)
+        _replace_strategies(path, families)
         _remove([v for v in _registry.values() if v.manifest == path and v not in loaded])
     return list(loaded.values())
+
+
+def _replace_strategies(path: Path, families: dict[str, Strategy]) -> None:
+    for name in [name for name, s in _strategies.items() if s.path == path]:
+        del _strategies[name]
+    _strategies.update(families)
 
 
 def unload(path: Path) -> None:
     """Takes the variants of a manifest out again."""
     with _lock():
+        _replace_strategies(path.resolve(), {})
         _remove([v for v in _registry.values() if v.manifest == path.resolve()])
 
 
@@ -117,4 +155,4 @@ def kernel_text(variant: str, specialization: int) -> tuple[Variant, kernel_sour
     """A variant with the MSL of that instance; none of a library's."""
     with _lock():  # the whole of one manifest, or of the one after it
         v = get(variant)
-        return v, kernel_source.KernelText(v.assemble(specialization), str(v.source)) if v.kernel else None
+        return v, kernel_source.KernelText(v.assemble(specialization), str(v.form(specialization).source)) if v.kernel else None

@@ -11,9 +11,10 @@ from typing import Any
 
 from . import backends
 from .errors import ManifestError
-from .expressions import evaluate, holds
+from .expressions import evaluate
 from .files import harmless, text_of
-from .variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Variant
+from .strategy import Strategy
+from .variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Form, Variant
 
 _SIZES = ("m", "n", "k", "batch")
 _FIELDS = {
@@ -33,8 +34,10 @@ _FIELDS = {
     "flight",
     "busy",
     "storage",
-    "weights",
-    "swiglu",
+    "matrices",
+    "name",
+    "points",
+    "where",
 }
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
 FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
@@ -43,8 +46,8 @@ _NAME = re.compile(r"[\w.+-]+")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}
 
 
-def read(path: Path) -> dict[str, Variant]:
-    """Its variants by id. Raises ManifestError."""
+def read(path: Path) -> tuple[dict[str, Variant], dict[str, Strategy]]:
+    """Its variants by id and its strategies by name. Raises ManifestError."""
     try:
         data = tomllib.loads(text_of(path))
     except (OSError, ValueError, RuntimeError) as error:  # tomllib's and Unicode's are ValueErrors; RuntimeError: a loop of links
@@ -53,10 +56,17 @@ def read(path: Path) -> dict[str, Variant]:
         raise ManifestError(f"{path}: {error}") from error
     if type(data.get("format")) is not int or data["format"] != 2:
         raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2")
-    loaded = {str(v): v for v in (entry.variant() for entry in list(_entries(path, data)))}
+    strategies = dict[str, Strategy]()
+    loaded = {str(v): v for v in (entry.variant() for entry in list(_entries(path, data, strategies)))}
     if not loaded:
         raise ManifestError(f"{path}: there are no variants in it")
-    return loaded
+    return loaded, strategies
+
+
+def point(strategy: Strategy, name: str) -> Variant:
+    """The variant of a strategy's point. Raises ManifestError for a name that is none, with the right spelling where there is one."""
+    row = strategy.values(name)
+    return _Entry(strategy.path, strategy.family, name, [{**table, **row} for table in strategy.tables], strategy.reasons).variant()
 
 
 def _table(path: Path, where: str, value: object) -> dict[str, Any]:
@@ -96,56 +106,72 @@ def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> No
             raise ManifestError(f"{where}: unknown key '{harmless(key)}'; {hint}")
 
 
-def _entries(path: Path, data: Mapping[str, Any]) -> Iterator[_Entry]:
-    """Of [kernels.NAME], [families.NAME] and the rows of [families.NAME.variants]."""
+def _entries(path: Path, data: Mapping[str, Any], strategies: dict[str, Strategy]) -> Iterator[_Entry]:
+    """Of [kernels.NAME], [families.NAME] and the rows of [families.NAME.variants], or the points of a strategy."""
     _check_known(path, data, ("format", "reasons", "kernels", "families"))
     reasons = _table(path, "reasons", data.get("reasons", {}))
     kernels = {name: _table(path, f"kernels.{name}", k) for name, k in _table(path, "kernels", data.get("kernels", {})).items()}
     for name, template in kernels.items():
         _check_keys(f"{path}: kernels.{name}", template, _arguments(template))
-        if "search" in template:
-            _check_search(f"{path}: kernels.{name}", template)
         template.setdefault("kernel", name)
         template.setdefault("source", f"{name}.metal")
     for name, family in _table(path, "families", data.get("families", {})).items():
         defaults = dict(_table(path, f"families.{name}", family))
         rows = _table(path, f"families.{name}.variants", defaults.pop("variants", {}))
+        where = f"{path}: family {name}"
+        if "name" in defaults:
+            bases = _kernels_of(where, defaults, kernels)
+            _check_keys(where, defaults, _arguments(defaults, *bases))
+            own = {key: defaults.pop(key, None) for key in ("name", "where", "search", "points")}
+            strategies[name] = strategy = Strategy.read(path, name, own, [_merged(base, defaults) for base in bases], reasons)
+            yield from (_Entry(path, name, p, [{**t, **strategy.values(p)} for t in strategy.tables], reasons) for p in strategy.points)
+            continue
         if not rows:
-            raise ManifestError(f"{path}: family {name} has no variants; they are the rows of [families.{name}.variants]")
+            raise ManifestError(f"{where} has no variants; they are the rows of [families.{name}.variants]")
         used = list[Mapping[str, Any]]()
         for row_name, row in rows.items():
             table = {**defaults, **_table(path, f"{name}/{row_name}", row)}
-            base = _kernel_of(f"{path}: {name}/{row_name}", table, kernels)
-            _check_keys(f"{path}: {name}/{row_name}", row, _arguments(base, defaults, row))
-            used.append(base)
-            for key in ("supports", "without"):
-                parts = [part[key] for part in (base, defaults, row) if key in part]
-                if parts and all(isinstance(part, dict) for part in parts):
-                    table[key] = {k: v for part in parts for k, v in part.items()}
-            yield _Entry(path, name, row_name, {**base, **table}, reasons)
-        _check_keys(f"{path}: family {name}", defaults, _arguments(defaults, *used, *rows.values()))
+            bases = _kernels_of(f"{path}: {name}/{row_name}", table, kernels)
+            _check_keys(f"{path}: {name}/{row_name}", row, _arguments(*bases, defaults, row))
+            used += bases
+            yield _Entry(path, name, row_name, [{**_merged(base, defaults, row), "kernel": base.get("kernel")} for base in bases], reasons)
+        _check_keys(where, defaults, _arguments(defaults, *used, *rows.values()))
 
 
-def _kernel_of(where: str, table: dict[str, Any], kernels: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The table that `kernel` names, taken out of `table`: its own `kernel` is the template's name. Nothing for what a library does."""
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """One table over the other; `supports` and `without` key by key."""
+    merged = {key: value for part in parts for key, value in part.items()}
+    for key in ("supports", "without"):
+        found = [part[key] for part in parts if key in part]
+        if found and all(isinstance(part, dict) for part in found):
+            merged[key] = {k: v for part in found for k, v in part.items()}
+    return merged
+
+
+def _kernels_of(where: str, table: dict[str, Any], kernels: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tables that `kernel` names, taken out of `table`: their own `kernel` is the template's name. An empty one for what a library
+    does."""
     kernel = table.pop("kernel", None)
     if kernel is None and "library" in table:
-        return {}
+        return [{}]
     if kernel is None:
         raise ManifestError(f"{where}: 'kernel' is missing; it names a table [kernels.NAME]")
-    if not isinstance(kernel, str):
-        raise ManifestError(f"{where}: 'kernel' is {kernel!r}; it takes the name of a table [kernels.NAME]")
-    if kernel not in kernels:
-        hint = _hint(kernel, list(kernels), otherwise=f"there are: {', '.join(kernels) or 'none'}")
-        raise ManifestError(f"{where}: there is no table [kernels.{kernel}]; {hint}")
-    return kernels[kernel]
+    names = kernel if isinstance(kernel, list) and kernel else [kernel]
+    if not all(isinstance(name, str) for name in names):
+        raise ManifestError(f"{where}: 'kernel' is {kernel!r}; it takes the name of a table [kernels.NAME], or a list of them")
+    for name in names:
+        if name not in kernels:
+            hint = _hint(name, list(kernels), otherwise=f"there are: {', '.join(kernels) or 'none'}")
+            raise ManifestError(f"{where}: there is no table [kernels.{name}]; {hint}")
+    return [kernels[name] for name in names]
 
 
 class _Entry:
-    """One variant's fields, read one by one. reasons: texts by name."""
+    """One variant's fields, read one by one. tables: for each of its kernels, of which the first has what is common to all. reasons: texts
+    by name."""
 
-    def __init__(self, path: Path, family: object, name: object, table: dict[str, Any], reasons: Mapping[str, Any]) -> None:
-        self.path, self.table, self.reasons = path, table, reasons
+    def __init__(self, path: Path, family: object, name: object, tables: list[dict[str, Any]], reasons: Mapping[str, Any]) -> None:
+        self.path, self.tables, self.table, self.reasons = path, tables, tables[0], reasons
         for word in (family, name):
             if not isinstance(word, str) or not _NAME.fullmatch(word):
                 raise ManifestError(f"{path}: a family or variant has the name {word!r}; it takes letters, digits, and _ . + -")
@@ -190,7 +216,7 @@ class _Entry:
     def variant(self) -> Variant:
         v = self.v
         v.reason = self.reason(self.table.get("off", ""), "off")
-        v.enabled = not v.reason
+        v.enabled, v.is_listed = not v.reason, True
         v.library = self.take("library", str, "")
         having = backends.with_library(v.library)
         if v.library and not having:
@@ -202,49 +228,70 @@ class _Entry:
         if v.library and not set(v.devices) <= set(having):
             raise self.fail(f"devices is {list(v.devices)}; {v.library} is there on {', '.join(having)} alone")
         if v.library and "source" not in self.table:  # nothing of it is MSL
-            self.table = {**self.table, "source": self.path.name, "kernel": "", "template": []}
-        self._source()
-        self._parameters()
-        v.storage = self.take("storage", str, "dense")
-        if v.storage not in STORAGES:
-            raise self.fail(f"storage is {v.storage!r}; it takes one of {', '.join(STORAGES)}")
-        v.weights, v.swiglu = self.take("weights", int, 1), self.take("swiglu", bool, False)
-        if not 1 <= v.weights <= 3 or (v.swiglu and v.weights != 2):
-            raise self.fail(f"weights is {v.weights}, swiglu {v.swiglu}; there are one to three matrices B, and two in swiglu")
-        if v.library and (v.storage != "dense" or v.weights != 1):
-            raise self.fail(f"storage is {v.storage}, weights {v.weights}; a library multiplies one dense B")
-        v.flight, v.busy = str(self.take("flight", str, "")), str(self.take("busy", str, ""))
-        for key, rule in (("flight", v.flight), ("busy", v.busy)):
-            try:
-                if rule:
-                    evaluate(rule, v.numbers())
-            except ValueError:
-                raise self.fail(f"{key} is {rule!r}; it takes + - * // of parameters and whole numbers") from None
-        self._supports()
-        self._types()
+            self.tables = [{**table, "source": self.path.name, "kernel": "", "template": []} for table in self.tables]
+            self.table = self.tables[0]
+        v.params = {}
+        self._threads()
+        v.forms = tuple(self._form(table) for table in self.tables)
+        self.table = self.tables[0]
+        kinds = [(storage, end) for f in v.forms for storage in f.storages for end in f.ends]
+        if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+            raise self.fail(f"two of its kernels take {twice[1]} of {twice[0]}")
+        if v.library and kinds != [("dense", "1")]:
+            raise self.fail("a library multiplies one dense B")
+        v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         return v
 
-    def _source(self) -> None:
-        v = self.v
-        v.source = self.path.parent / self.take("source", str)
-        try:
-            found = v.source.is_file()
-        except (OSError, ValueError) as error:
-            raise self.fail(f"source {v.source}: {error}") from error
-        if not found:
-            raise self.fail(f"there is no file {v.source}")
-        v.kernel = self.take("kernel", str)
+    def _threads(self) -> None:
+        rule = self.table.get("threads")
+        threads = self._size(rule, "threads", self.table) if isinstance(rule, str) else self.take("threads", int)
+        if not threads or not 1 <= threads <= 1024:
+            raise self.fail(f"threads is {threads}; Metal allows 1 to 1024")
+        self.v.threads = threads
 
-    def _parameters(self) -> None:
+    def _form(self, table: dict[str, Any]) -> Form:
+        self.table = table
+        template = self._parameters()
+        supports, without = self._supports(), self._types(template)
+        rules = {key: str(self.take(key, str, "")) for key in ("flight", "busy")}
+        for key, rule in rules.items():
+            try:
+                if rule:
+                    evaluate(rule, {**self.v.numbers(), "dense": 1, "swiglu": 0})
+            except ValueError:
+                raise self.fail(f"{key} is {rule!r}; it takes + - * // of parameters and whole numbers") from None
+        source, kernel = self._source(), self.take("kernel", str)
+        storages = dict.fromkeys(x for word in self._listed("storage", "dense") for x in (STORAGES[1:] if word == "quantized" else [word]))
+        if unknown := next((x for x in storages if x not in STORAGES), None):
+            raise self.fail(f"storage has {unknown!r}; it lists some of {', '.join(STORAGES)}, or quantized")
+        ends = tuple(dict.fromkeys(self._listed("matrices", "1")))
+        if unknown := next((x for x in ends if x not in ENDS), None):
+            raise self.fail(f"matrices has {unknown!r}; it lists some of {', '.join(ENDS)}")
+        return Form(source, kernel, template, tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
+
+    def _listed(self, key: str, otherwise: str) -> tuple[str, ...]:
+        """A word, or a list of some."""
+        value = self.table.get(key, otherwise)
+        return (value,) if isinstance(value, str) else self.words(key)
+
+    def _source(self) -> Path:
+        source = self.path.parent / str(self.take("source", str))
+        try:
+            found = source.is_file()
+        except (OSError, ValueError) as error:
+            raise self.fail(f"source {source}: {error}") from error
+        if not found:
+            raise self.fail(f"there is no file {source}")
+        return source
+
+    def _parameters(self) -> tuple[str, ...]:
         v = self.v
-        v.template = self.words("template")
-        v.params = {key: self.table[key] for key in (*dict.fromkeys(v.template), "bk") if key in self.table and key not in _FIELDS}
+        template = self.words("template")
+        params = {key: self.table[key] for key in (*dict.fromkeys(template), "bk") if key in self.table and key not in _FIELDS}
+        v.params.update(params)
         if TYPE in v.params:
             raise self.fail(f"'{TYPE}' is what the call decides; no parameter has that name")
-        v.threads = self.take("threads", int)
-        if not 1 <= v.threads <= 1024:
-            raise self.fail(f"threads is {v.threads}; Metal allows 1 to 1024")
-        if missing := [t for t in v.template if t not in (*v.params, "threads", TYPE, *STORED, *SPECIALIZATIONS)]:
+        if missing := [t for t in template if t not in (*v.params, "threads", TYPE, *STORED, *SPECIALIZATIONS)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():
             if not isinstance(value, int):
@@ -255,129 +302,104 @@ class _Entry:
             if not isinstance(value, bool) and not least <= value <= _UNLIMITED:
                 raise self.fail(f"parameter '{key}' is {value!r}; it takes {least} to 2^32 - 1")
         given = self.take("tile", list)
-        tile = [self._size(t) for t in given]
+        values = {"threads": v.threads, **{k: x for k, x in self.table.items() if isinstance(x, int)}}
+        tile = [t if type(t) is int else self._size(t, "tile", values) for t in given]
         if len(tile) != 2 or not all(t is not None and least <= t <= _UNLIMITED for t, least in zip(tile, (1, 0), strict=True)):
             raise self.fail(f"tile is {given}; it takes [bm, bn] with bm at least 1, and at most 2^32 - 1")
-        v.tile = (int(tile[0] or 0), int(tile[1] or 0))
+        found = (int(tile[0] or 0), int(tile[1] or 0))
+        if getattr(v, "tile", found) != found:
+            raise self.fail(f"its kernels have tiles of {v.tile} and {found}; they take one")
+        v.tile = found
+        return template
 
-    def _size(self, rule: object) -> int | None:
-        """A whole number, or what an expression of parameters and whole numbers gives; None for anything else."""
-        if type(rule) is int:
-            return rule
+    def _size(self, rule: object, key: str, values: Mapping[str, Any]) -> int | None:
+        """What an expression of parameters and whole numbers gives; None for what is no text."""
         if not isinstance(rule, str) or len(rule) > 200:
             return None
-        values = {"threads": self.v.threads, **self.v.params}
+        known = {name: x for name, x in values.items() if isinstance(x, int)}
         try:
-            return evaluate(rule, values)
+            return evaluate(rule, known)
         except ValueError:
             raise self.fail(
-                f"tile has {rule!r}; it takes a number, a parameter, or + - * // of them; there are: {', '.join(values)}"
+                f"{key} has {rule!r}; it takes a number, a parameter, or + - * // of them; there are: {', '.join(known)}"
             ) from None
 
-    def _supports(self) -> None:
-        v = self.v
-        v.supports = dict(self.take("supports", dict))
+    def _supports(self) -> dict[str, Any]:
+        supports = dict(self.take("supports", dict))
         known = [*_SIZES, "layouts", "bias", "c", "alpha"]
-        if unknown := sorted(set(v.supports) - set(known)):
+        if unknown := sorted(set(supports) - set(known)):
             hint = _hint(unknown[0], known)
             raise self.fail(f"supports knows nothing of '{unknown[0]}'" + (f"; {hint}" if hint else ""))
-        if not self.some_of("layouts", LAYOUTS, [], v.supports):
+        if not self.some_of("layouts", LAYOUTS, [], supports):
             raise self.fail(f"supports.layouts is []; it lists some of {', '.join(LAYOUTS)}")
-        v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         for size in _SIZES:
-            least, most = _range(self.path, v, size)
+            if isinstance(rules := supports.get(size), dict):
+                numbers = self.v.numbers()
+                supports[size] = {k: self._size(x, f"supports.{size}", numbers) if isinstance(x, str) else x for k, x in rules.items()}
+            least, most = _range(f"{self.path}: {self.v}", supports, size)
             if not 1 <= least <= most <= _UNLIMITED:
                 raise self.fail(f"supports.{size} goes from {least} to {most}; sizes are 1 to 2^32 - 1, the least first")
+            if isinstance(supports.get(size), dict) and least == most:
+                supports[size] = least
         for flag in ("bias", "c", "alpha"):
-            if not isinstance(v.supports.get(flag, True), bool):
-                raise self.fail(f"supports.{flag} is {v.supports[flag]!r}; it takes true or false")
+            if not isinstance(supports.get(flag, True), bool):
+                raise self.fail(f"supports.{flag} is {supports[flag]!r}; it takes true or false")
+        return supports
 
-    def _types(self) -> None:
-        v, given = self.v, self.take("without", dict, {})
+    def _types(self, template: Sequence[str]) -> dict[str, str]:
+        given = self.take("without", dict, {})
         if unknown := sorted(set(given) - set(OPERAND_TYPES)):
             raise self.fail(f"without knows nothing of '{unknown[0]}'; types of operands are {', '.join(OPERAND_TYPES)}")
-        v.without = {key: self.reason(text, f"without.{key}") for key, text in given.items()}
-        if silent := [key for key, text in v.without.items() if not text]:
+        without = {key: self.reason(text, f"without.{key}") for key, text in given.items()}
+        if silent := [key for key, text in without.items() if not text]:
             raise self.fail(f"'without.{silent[0]}' is empty; it says why")
-        if v.kernel and TYPE not in v.template:
+        if self.table.get("kernel") and TYPE not in template:
             for other in OPERAND_TYPES[1:]:
-                v.without.setdefault(other, f"its template has no argument '{TYPE}', so that it is compiled for {OPERAND_TYPES[0]}")
-        if not v.types:
+                without.setdefault(other, f"its template has no argument '{TYPE}', so that it is compiled for {OPERAND_TYPES[0]}")
+        if set(without) == set(OPERAND_TYPES):
             raise self.fail("without names all types of operands")
+        return without
 
 
-def search_space(path: Path) -> dict[str, dict[str, Any]]:
-    """The kernels of a manifest that say what `metalmm tune --search` may try: their tables by name, `search` as
-    {argument: values} and "where": conditions. Raises ManifestError."""
-    found = {}
-    data = tomllib.loads(text_of(path))
-    for name, table in data.get("kernels", {}).items():
-        if "search" in table:
-            found[name] = {"kernel": name, "source": f"{name}.metal", **table}
-            _check_search(f"{path}: kernels.{name}", found[name])
-    return found
-
-
-def _check_search(where: str, table: Mapping[str, Any]) -> None:
-    search = table["search"]
-    if not isinstance(search, dict):
-        raise ManifestError(f"{where}: search is {search!r}; it takes a table of template arguments with lists of values")
-    arguments = _arguments(table) | {"threads"}
-    sample = {name: 1 for name in (*arguments, *_SIZES)}
-    for key, values in search.items():
-        if key != "where" and key not in arguments:
-            raise ManifestError(f"{where}: search has '{key}', which is no argument of the template; {_hint(key, sorted(arguments))}")
-        kind = str if key == "where" else int
-        if not isinstance(values, list) or not values or not all(isinstance(x, kind) for x in values):
-            raise ManifestError(
-                f"{where}: search.{key} is {values!r}; it takes a list of {'conditions' if kind is str else 'whole numbers'}"
-            )
-        for condition in values if key == "where" else ():
-            try:
-                holds(condition, sample)
-            except ValueError:
-                raise ManifestError(
-                    f"{where}: search.where has {condition!r}; it takes comparisons of + - * // % of arguments and m, n, k, batch"
-                ) from None
-
-
-def _range(path: Path, v: Variant, size: str) -> tuple[int, int]:
+def _range(where: str, supports: Mapping[str, Any], size: str) -> tuple[int, int]:
     """``m = 1``, ``m = {min = 2, max = 8}``, or, for n, a list of values."""
-    value = v.supports.get(size, {})
+    value = supports.get(size, {})
     if type(value) is int:
         return value, value
     if isinstance(value, dict) and set(value) <= {"min", "max"} and all(type(x) is int for x in value.values()):
         return value.get("min", 1), value.get("max", _UNLIMITED)
     if size == "n" and isinstance(value, list) and value and all(type(x) is int and 0 < x <= _UNLIMITED for x in value):
         return 1, _UNLIMITED
-    raise ManifestError(
-        f"{path}: {v}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}"
-    )
+    raise ManifestError(f"{where}: supports.{size} is {value!r}; it takes a number or {{min, max}}{', or a list' if size == 'n' else ''}")
 
 
 def registration(v: Variant) -> dict[str, Any]:
     """What the extension keeps of a variant."""
-    values = v.supports.get("n", [])
     return {
         "id": str(v),
-        "enabled": v.enabled,
+        "enabled": v.enabled and v.is_listed,
         "bm": v.tile[0],
         "bn": v.tile[1],
         "threads": v.threads,
-        "n_values": values if isinstance(values, list) else [],
-        "layouts": list(v.supports["layouts"]),
-        "bias": v.supports.get("bias", True),
-        "c": v.supports.get("c", True),
-        "alpha": v.supports.get("alpha", True),
+        "bk": v.params.get("bk", 1),
         "devices": list(v.devices),
         "needs": list(v.needs),
         "library": v.library,
-        "without": v.without,
-        "bk": v.params.get("bk", 1),
-        "format": v.storage.partition(":")[0],
-        "canonical": v.storage.endswith(":canonical"),
-        "parts": v.weights,
-        "swiglu": v.swiglu,
-        "specializes": [name for name in SPECIALIZATIONS if name in v.template and name not in v.params],
-        **{size: _range(v.source, v, size) for size in _SIZES},
+        "forms": [_registration_of(f, v) for f in v.forms],
+    }
+
+
+def _registration_of(f: Form, v: Variant) -> dict[str, Any]:
+    values = f.supports.get("n", [])
+    return {
+        "storages": f.storages,
+        "matrices": f.ends,
+        "n_values": values if isinstance(values, list) else [],
+        "layouts": f.supports["layouts"],
+        "bias": f.supports.get("bias", True),
+        "c": f.supports.get("c", True),
+        "alpha": f.supports.get("alpha", True),
+        "without": dict(f.without),
+        "specializes": [name for name in SPECIALIZATIONS if name in f.template and name not in v.params],
+        **{size: _range(str(v), f.supports, size) for size in _SIZES},
     }

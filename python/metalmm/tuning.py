@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import _core, files, manifest
+from . import _core, files, manifest, old_ids
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
-from .variant import LAYOUTS, Variant
+from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n and k of a shape that a choice may be taken from: within this factor
@@ -91,7 +91,9 @@ class Choice:
             raise ValueError(f"layout is {key.layout!r}")
         if not math.isfinite(float(data["median_ms"])):
             raise ValueError(f"median_ms is {data['median_ms']!r}")
-        return Choice(key, str(data["variant"]), data["kernel_sha256"], float(data["median_ms"]), str(data["time"]))
+        return Choice(
+            key, old_ids.read(str(data["variant"]), "the tuning file"), data["kernel_sha256"], float(data["median_ms"]), str(data["time"])
+        )
 
 
 def device_key(device: Device) -> str:
@@ -222,17 +224,22 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
         return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
 
-    def measured_at(n: int, k: int, layout: str, v: Variant) -> Key:
+    def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
         m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 else 1
-        return Key(m, n, k, 1, layout, False, False, False, "float16", v.storage)
+        return Key(m, n, k, 1, layout, False, False, False, "float16", storage)
 
-    measured = [(measured_at(n, k, layout, manifest.get(name)), name) for layout, n, k, name in device.backend.winners if usable(name)]
+    measured = [
+        (measured_at(stored, layout, n, k, manifest.get(name)), name)
+        for stored, layout, n, k, name in device.backend.winners
+        if usable(name)
+    ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR):
             return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
-    for name in device.backend.preferred:
-        if usable(name):
+    storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
+    for of_storage, of_end, name in device.backend.preferred:
+        if of_storage in ("", storage) and of_end in ("", end) and usable(name):
             return (
                 name,
                 f"nothing is tuned near it on {device_key(device)}; the first of device {device.name}'s preferred that takes it"
@@ -240,11 +247,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             )
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
-    way = ""
-    if spec.also_n and spec.m != 1:
-        way = "; fused variants take m=1: multiply by each matrix apart"
-    elif spec.also_n and ":canonical" in spec.b_storage:
-        way = "; fused variants of this format take rows: QuantizedArray.to_layout('nk'), or multiply by each matrix apart"
+    way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 

@@ -1,9 +1,10 @@
-"""A variant: what a kernel is made of, what it supports, and the text of its instances."""
+"""A variant: a named way to compute a product, the kernels that it is made of, and the text of their instances."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from .expressions import evaluate
 SPECIALIZATIONS: tuple[str, ...] = _core._SPECIALIZATIONS
 LAYOUTS: tuple[str, ...] = _core._LAYOUTS  # the index is transpose_a + 2 * transpose_b
 OPERAND_TYPES: tuple[str, ...] = _core._OPERAND_TYPES
-STORAGES = ("dense", *(f"{form}{layout}" for form in _core._FORMATS[1:] for layout in ("", ":canonical")))  # of B
+STORAGES: tuple[str, ...] = _core._STORAGES  # of B, whatever the group
+ENDS: tuple[str, ...] = _core._ENDS  # how many matrices B share A, or "swiglu", which two do
 TYPE = "type"  # the template argument that says the operands' type
 _MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
-STORED = ("format", "canonical", "weights", "swiglu")  # template arguments that a variant's storage, weights and swiglu say
+STORED = ("format", "canonical", "swiglu")  # template arguments that B's storage and end say
 
 
 _BITS = {"q8_0": 8, "q4_0": 4, "affine8": 8, "affine4": 4}
@@ -30,23 +32,47 @@ def kind_of(storage: str) -> str:
     return ":".join(word for word in storage.split(":") if not word.isdecimal())
 
 
+@dataclass(frozen=True)
+class Form:
+    """One kernel of a variant.
+
+    Attributes:
+        source, kernel: The .metal file, and the template in it; of a library's matmul the kernel is empty.
+        template: Names of the template's arguments.
+        storages, ends: The B that it takes, some of STORAGES and of ENDS.
+        supports: Sizes, layouts and epilogue.
+        without: Why it does not take operands of a type.
+        flight: Elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said.
+        busy: How many threads of a threadgroup load, likewise; empty or 0: all.
+    """
+
+    source: Path
+    kernel: str
+    template: tuple[str, ...]
+    storages: tuple[str, ...]
+    ends: tuple[str, ...]
+    supports: Mapping[str, Any]
+    without: Mapping[str, str]
+    flight: str
+    busy: str
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Of operands that it takes: some of float16, bfloat16, float32."""
+        return tuple(t for t in OPERAND_TYPES if t not in self.without)
+
+
 class Variant(str):
     """A variant's id, ``family/name``, that knows its manifest entry.
 
     Attributes:
         family, name: The two parts of the id.
         enabled: Whether it is on; if not, `reason` says why.
-        source, kernel: The .metal file, and the template in it.
-        template, params: Names of the template's arguments, and their values.
+        is_listed: Whether a manifest has it; a point of a strategy that was called by its name is not.
+        params: Values of the template's arguments.
         tile: (bm, bn), outputs of a threadgroup; bn of 0 stands for all columns.
         threads: Of a threadgroup.
-        supports: Sizes, layouts and epilogue.
-        types: Of operands that it takes; `without` says why it does not take the others.
-        flight: Elements of B that a thread loads before it uses the first, as a rule of the parameters; empty where nobody said.
-        busy: How many threads of a threadgroup load, likewise; empty or 0: all.
-        storage: How B lies that it takes, "dense" or a format of quantized weights, whatever their group.
-        weights: How many matrices B it takes, more than one in a fused call.
-        swiglu: Whether that is its end.
+        forms: Its kernels, each for another B.
         baseline: Layouts whose shapes are compared with it.
         devices: Those that it is restricted to; empty for any.
         needs: Features that a device must have beside, some of FEATURES.
@@ -58,29 +84,41 @@ class Variant(str):
     name: str
     enabled: bool
     reason: str
-    source: Path
-    kernel: str
-    template: tuple[str, ...]
+    is_listed: bool
     params: dict[str, int | bool]
     tile: tuple[int, int]
     threads: int
-    supports: dict[str, Any]
+    forms: tuple[Form, ...]
     baseline: tuple[str, ...]
     library: str
     devices: tuple[str, ...]
     needs: tuple[str, ...]
-    without: dict[str, str]
-    flight: str
-    busy: str
-    storage: str
-    weights: int
-    swiglu: bool
     manifest: Path
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """Of operands that it takes: some of float16, bfloat16, float32."""
-        return tuple(t for t in OPERAND_TYPES if t not in self.without)
+    # Of the first kernel, for the first B that it takes: all that there is of one that kinds() or of() gave.
+    source = property(lambda self: self.forms[0].source)
+    kernel = property(lambda self: self.forms[0].kernel)
+    template = property(lambda self: self.forms[0].template)
+    supports = property(lambda self: self.forms[0].supports)
+    without = property(lambda self: self.forms[0].without)
+    types = property(lambda self: self.forms[0].types)
+    storage = property(lambda self: self.forms[0].storages[0])
+    end = property(lambda self: self.forms[0].ends[0])
+    swiglu = property(lambda self: self.end == "swiglu")
+    weights = property(lambda self: 2 if self.swiglu else int(self.end))
+
+    def kinds(self) -> list[Variant]:
+        """Itself for each B that it takes: for one storage and one number of matrices each."""
+        return [self._for(f, storage, end) for f in self.forms for storage in f.storages for end in f.ends]
+
+    def of(self, storage: str, end: str) -> Variant | None:
+        """Itself for that B, of STORAGES and ENDS; None where it does not take it."""
+        return next((self._for(f, storage, end) for f in self.forms if storage in f.storages and end in f.ends), None)
+
+    def _for(self, form: Form, storage: str, end: str) -> Variant:
+        narrow = Variant(self)
+        narrow.__dict__.update(self.__dict__, forms=(replace(form, storages=(storage,), ends=(end,)),))
+        return narrow
 
     def runs_on(self, device: str | Device) -> bool:
         """Whether it runs on that device; of a name, on some of its kind."""
@@ -101,24 +139,33 @@ class Variant(str):
 
     def instance(self, specialization: int) -> str:
         """The kernel's template-id, such as ``columns<half, 64, 128, 128, true, 8>``; specialization: what the extension says of a call,
-        bits of SPECIALIZATIONS and the operands' type above them."""
+        bits of SPECIALIZATIONS, the operands' type and the kind of B above them."""
         chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(SPECIALIZATIONS)}
-        chosen[TYPE] = _MSL_TYPES[OPERAND_TYPES[specialization >> _core._TYPE_SHIFT]]
-        form, _, layout = self.storage.partition(":")
-        chosen.update(format=form.upper(), canonical=cpp(layout == "canonical"), weights=str(self.weights), swiglu=cpp(self.swiglu))
+        chosen[TYPE] = _MSL_TYPES[OPERAND_TYPES[type_of(specialization)]]
+        form, (storage, end) = self.form(specialization), _b_of(specialization)
+        layout, _, blocks = storage.partition(":")
+        chosen.update(format=layout.upper(), canonical=cpp(bool(blocks)), swiglu=cpp(end == "swiglu"))
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
-        return f"{self.kernel}<{', '.join(values[name] for name in self.template)}>"
+        return f"{form.kernel}<{', '.join(values[name] for name in form.template)}>"
+
+    def form(self, specialization: int) -> Form:
+        """The kernel of such a call."""
+        storage, end = _b_of(specialization)
+        return next(f for f in self.forms if storage in f.storages and end in f.ends)
+
+    def specializations(self) -> Iterator[int]:
+        """Every one that a call can ask for, some more than once."""
+        for form in self.forms:
+            free = [i for i, name in enumerate(SPECIALIZATIONS) if name in form.template and name not in (*self.params, "ta", "tb")]
+            for storage, end in itertools.product(form.storages, form.ends):
+                for dtype, layout in itertools.product(form.types, form.supports["layouts"]):
+                    for chosen in itertools.product((0, 1), repeat=len(free)):
+                        given = sum(bit << i for bit, i in zip(chosen, free, strict=True))
+                        yield specialization_of(dtype, layout, storage, end) | given
 
     def instances(self) -> Iterator[str]:
-        """Every template-id that a call can ask for, some more than once; none of a library's."""
-        free = [
-            i for i, name in enumerate(SPECIALIZATIONS) if name in self.template and name not in self.params and name not in ("ta", "tb")
-        ]
-        for operand_type in self.types:
-            for layout in self.supports["layouts"]:
-                base = OPERAND_TYPES.index(operand_type) << _core._TYPE_SHIFT | LAYOUTS.index(layout)
-                for chosen in itertools.product((0, 1), repeat=len(free)):
-                    yield self.instance(base | sum(bit << i for bit, i in zip(chosen, free, strict=True)))
+        """The template-id of each of them; none of a library's."""
+        return map(self.instance, self.specializations())
 
     def loads(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
         """What the loads of B come to: waits, bytes of a thread, and bytes of all threads together. None where the manifest does not say.
@@ -126,32 +173,57 @@ class Variant(str):
         The waits are how often a thread waits for loads that none before it hides, one round after another. The bytes of a thread are
         those of B that it has in flight meanwhile.
         """
-        if not self.flight:
+        form = self.form(_core._specialization(self, spec))
+        if not form.flight:
             return None
-        each = min(max(1, evaluate(self.flight, self.numbers())), spec.k * spec.n)
+        numbers = {**self.numbers(), "dense": int(spec.b_storage == "dense"), "swiglu": int(spec.swiglu)}
+        each = min(max(1, evaluate(form.flight, numbers)), spec.k * spec.n)
         columns = min(self.tile[1] or spec.n, spec.n)
         widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
         groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
-        threads = min(self.threads, max(evaluate(self.busy, self.numbers()) if self.busy else 0, 0) or self.threads)
+        threads = min(self.threads, max(evaluate(form.busy, numbers) if form.busy else 0, 0) or self.threads)
         rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
-        return max(1, rounds), each * self._bits(spec) // 8, min(each * threads * groups * self._bits(spec) // 8, self.loaded(spec))
+        return max(1, rounds), each * _bits(spec) // 8, min(each * threads * groups * _bits(spec) // 8, self.loaded(spec))
 
     def loaded(self, spec: _core.MatmulSpec) -> int:
         """Bytes of B, or of its integers where it is quantized, that all matrices of a batch load."""
-        return spec.k * (spec.n + sum(spec.also_n)) * spec.batch * self._bits(spec) // 8
-
-    def _bits(self, spec: _core.MatmulSpec) -> int:
-        """Of a weight."""
-        form = self.storage.partition(":")[0]
-        return (32 if spec.dtype == "float32" else 16) if form == "dense" else _BITS[form]
+        return spec.k * (spec.n + sum(spec.also_n)) * spec.batch * _bits(spec) // 8
 
     def numbers(self) -> dict[str, int]:
         """Its parameters, for expressions."""
-        return {"threads": self.threads, "swiglu": int(self.swiglu), **{key: int(value) for key, value in self.params.items()}}
+        return {"threads": self.threads, **{key: int(value) for key, value in self.params.items()}}
 
     def assemble(self, specialization: int) -> str:
         """The MSL source of that instance; nothing for what a library computes alone."""
-        return kernel_source.assemble(self.source, self.instance(specialization), self) if self.kernel else ""
+        return kernel_source.assemble(self.form(specialization).source, self.instance(specialization)) if self.kernel else ""
+
+
+def _bits(spec: _core.MatmulSpec) -> int:
+    """Of a weight."""
+    form = spec.b_storage.partition(":")[0]
+    return (32 if spec.dtype == "float32" else 16) if form == "dense" else _BITS[form]
+
+
+def end_of(also_n: tuple[int, ...], swiglu: bool) -> str:
+    """One of ENDS."""
+    return "swiglu" if swiglu else str(1 + len(also_n))
+
+
+def _b_of(specialization: int) -> tuple[str, str]:
+    """Its storage and end."""
+    storage, end = divmod(specialization >> _core._KIND_SHIFT, len(ENDS))
+    return STORAGES[storage], ENDS[end]
+
+
+def type_of(specialization: int) -> int:
+    """The place of the operands' type among OPERAND_TYPES."""
+    return (specialization & ((1 << _core._KIND_SHIFT) - 1)) >> _core._TYPE_SHIFT
+
+
+def specialization_of(dtype: str, layout: str, storage: str = "dense", end: str = "1") -> int:
+    """Of a call with those operands, where nothing is aligned."""
+    kind = STORAGES.index(storage) * len(ENDS) + ENDS.index(end)
+    return kind << _core._KIND_SHIFT | OPERAND_TYPES.index(dtype) << _core._TYPE_SHIFT | LAYOUTS.index(layout)
 
 
 def cpp(value: int | bool) -> str:

@@ -20,12 +20,28 @@ def test_variants_lists_every_id_and_why_one_is_off(capsys: pytest.CaptureFixtur
     for v in metalmm.variants():
         assert any(row.split()[0] == v for row in text.splitlines()), v
     assert "off: staging B" in text
-    fused = next(row for row in text.splitlines() if row.startswith("q8/canonical_fused3_"))
-    assert "q8_0:canonical 3 of one A nt m=1 no c" in fused
-    assert all(f"  {part} nt m=1" in text for part in ("q4_0", "q8_0 2 of one A", "2 of one A, swiglu"))
-    assert cli.main(["variants", "--family", "q8", "--json"]) == 0
+    assert next(row for row in text.splitlines() if row.startswith("gemv_nt/r8")).split()[3:] == [
+        "any",
+        "B",
+        "1,2,3,swiglu",
+        "of",
+        "one",
+        "A",
+        "nt",
+        "m=2..8",
+        "on",
+    ]
+    assert cli.main(["variants"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) < 40, "it fits on a screen"
+    for v in metalmm.variants():
+        assert any(row.split()[0] == v.family for row in rows), v
+    assert any(row.startswith("gemv_split_k ") and row.endswith(" bnN_tgN") for row in rows), "also a strategy of which no point ships"
+    assert cli.main(["variants", "--family", "gemv_nt", "--json"]) == 0
     listed = {v["id"]: v for v in json.loads(capsys.readouterr().out)["variants"]}
-    assert [listed["q8/nk_swiglu_wide_c4_tg32"][key] for key in ("storage", "weights", "swiglu")] == ["q8_0", 2, True]
+    kernels = {k["kernel"]: k for k in listed["gemv_nt/l4_d7_tg64"]["kernels"]}
+    assert kernels["weight_columns"]["matrices"] == ["1"] and kernels["fused_columns"]["matrices"] == ["2", "3", "swiglu"]
+    assert "affine4:canonical" in kernels["fused_columns"]["storages"] and kernels["dense_columns"]["storages"] == ["dense"]
     assert cli.main(["variants", "--family", "m1_optimized_v3"]) == 0
     text = capsys.readouterr().out
     assert "_tg64 " not in text
@@ -45,10 +61,10 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert f"at least {2 * (896 + 896 * 896 + 896)}" in text
     assert cli.main(["explain", "mlx/m1_fast_nt", "n=130", "k=64", "m=20", "batch=2", "nt"]) == 0
     assert "gemm_simdgroup<half, 8, 128, 64, 1, 4, false, true, false, false, true, true>" in capsys.readouterr().out
-    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
+    assert cli.main(["explain", "gemv_nt_vec4/c4_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
     text = capsys.readouterr().out
     assert "barriers            0 a threadgroup" in text
-    assert cli.main(["explain", "m1_optimized_v6/nt_simd_c4_s1_tg128", "n=64 k=64 batch=14 nt calls=24"]) == 0
+    assert cli.main(["explain", "gemv_nt_vec4/c4_tg128", "n=64 k=64 batch=14 nt calls=24"]) == 0
     assert capsys.readouterr().out == text, "a shape in one argument"
 
 
@@ -73,7 +89,7 @@ def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         ("gemv/baseline n=4 k=4 nn nt", 2, "'nn' and 'nt': a shape has one layout"),
         ("gemv/baseline n=4 k=4 n=5", 2, "'n=4' and 'n=5': a shape has one n"),
         ("gemv/baseline n=4 k=4 float16 float32", 2, "a shape has one type"),
-        ("q8/nk_l4_c1_s1_d7_tg64 n=4 k=4 q8_0 q4_0:canonical", 2, "a shape has one format"),
+        ("gemv_nt/l4_d7_tg64 n=4 k=4 q8_0 q4_0:canonical", 2, "a shape has one format"),
         ("gemv/baseline n=4 k=4 nt", 1, "layout nt is not one of nn (nn: transpose_b=False)"),
     ]:
         assert cli.main(["explain", *words.split()]) == code

@@ -79,7 +79,7 @@ def test_torch_runs_the_rows(row: frameworks.Row) -> None:
 def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of shared/reference/apple_gpu.md, on a device whose own memory nobody measured: a thread a column with four scalars keeps 7 KB in flight at n=896."""
     monkeypatch.setattr(type(backends.get(DEVICE)), "memory_gbps", lambda self, device: None)
-    for name, kilobytes, keeps in (("m1_optimized_v2/nt_bn64_col", 7.2, False), ("m1_optimized_v6/nt_simd_c4_s1_tg128", 917.5, True)):
+    for name, kilobytes, keeps in (("m1_optimized_v2/nt_bn64_col", 7.2, False), ("gemv_nt_vec4/c4_tg128", 917.5, True)):
         assert cli.main(["explain", name, "--spec", "n=896 k=4864 nt", "--json", "e.json"]) == 0
         text, data = capsys.readouterr().out, json.loads(Path("e.json").read_text())["loads"]
         assert f"{kilobytes} KB over the whole GPU" in text and ("CANNOT KEEP A GPU'S MEMORY BUSY" in text) != keeps
@@ -89,8 +89,8 @@ def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monk
     assert manifest.get("m1_optimized_v5/nt_ultra_tiny_single_tg32").loads(spec) == (8512, 32, 1024)
     assert manifest.get("blas/baseline").loads(spec) is None
     fused = functools.partial(metalmm.MatmulSpec, 1, 896, 4864, transpose_b=True, also_n=(896,))
-    assert manifest.get("fused/nt_fused2_l8_c1_s1_d7_x_tg320").loads(fused()) == (11, 112, 1648640)  # 23 threadgroups for each matrix
-    assert manifest.get("fused/nt_swiglu_l8_c1_s1_d14_x_tg128").loads(fused(swiglu=True)) == (6, 448, 3211264)  # of both matrices
+    assert manifest.get("gemv_nt/l8_d7_x_tg320").loads(fused()) == (11, 112, 1648640)  # 23 threadgroups for each matrix
+    assert manifest.get("gemv_nt/l8_d14_x_tg128").loads(fused(swiglu=True)) == (6, 448, 3211264)  # of both matrices
 
 
 def test_every_kernel_of_ours_says_what_is_in_flight() -> None:
@@ -141,7 +141,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
     assert [line.split()[1] for line in commands] == ["profile", "profile", "bench", "tune", "step", "compare", "report"]
     for line in commands:
         words = line.split()[1:]
-        quick = [*QUICK, "--backends", "gemv,m1_optimized,m1_optimized_v6,mlx"] if words[0] in ("bench", "tune", "step") else []
+        quick = [*QUICK, "--backends", "gemv,m1_optimized,gemv_nt_vec4,mlx"] if words[0] in ("bench", "tune", "step") else []
         run = started(*words, *quick)
         out, err = run.communicate(timeout=200)
         assert run.returncode == 0, f"{line}\n{out}\n{err}"
@@ -273,8 +273,8 @@ def test_the_quantized_profile_of_the_seeds_can_be_run(device: metalmm.Device) -
     ]
     plan = step.plan_of(found, None)
     assert plan.steps == 10 and [count for _, count in plan.calls] == [24, 24, 1] and not plan.left_out
-    policies = [step.policy_of(name, plan, device, {}) for name in ("recorded", "tuned", "q8")]
-    assert all(v and v.family == "q8" for p in policies for v in p.variants), "what stands for the engine's own kernels, too"
+    policies = [step.policy_of(name, plan, device, {}) for name in ("recorded", "tuned", "gemv_nt")]
+    assert all(v and v.family == "gemv_nt" for p in policies for v in p.variants), "what stands for the engine's own kernels, too"
     weights = step._Weights(device, plan, 0)
     for policy in policies:
         assert not step._wrong(device, plan, weights, policy)
@@ -447,7 +447,7 @@ def test_who_tunes_waits_for_who_tunes() -> None:
 def test_a_result_that_is_wrong_later_is_seen(device: metalmm.Device) -> None:
     inputs = runner.Inputs(device, sizes.from_specs(["n=64 k=64 nt"]).shapes[0], 0, 1)
     turns = runner._Turns(device, inputs, Rule())
-    one = runner._Contender("m1_optimized_v6/nt_simd_c4_s1_tg64", [])
+    one = runner._Contender("gemv_nt_vec4/c4_tg64", [])
     one.calls = [device.prepare(one.result.variant, inputs.a, inputs.weights[0], out=inputs.out, **inputs.options)]
     for _ in range(3):
         turns.run(one, counted=True)

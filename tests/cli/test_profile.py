@@ -263,7 +263,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 def test_trace_is_a_log_of_our_own_runs(tmp_path: Path, device: metalmm.Device) -> None:
     x, w = np.ones((1, 64), np.float16), np.ones((32, 64), np.float16)
-    dx, dw, variant = device.array(x), device.array(w), "m1_optimized_v6/nt_simd_c4_s1_tg128"
+    dx, dw, variant = device.array(x), device.array(w), "gemv_nt_vec4/c4_tg128"
     call = device.prepare(variant, dx, dw, transpose_b=True)
     with metalmm.trace(tmp_path / "own.jsonl", tmp_path / "own.json"):
         metalmm.matmul(variant, x, w, transpose_b=True, bias=np.ones(32, np.float16), device=device)
@@ -385,7 +385,7 @@ def test_a_batch_that_was_open_before_the_trace(tmp_path: Path, device: metalmm.
     batch = device.batch(per_dispatch=True)
     batch.matmul("gemv/baseline", device.array(big_x), device.array(big_w))
     with metalmm.trace(tmp_path / "t.jsonl"):
-        batch.matmul("m1_optimized_v6/nt_simd_c4_s1_tg128", x, w, transpose_b=True)
+        batch.matmul("gemv_nt_vec4/c4_tg128", x, w, transpose_b=True)
         batch.submit()
         batch.wait()
     if DEVICE == "cpu":

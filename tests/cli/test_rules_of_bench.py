@@ -87,7 +87,7 @@ def test_a_page_and_a_file_by_the_schema(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_iteration_runs_every_variant_and_stops_by_the_rule(device: metalmm.Device) -> None:
     shape = sizes.from_specs(["n=64 k=64 nt"]).shapes[0]
-    chosen = [manifest.get("m1_optimized_v6/nt_simd_c4_s1_tg64"), manifest.get("m1_optimized_v6/nt_simd_c8_s1_tg64")]
+    chosen = [manifest.get("gemv_nt_vec4/c4_tg64"), manifest.get("gemv_nt_vec4/c8_tg64")]
     quiet = runner.Progress(quiet=True)
     fixed = runner.run_shape(device, shape, chosen, rule=Rule(fixed=3), copies=2, seed=0, progress=quiet)
     assert [len(r.cpu) for r in fixed.results] == [3, 3] and fixed.twin is None
@@ -130,7 +130,7 @@ def bad_manifest(tmp_path: Path) -> Path:
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has no guards, and an endless kernel ends where the system says")
 @pytest.mark.parametrize("checks", [[], ["--no-check"]])
 def test_bad_variants_are_lines_and_the_others_go_on(bad_manifest: Path, checks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    families = ["--backends", "bad,unsafe,m1_optimized_v6"]
+    families = ["--backends", "bad,unsafe,gemv_nt_vec4"]
     code, data = bench("--manifest", str(bad_manifest), "--spec", "n=64 k=64 nt", *families, "--timeout", "0.5", *checks)
     out = capsys.readouterr().out
     assert code == 1
@@ -142,7 +142,7 @@ def test_bad_variants_are_lines_and_the_others_go_on(bad_manifest: Path, checks:
     assert checks or "a race: thread" in by_name["racing"]["failed"]
     what = "it ended the process (SIG" if checks else "a store of 2 bytes outside what is bound"
     assert what in by_name["wild"]["failed"]
-    assert data["shapes"][0]["winner"].startswith("m1_optimized_v6/")
+    assert data["shapes"][0]["winner"].startswith("gemv_nt_vec4/")
     assert out.count("bad/broken FAILED") == out.count("bad/wrong WRONG") == out.count("bad/endless FAILED") == 1
     own = [r for r in data["shapes"][0]["results"] if r["variant"].startswith(("bad/", "unsafe/"))]
     assert all(bool(r["checked"]) == (not checks) for r in own), "one's own variants are checked unless told otherwise"
@@ -248,7 +248,7 @@ def test_json_to_standard_output_alone(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_specs_of_other_types(dtype: str) -> None:
-    code, data = bench("--spec", f"n=40 k=36 nt {dtype}", "--backends", "m1_optimized_v6")
+    code, data = bench("--spec", f"n=40 k=36 nt {dtype}", "--backends", "gemv_nt_vec4")
     assert code == 0 and data["shapes"][0]["shape"]["dtype"] == dtype
 
 
@@ -262,7 +262,7 @@ def slowed(data: dict[str, Any], variant: str, factor: float) -> dict[str, Any]:
 
 
 def test_compare_with_itself_and_with_a_slowed_down_run(capsys: pytest.CaptureFixture[str]) -> None:
-    _, data = bench("--spec", "n=64 k=64 nt", "--backends", "m1_optimized_v6")
+    _, data = bench("--spec", "n=64 k=64 nt", "--backends", "gemv_nt_vec4")
     winner = data["shapes"][0]["winner"]
     for r in [*data["shapes"][0]["results"], data["shapes"][0]["twin"]]:  # a quiet machine: 1% apart, and the twins too
         r["gpu_ms"] = r["cpu_ms"] = [1.0 + 0.01 * (i % 3) for i in range(30)]

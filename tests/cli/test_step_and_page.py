@@ -67,16 +67,15 @@ def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_pa
         "  op=matmul | batch=1 | m=1 | n=500 | k=64 | tA=0 | tB=1:\n    backend=mlx: count=10 | total=4.00ms | avg=0.4ms\n"
         "  op=matmul | batch=1 | m=1 | n=? | k=64 | tA=? | tB=? | loader=q9 | n0=4 | n1=4:\n    backend=x: count=10 | total=1.00ms | avg=0.1ms\n"
     )
-    choices = [word for name in ("recorded", "best", "tuned", "m1_optimized_v6", "gemv/baseline") for word in ("--choice", name)]
+    choices = [word for name in ("recorded", "best", "tuned", "gemv_nt_vec4", "gemv/baseline") for word in ("--choice", name)]
     assert (
-        cli.main(["step", "sizes.md", *choices, "--iters", "3", *QUICK, "--backends", "gemv,mlx,m1_optimized_v6", "--json", "step.json"])
-        == 0
+        cli.main(["step", "sizes.md", *choices, "--iters", "3", *QUICK, "--backends", "gemv,mlx,gemv_nt_vec4", "--json", "step.json"]) == 0
     )
     data, text = json.loads(Path("step.json").read_text()), capsys.readouterr().out
     assert data["steps"] == 10 and [c["calls"] for c in data["calls"]] == [3, 2, 1]
     by_name = {p["name"]: p for p in data["policies"]}
     assert [v.split("/")[0] for v in by_name["recorded"]["variants"]] == ["mlx", "gemv", "mlx"]
-    assert [v.split("/")[0] for v in by_name["m1_optimized_v6"]["variants"]] == ["m1_optimized_v6"] * 3
+    assert [v.split("/")[0] for v in by_name["gemv_nt_vec4"]["variants"]] == ["gemv_nt_vec4"] * 3
     assert by_name["gemv/baseline"]["variants"] == [None, "gemv/baseline", None] and by_name["gemv/baseline"]["calls"] == 2
     for p in data["policies"]:
         assert len(p["host_ms"]) == 3 and p["wrong"] == []

@@ -71,11 +71,11 @@ def test_torch(device: metalmm.Device) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x, w = torch.randn(1, 96, dtype=dtype), torch.randn(40, 96, dtype=dtype)
         out = torch.full((1, 40), torch.nan, dtype=dtype)
-        assert metalmm.matmul("m1_optimized_v6/nt_simd_c4_s1_tg64", x, w, transpose_b=True, out=out, device=device) is out
+        assert metalmm.matmul("gemv_nt_vec4/c4_tg64", x, w, transpose_b=True, out=out, device=device) is out
         assert torch.allclose(out.float(), x.float() @ w.float().T, atol=0.2, rtol=0.02)
         array = device.array(w)
         assert not takes or torch.equal(torch.from_dlpack(array).cpu(), w)
-        result = metalmm.matmul("m1_optimized_v6/nt_simd_c4_s1_tg64", x, array, transpose_b=True)
+        result = metalmm.matmul("gemv_nt_vec4/c4_tg64", x, array, transpose_b=True)
         assert not takes or torch.equal(torch.from_dlpack(result).cpu(), out)
     with pytest.raises(metalmm.DTypeError, match="does not hand its memory over"):
         metalmm.matmul(V, torch.ones(1, 8, requires_grad=True), torch.ones(8, 8), device=device)
@@ -564,7 +564,7 @@ def test_cycles_through_every_kind_of_array_are_collected(device: metalmm.Device
 
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32):
         x = np.ones((1, 64), dtype).view(Tagged)
-        x.me = device.prepare("m1_optimized_v6/nt_simd_c4_s1_tg64", x, x, transpose_b=True, out=np.zeros((1, 1), dtype))
+        x.me = device.prepare("gemv_nt_vec4/c4_tg64", x, x, transpose_b=True, out=np.zeros((1, 1), dtype))
         seen = weakref.ref(x)
         del x
         gc.collect()

@@ -13,12 +13,12 @@ from support.numbers import right
 from support.operands import draw, placed
 from support.rows import Row, What, array, known
 
-ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense" and v.weights == 1]
+ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense"]
 LIBRARIES = [v for v in ALL if v.library]
 # Of each strategy, format and end the last row, whose alignments are not those of the first. On a fake, of each strategy and end.
 IS_FAKE = bool(FAKE or FAKE_CUDA)
 STRATEGIES = {
-    (row.variant.kernel, row.variant.weights, row.variant.swiglu) if IS_FAKE else What.of(row.variant): row
+    (row.variant.kernel, row.variant.end) if IS_FAKE else What.of(row.variant): row
     for row in (array(known()) if DEVICE != "cpu" else ())  # there tests/kernels runs every row
     if row.dtype == "float16" or not IS_FAKE
 }

@@ -12,7 +12,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import numerics
+from metalmm import manifest, numerics
 from metalmm.variant import STORAGES
 from support.counting import count_case
 from support.here import FAKE, FAKE_CUDA
@@ -64,9 +64,9 @@ def test_every_format_layout_and_number_of_rows_has_a_variant() -> None:
 def test_wide_operands_with_rows_that_begin_off_four_bytes(rows: slice, device: metalmm.Device) -> None:
     """A scale of two bytes cannot stand where a bias of four is not."""
     q = metalmm.quantize(np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32), "q8_0")[rows]
-    for v in ("q8/nk_l4_c1_s1_d7_tg64", "q8/nk_gemm_bm32_bn32_bk32"):
+    for v in ("gemv_nt/l4_d7_tg64", "gemm/bm32_bn32_bk32"):
         check(v, np.ones((1, 96), np.float32), q, {}, device)
-    fused = next(v for v in metalmm.variants() if v == "q8/nk_fused3_l4_c1_s7_d1_tg448")
+    fused = next(v for v in metalmm.variants() if v == "gemv_nt/l4_s7_tg448")
     check_fused(fused, np.ones((1, 96), np.float32), [q, q, q], None, device)
 
 
@@ -75,9 +75,9 @@ def test_weights_are_kept_on_the_device(device: metalmm.Device) -> None:
     on = q.to(device)
     assert isinstance(on.values, metalmm.Array) and on.storage == "q8_0" and on.nbytes == q.nbytes
     a, _ = draw(1, 37, 96)
-    out = metalmm.matmul("q8/nk_l4_c1_s1_d7_tg64", device.array(a), on)
+    out = metalmm.matmul("gemv_nt/l4_d7_tg64", device.array(a), on)
     assert isinstance(out, metalmm.Array)
-    np.testing.assert_array_equal(np.asarray(out), metalmm.matmul("q8/nk_l4_c1_s1_d7_tg64", a, q, device=device))
+    np.testing.assert_array_equal(np.asarray(out), metalmm.matmul("gemv_nt/l4_d7_tg64", a, q, device=device))
     np.testing.assert_array_equal(on.dequantize(), q.dequantize())
     assert (on.numpy().values == q.values).all() and (on.to_layout("canonical").numpy().values == q.to_layout("canonical").values).all()
     np.testing.assert_array_equal(metalmm.reference(a, on), metalmm.reference(a, q))
@@ -129,10 +129,10 @@ def check_fused(v: metalmm.Variant, a: Any, parts: list[Any], bias: list[Any] | 
 def test_results_may_be_columns_of_one_array(device: metalmm.Device) -> None:
     a, _ = draw(1, 1, 96, batch=2)
     parts = [weights(n, 96, "q8_0", seed=n) for n in (20, 9, 7)]
-    apart = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s7_d1_tg448", a, parts, device=device)
+    apart = metalmm.matmul_fused("gemv_nt/l4_s7_tg448", a, parts, device=device)
     room = np.full((2, 1, 40), np.nan, np.float16)
     outs = [room[..., 2:22], room[..., 22:31], room[..., 33:40]]
-    found = metalmm.matmul_fused("q8/nk_fused3_l4_c1_s7_d1_tg448", a, parts, out=outs, device=device)
+    found = metalmm.matmul_fused("gemv_nt/l4_s7_tg448", a, parts, out=outs, device=device)
     for one, other, view in zip(found, apart, outs, strict=True):
         assert one is view
         np.testing.assert_array_equal(one, other)
@@ -167,7 +167,7 @@ def test_results_are_nobody_elses_to_take(device: metalmm.Device) -> None:
 
 
 def test_a_manifest_gives_a_library_no_quantized_weights(tmp_path: Any) -> None:
-    for what in ('storage = "q8_0"', "weights = 2"):
+    for what in ('storage = "q8_0"', "matrices = ['2']"):
         (tmp_path / "m.toml").write_text(
             f'format = 2\n[families.lib]\nlibrary = "blas"\nthreads = 1\ntile = [1, 1]\nsupports = {{ layouts = ["nt"] }}\n{what}\n'
             "[families.lib.variants]\none = {}\n"
@@ -185,14 +185,14 @@ def bad(q: Any, **parts: Any) -> Any:
 
 
 def test_wrong_operands_are_refused(device: metalmm.Device) -> None:
-    q, v = weights(37, 96, "q8_0"), "q8/nk_l4_c1_s1_d7_tg64"
+    q, v = weights(37, 96, "q8_0"), "gemv_nt/l4_d7_tg64"
     a, _ = draw(1, 37, 96)
     affine = weights(37, 96, "affine4")
     for error, text, call in [
         (metalmm.ShapeError, r"a \(1, 95\) and b q8_0 \(37, 96\) differ in k: 95 and 96", lambda: metalmm.matmul(v, a[:, :95].copy(), q)),
         (metalmm.UnsupportedError, "b is q8_0; it takes dense", lambda: metalmm.matmul("gemv/baseline", a, q)),
-        (metalmm.UnsupportedError, "b is q8_0; it takes q8_0:canonical", lambda: metalmm.matmul("q8/canonical_wide_c4_tg32", a, q)),
-        (metalmm.UnsupportedError, "b is dense; it takes q8_0", lambda: metalmm.matmul(v, a, q.dequantize(np.float16), transpose_b=True)),
+        (metalmm.UnsupportedError, "there are 2 matrices B of q8_0; it takes 1;", lambda: metalmm.matmul_fused("gemm/bm32_bn32_bk32", a, [q, q])),
+        (metalmm.UnsupportedError, "it has no swiglu of dense weights", lambda: metalmm.matmul_fused("gemv_nt_vec4/c4_tg128", a, [q.dequantize(np.float16)] * 2, activation="swiglu")),
         (metalmm.UnsupportedError, "m=2 is not 1", lambda: metalmm.matmul(v, np.ones((2, 96), np.float16), q)),
         (metalmm.ArgumentError, "transpose_b is False and b is quantized", lambda: metalmm.matmul(v, a, q, transpose_b=False)),
         (metalmm.DTypeError, "b's scales .* is float16; it takes float32, a's type: convert a, or quantize", lambda: metalmm.matmul("auto", a.astype(np.float32), affine)),
@@ -232,10 +232,10 @@ def test_wrong_fused_calls_are_refused(device: metalmm.Device) -> None:
         (metalmm.ShapeError, "swiglu takes two B", lambda: fused("auto", a, w[:3], activation="swiglu")),
         (metalmm.DTypeError, "the first B is dense and another q8_0", lambda: fused("auto", a, [w[0], q[0]])),
         (metalmm.ShapeError, "differ in k", lambda: fused("auto", a, [w[0], weights(8, 31, "dense")])),
-        (metalmm.UnsupportedError, "there are 2 matrices B; it takes 3", lambda: fused("fused/nt_fused3_wide_c4_tg32", a, w[:2])),
+        (metalmm.UnsupportedError, "there are 2 matrices B; it takes 3", lambda: fused("gemv_nt_thread/c4_tg32", a, w[:2])),
         (metalmm.UnsupportedError, "there are 2 matrices B; it takes 1", lambda: fused("gemm_tiled/baseline", a, w[:2])),
-        (metalmm.UnsupportedError, "it ends in swiglu", lambda: fused("fused/nt_swiglu_wide_c4_tg32", a, w[:2])),
-        (metalmm.UnsupportedError, "there are 1 matrices B; it takes 2", lambda: metalmm.matmul("fused/nt_fused2_wide_c4_tg32", a, w[0], transpose_b=True)),
+        (metalmm.UnsupportedError, "it ends in swiglu", lambda: fused("gemv_nt_thread/c4_tg32", a, w[:2])),
+        (metalmm.UnsupportedError, "there are 1 matrices B; it takes 2", lambda: metalmm.matmul("gemv_nt_thread/c4_tg32", a, w[0], transpose_b=True)),
         (metalmm.LayoutError, "another result overlap", lambda: fused("auto", a, w[:2], out=[same, same])),
         (metalmm.LayoutError, "another result overlap", lambda: fused("auto", device.array(a), [device.array(x) for x in w[:2]], out=[(on := device.empty((1, 8))), on])),
         (metalmm.LayoutError, "matrices that overlap", lambda: fused("auto", np.ones((2, 1, 32), np.float16), w[:2], out=[np.lib.stride_tricks.as_strided(np.zeros(64, np.float16), (2, 1, 8), (8, 16, 2)), np.zeros((2, 1, 8), np.float16)])),
@@ -250,7 +250,7 @@ def test_wrong_fused_calls_are_refused(device: metalmm.Device) -> None:
     ]:  # fmt: skip
         with pytest.raises(error, match=text):
             call()
-    check_fused(metalmm.variants(family="fused")[1], a, w[:2], None, device)
+    check_fused(manifest.get("gemv_nt/l8_d7_x_tg320"), a, w[:2], None, device)
 
 
 def test_specs_of_stored_and_fused() -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import metalmm
 import pytest
 from metalmm import modules, pipelines
+from support import coverage
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.pages import Pages
-from support.rows import SOURCES, Row, What, array, debug_array, is_wanted, known
+from support.rows import SOURCES, Row, What, array, debug_array, known
 
 modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kernels" in source.name  # which are ours but for a line
-TENSOR_CORES = [v for v in metalmm.variants() if v.params.get("mma") and is_wanted(v)] if DEVICE == "cpu" else []
+TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
 
 
 _ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "wide_row", "debug_row")
@@ -48,7 +49,9 @@ def _on_cpu() -> dict[str, metalmm.Variant]:
 
 def _runnable(row: Row) -> Row:
     """Of one that tensor cores alone run, the same on a stand-in for them."""
-    return replace(row, variant=_on_cpu()[row.variant]) if DEVICE == "cpu" and row.variant.params.get("mma") else row
+    if DEVICE != "cpu" or not row.variant.params.get("mma"):
+        return row
+    return replace(row, variant=_on_cpu()[row.variant].of(row.variant.storage, row.variant.end))
 
 
 @functools.cache

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has 
 def early() -> Iterator[metalmm.Variant]:
     """Of each strategy, each format, each end and each way through its kernel."""
     have = set[tuple[Any, ...]]()
-    for v in metalmm.variants():
+    for v in (kind for known in metalmm.variants() for kind in known.kinds()):
         if not v.source or v.storage not in ("dense", "q8_0", "affine4"):
             continue
         ways = {

@@ -16,6 +16,7 @@ from metalmm.errors import CompileError
 from metalmm.kernel_source import KernelText
 from metalmm.msl.program import Program
 from support.here import ALL_OF_IT, ROOT
+from support.rows import kinds
 
 try:
     nvrtc.find()
@@ -35,10 +36,8 @@ def instances() -> Iterator[tuple[Path, str, int]]:
     turns for 9.0 and 8.0. With METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
     ways = set[tuple[object, ...]]()
-    for v in (*metalmm.variants(), *metalmm.variants(enabled=False)):
-        if not v.kernel:
-            continue
-        way = (v.kernel, v.swiglu, v.params.get("mma"))
+    for v in kinds(metalmm.variants()):
+        way = (v.kernel, v.storage == "dense", v.swiglu, v.params.get("mma"))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
         found = [(of_first_type[-1], 80 if len(ways) % 2 else 90)] if way not in ways else []

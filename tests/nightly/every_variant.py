@@ -42,7 +42,12 @@ def main() -> int:
     if args.compile:
         capability = int(device.info["compute_capability"])
         jobs = {
-            (row.variant.assemble(row.specialization), str(row.variant.source), kernel_source.host_name(row.variant), capability): None
+            (
+                row.variant.assemble(row.specialization),
+                str(row.variant.source),
+                kernel_source.host_name(row.variant.instance(row.specialization)),
+                capability,
+            ): None
             for row in rows
         }
         with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

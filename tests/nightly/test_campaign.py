@@ -5,9 +5,11 @@ METALMM_CAMPAIGN=1200 python -m pytest -n 2 tests/nightly/test_campaign.py -s
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
+from collections import defaultdict
 from typing import Any
 
 import metalmm
@@ -21,8 +23,16 @@ from support.rows import Row, _choices, known
 SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
 
 
+@functools.cache
+def by_kernel() -> dict[tuple[str, str], list[metalmm.Variant]]:
+    found = defaultdict[tuple[str, str], list[metalmm.Variant]](list)
+    for v in known():
+        found[v.kernel, v.storage].append(v)
+    return found
+
+
 def drawn_call(rng: random.Random, compiler: str) -> Any:
-    v = rng.choice(known())
+    v = rng.choice(rng.choice(list(by_kernel().values())))
     row = Row(v, rng.choice(v.types), rng.choice(v.supports["layouts"]), rng.choice(_choices(v)), compiler)
     least, most = size_limits(v, "m")
     size = lambda: rng.choice((rng.randint(1, 40), rng.randint(41, 700), rng.randint(1, 9) * 32))  # noqa: E731

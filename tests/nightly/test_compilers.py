@@ -35,7 +35,7 @@ def test_results(compiled: metalmm.Device) -> None:
 
 def test_the_epilogue_of_mps(compiled: metalmm.Device) -> None:
     v = next(v for v in metalmm.variants() if v.source.name == "mps_epilogue.metal")
-    kernel = compiled.compile(v.assemble(0)).kernel(kernel_source.host_name(v))
+    kernel = compiled.compile(v.assemble(0)).kernel(kernel_source.host_name(v.instance(0)))
     rng, n = np.random.default_rng(7), 133
     ab, bias, out = rng.standard_normal(n).astype(np.float32), rng.standard_normal(n).astype(np.float16), np.zeros(n, np.float16)
     params = np.array([1, n, 4, 1, 4, n, 0, n, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0xFF], np.uint32)

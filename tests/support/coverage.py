@@ -5,14 +5,14 @@ from __future__ import annotations
 import metalmm
 
 from .here import COMPILERS, ROOT
-from .rows import What, array, debug_array, is_wanted, known
+from .rows import What, array, debug_array, kinds, known
 
 README = ROOT / "README.md"
 
 
 def tensor_cores() -> list[metalmm.Variant]:
     """What device cuda alone runs; the CPU suite compiles it with a stand-in for tensor cores."""
-    return [v for v in metalmm.variants() if v.params.get("mma") and is_wanted(v)]
+    return kinds([v for v in metalmm.variants() if v.params.get("mma")])
 
 
 def sentence() -> str:
@@ -22,6 +22,6 @@ def sentence() -> str:
     kinds = {What.of(v) for v in variants}
     by = " and ".join(f"{sum(row.compiler == c for row in rows)} by {c}" for c in COMPILERS)
     return (
-        f"`make test` compiles {len(rows)} kernels, {by}: each of {len(kinds)} combinations of strategy, weight format, end and tensor cores,"
-        f" each of {len(variants)} ids. It checks {len(debug)} more in debug mode. `make test-all` takes every instance."
+        f"`make test` compiles {len(rows)} kernels, {by}: each of {len(kinds)} combinations of kernel, weight format, end and tensor cores,"
+        f" each of {len({*variants})} ids. It checks {len(debug)} more in debug mode. `make test-all` takes every instance."
     )

@@ -56,9 +56,9 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 OCTETS, COLUMNS, ROWS = (
-    "m1_optimized_v7/nt_octet_c2_s4_d1_tg128",
-    "m1_optimized_v7/nt_l8_c1_s7_d2_tg224",
-    "m1_optimized_v7/nn_octet_o2_d4_tg512",
+    "gemv_nt_octet/c2_s4_tg128",
+    "gemv_nt/l8_s7_d2_tg224",
+    "gemv_nn_octet/o2_d4_tg512",
 )
 
 

@@ -20,7 +20,7 @@ QUICK = ["--least-time", "0", "--most-time", "0.02"]
 SMALL = ["--spec", "n=64 k=64 nt calls=24", "--spec", "m=1 n=96 k=33 nn bias calls=2"]
 
 
-FEW = ["--backends", "gemv,m1_optimized,m1_optimized_v6"]
+FEW = ["--backends", "gemv,m1_optimized,gemv_nt_vec4"]
 
 
 def bench(*arguments: str, name: str = "run.json") -> tuple[int, Any]:

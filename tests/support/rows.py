@@ -1,6 +1,6 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each strategy by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
+`array()` has each kernel by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
 fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
 that an id has is there. So is each pair of alignment by operand type and alignment by format of a strategy.
 """
@@ -12,12 +12,12 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import metalmm
-from metalmm import _core, kernel_source, manifest
-from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS
+from metalmm import kernel_source, manifest
+from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, specialization_of
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
 
@@ -26,43 +26,46 @@ ALIGNMENTS = SPECIALIZATIONS[2:]  # ta and tb are the layout's
 
 @dataclass(frozen=True)
 class What:
-    """What a kernel computes: a strategy with what the operands say."""
+    """What a kernel computes: a template with what the operands say. Two and three matrices have one kernel."""
 
-    strategy: str
+    kernel: str
     storage: str
-    weights: int
-    swiglu: bool
+    end: str
     tensor_cores: bool
 
     @staticmethod
     def of(v: metalmm.Variant) -> What:
-        return What(v.kernel, v.storage, v.weights, v.swiglu, bool(v.params.get("mma")))
+        return What(v.kernel, v.storage, v.end.replace("3", "2"), bool(v.params.get("mma")))
 
     def pairs(self) -> set[tuple[Any, ...]]:
-        """The strategy with each of the others."""
-        return {(self.strategy, "storage", self.storage), (self.strategy, self.weights, self.swiglu), (self.strategy, self.tensor_cores)}
+        """The kernel with each of the others."""
+        return {(self.kernel, "storage", self.storage), (self.kernel, self.end), (self.kernel, self.tensor_cores)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """An instance of a variant that is compiled: with which alignments, for which type and layout, by which compiler."""
+    """An instance of a variant that is compiled: for which B, alignments, type and layout, by which compiler."""
 
-    variant: metalmm.Variant
+    variant: metalmm.Variant  # of one kind
     dtype: str
     layout: str
     alignments: frozenset[str]  # that are given, of free_alignments()
     compiler: str
     debug: bool = False
+    b: tuple[str, str] = field(init=False)  # a variant's kinds are equal, as its id is
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "b", (self.variant.storage, self.variant.end))
 
     @property
     def specialization(self) -> int:
-        layout = LAYOUTS.index(self.layout)
         bits = sum(1 << SPECIALIZATIONS.index(name) for name in self.alignments)
-        return OPERAND_TYPES.index(self.dtype) << _core._TYPE_SHIFT | bits | layout
+        return specialization_of(self.dtype, self.layout, self.variant.storage, self.variant.end) | bits
 
     def __str__(self) -> str:
         given = "+".join(sorted(self.alignments)) or "plain"
-        return f"{self.variant}-{self.dtype}-{self.layout}-{given}-{self.compiler}{'-debug' if self.debug else ''}"
+        b = f"-{self.variant.storage}" * (self.variant.storage != "dense") + f"-{self.variant.end}" * (self.variant.end != "1")
+        return f"{self.variant}{b}-{self.dtype}-{self.layout}-{given}-{self.compiler}{'-debug' if self.debug else ''}"
 
 
 def free_alignments(v: metalmm.Variant) -> list[str]:
@@ -101,8 +104,13 @@ def is_wanted(v: metalmm.Variant) -> bool:
 
 
 def known() -> list[metalmm.Variant]:
-    """Every variant with a kernel of ours that the device runs."""
-    return [v for v in metalmm.variants(device=metalmm.default_device()) if v.kernel and not v.library and is_wanted(v)]
+    """Every variant with a kernel of ours that the device runs, for each B that it takes."""
+    return kinds(metalmm.variants(device=metalmm.default_device()))
+
+
+def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
+    """Of those with a kernel of ours, for each B that they take."""
+    return [kind for v in variants if v.kernel and not v.library for kind in v.kinds() if is_wanted(kind)]
 
 
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
@@ -126,6 +134,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
         if v not in have:
+            have.add(v)
             layouts = v.supports["layouts"]  # all alignments are given where a model's shapes have them
             rows[Row(v, v.types[0], layouts[next(turn) % len(layouts)], _choices(v)[0], quickest)] = None
     return list(rows) + _pairs(list(rows))

@@ -7,7 +7,7 @@ import itertools
 import metalmm
 import pytest
 from metalmm import _core
-from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS
+from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, type_of
 
 SIZES = [(1, 8, 8), (3, 5, 7), (16, 48, 32), (24, 40, 48), (32, 64, 96), (128, 130, 64), (2, 128, 1040), (6, 12, 20)]
 
@@ -38,11 +38,9 @@ def expected(v: metalmm.Variant, spec: metalmm.MatmulSpec) -> set[str]:
     return {name for name, holds in found.items() if holds and name in v.template and name not in v.params}
 
 
-@pytest.mark.parametrize("storage", sorted({v.storage for v in metalmm.variants()}))
+@pytest.mark.parametrize("storage", STORAGES)
 def test_an_instance_is_for_what_sizes_and_layouts_say(storage: str) -> None:
-    for v in metalmm.variants():
-        if v.storage != storage or not v.kernel:
-            continue
+    for v in filter(None, (v.of(storage, "1") for v in metalmm.variants() if v.kernel)):
         for (m, n, k), layout, batch in itertools.product(SIZES, v.supports["layouts"], (1, 3)):
             turned = {"transpose_a": layout[0] == "t", "transpose_b": layout[1] == "t"}
             stored = {} if storage == "dense" else {"b_storage": storage}
@@ -51,4 +49,4 @@ def test_an_instance_is_for_what_sizes_and_layouts_say(storage: str) -> None:
             names = {name for i, name in enumerate(SPECIALIZATIONS) if bits >> i & 1}
             assert names - {"ta", "tb"} == expected(v, spec), (v, spec)
             assert bits & 3 == LAYOUTS.index(layout)
-            assert OPERAND_TYPES[bits >> _core._TYPE_SHIFT] == "float16"
+            assert OPERAND_TYPES[type_of(bits)] == "float16"

@@ -14,7 +14,7 @@ from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
 from ..msl.program import Argument
-from .protocol import Device
+from .protocol import Device, Preferred, Winner
 
 
 class Options(TypedDict, total=False):
@@ -53,37 +53,15 @@ class _Cpu:
         "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."
     )
 
-    winners: Sequence[tuple[str, int, int, str]] = ()
-    preferred: Sequence[str] = (
-        "m1_optimized_v6/nt_wide_c7_tg32",
-        "m1_optimized_v6/nn_wide_w32_s8_tg32",
-        "blas/baseline",
-        "small_m/nt_c4_s1_tg128",
-        "small_m/nn_w4_s4_tg128",
-        "gemm_tiled/baseline",
-        "q8/nk_wide_c4_tg32",
-        "q8/canonical_wide_c4_tg32",
-        "q8/nk_fused2_wide_c4_tg32",
-        "q8/nk_fused3_wide_c4_tg32",
-        "q8/nk_swiglu_wide_c4_tg32",
-        "q4/nk_wide_c4_tg32",
-        "q4/canonical_wide_c4_tg32",
-        "q4/nk_fused2_wide_c4_tg32",
-        "q4/nk_fused3_wide_c4_tg32",
-        "q4/nk_swiglu_wide_c4_tg32",
-        "affine/a8_nk_wide_c4_tg32",
-        "affine/a8_canonical_wide_c4_tg32",
-        "affine/a8_nk_fused2_wide_c4_tg32",
-        "affine/a8_nk_fused3_wide_c4_tg32",
-        "affine/a8_nk_swiglu_wide_c4_tg32",
-        "affine/a4_nk_wide_c4_tg32",
-        "affine/a4_canonical_wide_c4_tg32",
-        "affine/a4_nk_fused2_wide_c4_tg32",
-        "affine/a4_nk_fused3_wide_c4_tg32",
-        "affine/a4_nk_swiglu_wide_c4_tg32",
-        "fused/nt_fused2_wide_c4_tg32",
-        "fused/nt_fused3_wide_c4_tg32",
-        "fused/nt_swiglu_wide_c4_tg32",
+    winners: Sequence[Winner] = ()
+    preferred: Sequence[Preferred] = (
+        ("dense", "1", "gemv_nt_thread/c7_tg32"),
+        ("", "", "gemv_nt_thread/c4_tg32"),
+        ("", "", "gemv_nn_thread/q2_s8_tg32"),
+        ("", "", "blas/baseline"),
+        ("", "", "gemv_nt_vec4/r8_c4_tg128"),
+        ("", "", "gemv_nn/r8_w4_s4_tg128"),
+        ("", "", "gemm_tiled/baseline"),
     )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:

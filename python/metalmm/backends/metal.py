@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from .. import _core, cache
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-from .protocol import Device
+from .protocol import Device, Preferred, Winner
 
 
 class Options(TypedDict, total=False):
@@ -72,20 +72,28 @@ class _Metal:
     note = ""
 
     # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them.
-    winners: Sequence[tuple[str, int, int, str]] = (
-        ("nt", 9728, 896, "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128"),
-        ("nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
-        ("nt", 896, 896, "mps/baseline"),
-        ("nn", 1152, 896, "mps/baseline"),
-        ("nt", 151936, 896, "m1_optimized_v2/nt_bn64_col_bk64_tg128"),
+    winners: Sequence[Winner] = (
+        ("dense", "nt", 9728, 896, "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128"),
+        ("dense", "nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
+        ("dense", "nt", 896, 896, "mps/baseline"),
+        ("dense", "nn", 1152, 896, "mps/baseline"),
+        ("dense", "nt", 151936, 896, "m1_optimized_v2/nt_bn64_col_bk64_tg128"),
     )
-    preferred: Sequence[str] = (
-        "m1_optimized_v6/nt_simd_c4_s1_tg128",
-        "m1_optimized_v6/nn_w4_s8_tg256",
-        "small_m/nt_c4_s1_tg128",
-        "small_m/nn_w4_s4_tg128",
-        "mps/baseline",
-        "gemm_tiled/baseline",
+    preferred: Sequence[Preferred] = (
+        ("", "", "gemv_nt_vec4/c4_tg128"),
+        ("", "", "gemv_nn/w4_s8_tg256"),
+        ("", "", "gemv_nt_vec4/r8_c4_tg128"),
+        ("", "", "gemv_nn/r8_w4_s4_tg128"),
+        ("", "", "mps/baseline"),
+        ("", "", "gemm_tiled/baseline"),
+        ("q4_0", "1", "gemv_nt/l4_c2_d7_x_tg128"),
+        ("affine4", "1", "gemv_nt/l4_d7_x_tg32"),
+        ("q8_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),
+        ("q4_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),
+        ("dense", "2", "gemv_nt/l16_d7_x_tg128"),
+        ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
+        ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
+        ("", "3", "gemv_nt/l4_s7_tg448"),
     )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
+Winner = tuple[str, str, int, int, str]  # B's storage whatever its group, layout, n, k, variant
+Preferred = tuple[str, str, str]  # B's storage and how many matrices or swiglu, "" for any; variant
+
 
 class Device(Protocol):
     """A :class:`metalmm.Device`."""
@@ -37,7 +40,7 @@ class Backend(Protocol):
         ends_processes: Whether a kernel that goes astray may end its process, or all work of it.
         together: How many kernels code_together takes at most.
         note: What a reader of its times must know.
-        winners: What was measured best on such a device, as (layout, n, k, variant) of m=1 in float16.
+        winners: What was measured best on such a device, of one matrix in float16 with the least m that the variant takes.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
     """
 
@@ -50,8 +53,8 @@ class Backend(Protocol):
     ends_processes: bool
     together: int
     note: str
-    winners: Sequence[tuple[str, int, int, str]]
-    preferred: Sequence[str]
+    winners: Sequence[Winner]
+    preferred: Sequence[Preferred]
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""

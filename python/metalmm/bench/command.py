@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import Device, Variant, _core, backends, files, manifest, terminal, variants
 from ..errors import Error
-from ..variant import kind_of
+from ..variant import end_of, kind_of
 from . import check, page, report, results, runner, sizes
 from .copy import measured_copy
 from .results import Run
@@ -142,7 +142,7 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
     for shape in shapes:
         chosen = []
         for v in candidates:
-            if (v.storage, v.weights, v.swiglu) != (kind_of(shape.storage), 1 + len(shape.also_n), shape.swiglu):
+            if not v.of(kind_of(shape.storage), end_of(shape.also_n, shape.swiglu)):
                 continue  # of another operation
             why = v.unavailable(device) or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:

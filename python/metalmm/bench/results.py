@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import old_ids
 from ..files import FileError, read_json
 from .report import Result, tags
 from .runner import ShapeRun
@@ -169,14 +170,22 @@ def _shape_from(data: Mapping[str, Any]) -> ShapeRun:
     twin = _result_from(data["twin"]) if data["twin"] else None
     found = [_result_from(r) for r in data["results"]]
     copies, rounds, drift = int(data["weight_copies"]), int(data["rounds"]), float(data["drift"])
-    return ShapeRun(Shape.from_json(data["shape"]), found, twin, copies, data["baseline"], rounds, drift)
+    return ShapeRun(
+        Shape.from_json(data["shape"]),
+        found,
+        twin,
+        copies,
+        data["baseline"] and old_ids.read(data["baseline"], "the result file"),
+        rounds,
+        drift,
+    )
 
 
 def _result_from(data: Mapping[str, Any]) -> Result:
     names = ("wrong", "failed", "unlikely", "stopped", "checked")
     abs_rel = [math.inf if data[key] is None else float(data[key]) for key in ("max_abs", "max_rel")]
     gpu, cpu = [None if g is None else float(g) for g in data["gpu_ms"]], [float(c) for c in data["cpu_ms"]]
-    found = Result(gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=str(data["variant"]))
+    found = Result(gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=old_ids.read(str(data["variant"]), "the result file"))
     for name in names:
         setattr(found, name, str(data[name]))
     found.kernel_sha256 = data["kernel_sha256"]

@@ -29,6 +29,7 @@ from .. import (
     backends,
     manifest,
     numerics,
+    old_ids,
     pipelines,
     quantized,
     variants,
@@ -479,10 +480,10 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
         return None
     if "/" in shape.orig_backend:  # of our own trace, which says the variant
         with contextlib.suppress(Error):
-            v = manifest.get(shape.orig_backend)
+            v = manifest.get(old_ids.read(shape.orig_backend, "the sizes"))
             if v.runs_on(device) and not v.lacks(shape.spec):
                 return str(v)
-    ours = "q8" if shape.storage.startswith("q8_0") else shape.orig_backend.split("/")[0]  # an engine's own kernels have other names
+    ours = "gemv_nt" if shape.storage != "dense" else shape.orig_backend.split("/")[0]  # an engine's own kernels have other names
     for family in (ours, "blas"):
         found = [v for v in variants(shape.spec, device=device) if v.family == family and shape.layout in v.baseline]
         if found:

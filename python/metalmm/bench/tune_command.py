@@ -1,4 +1,4 @@
-"""``metalmm tune``: measures the variants on each shape and keeps the choice for "auto"; with --search parameters that no id has, too."""
+"""``metalmm tune``: measures the variants on each shape and keeps the choice for "auto"; with --search points that do not ship, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--warm", dest="cold", action="store_false", help="one copy of the weights; default: cold ones, as a step finds them"
     )
     parser.add_argument("-o", "--output", type=Path, help="the tuning file; default: $METALMM_TUNING, else the one that 'auto' reads")
-    parser.add_argument("--search", action="store_true", help="also try parameters that no id has")
+    parser.add_argument("--search", action="store_true", help="also try points of the strategies that do not ship")
     parser.add_argument("--budget", type=int, default=32, help="candidates of a shape that --search measures (32)")
     parser.set_defaults(run=main)
 
@@ -51,13 +51,13 @@ def main(args: argparse.Namespace) -> int:
             if args.search:
                 paths = [manifest.BUILTIN, *(p.resolve() for p in args.manifest)]
                 for shape, ids in work:
-                    kernels = {v.kernel for v in ids} if args.backends else None
+                    families = {v.family for v in ids} if args.backends else None
                     copies = runner.cold_copies(shape, device) if args.cold else 1
                     one = search.search(
-                        device, shape, paths, ids, kernels, budget=args.budget, rule=rule, copies=copies, seed=args.seed, progress=progress
+                        device, shape, paths, ids, families, budget=args.budget, rule=rule, copies=copies, seed=args.seed, progress=progress
                     )
                     searched.append(one)
-                    run.shapes.append(_ids_alone(one))
+                    run.shapes.append(one.last)
                     tuning.write(path, tuning.device_key(device), _choices(run, run.shapes[-1:]))
             else:
                 for done in command.measure(device, work, rule, run, args, progress):
@@ -81,13 +81,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"metalmm tune: interrupted; the choices of {len(choices)} of {run.planned} shapes are in {path}", file=sys.stderr)
         return 130
     return 1 if run.bad() else 0
-
-
-def _ids_alone(one: search.Found) -> ShapeRun:
-    """The last comparison without the candidates that have no id."""
-    kept = [r for r in one.last.results if r.variant not in one.names]
-    twin = one.last.twin if one.last.twin and one.last.twin.variant not in one.names else None
-    return ShapeRun(one.shape, kept, twin, one.last.copies, one.last.baseline)
 
 
 def _choices(run: results.Run, shapes: list[ShapeRun]) -> list[tuning.Choice]:
@@ -131,32 +124,22 @@ def _show_search(one: search.Found) -> None:
         f"{one.shape.short}: {len(one.tried)} candidates, {len(measured)} measured, {len(failed)} not{': ' if failed else ''}{'; '.join(sorted(set(failed)))[:300]}",
         "bold",
     )
-    d = decide(one.last)
-    if d is None:
-        return
-    ids = [r for r in one.last.results if r.variant not in one.names and r.is_right and not r.stopped]
-    best_id = min(ids, key=lambda r: sorted(r.times)[len(r.times) // 2], default=None)
-    median = best_id.median() if best_id else None
-    for name, candidate in one.names.items():
-        r = next(r for r in one.last.results if r.variant == name)
+    ships = [r for r in one.last.results if manifest.get(r.variant).is_listed and r.is_right and not r.stopped]
+    best = min(ships, key=lambda r: sorted(r.times)[len(r.times) // 2], default=None)
+    median = best.median() if best else None
+    for r in one.last.results:
         m = r.median()
-        if m and r.is_right and not r.stopped:
-            against = f", {m.value / median.value - 1:+.1%} of {best_id.variant}" if median and best_id else ""
+        if r.variant in one.best and m and r.is_right and not r.stopped:
+            against = f", {m.value / median.value - 1:+.1%} of {best.variant}" if median and best else ""
             tie = " (a tie)" if median and abs(m.value / median.value - 1) <= one.last.noise else ""
-            terminal.say(f"  {report.ms(m.value)}{against}{tie}: {candidate.row()}")
-    terminal.say(
-        "  percentages are of the best id's time; a row goes under [families.NAME.variants] of a manifest whose [kernels] table is the one that it names"
-    )
+            terminal.say(f"  {report.ms(m.value)}{against}{tie}: {r.variant}")
+    terminal.say("  percentages are of the time of the best variant that ships")
 
 
 def _search_json(one: search.Found) -> dict[str, Any]:
+    medians = {r.variant: m.value for r in one.last.results if (m := r.median())}
     return {
         "shape": one.shape.as_json(),
-        "tried": [{"kernel": c.kernel, "values": dict(c.values), "row": c.row(), "ms": t, "why": why} for c, t, why in one.tried],
-        "finalists": [{"row": c.row(), "median_ms": _median(one, name)} for name, c in one.names.items()],
+        "tried": [{"variant": c.id, "ms": t, "why": why} for c, t, why in one.tried],
+        "finalists": [{"variant": name, "median_ms": medians.get(name)} for name in one.best],
     }
-
-
-def _median(one: search.Found, name: str) -> float | None:
-    median = next(r for r in one.last.results if r.variant == name).median()
-    return median.value if median else None

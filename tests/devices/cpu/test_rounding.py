@@ -5,7 +5,7 @@ from __future__ import annotations
 import metalmm
 import numpy as np
 import pytest
-from support.changed import changed_kernels
+from metalmm import manifest
 from support.operands import draw
 from support.rows import Row
 
@@ -66,8 +66,6 @@ def test_an_indexed_conditional() -> None:
 @pytest.mark.usefixtures("every_compiler")
 def test_two_columns_of_two_matrices() -> None:
     """Of which clang 14 made a switch to another lane the wrong way round (csrc/msl/runtime/fiber.h)."""
-    first = "\nnk_swiglu_l4_c1_s4_d2_x_tg256 = {"
-    other = '\ntwo_by_two = { kernel = "fused_columns", weights = 2, swiglu = true, lanes = 4, columns = 2, split = 4, depth = 2, threads = 128 }'
-    v = changed_kernels("pairs_", ("variants.toml", first, other + first))["q4/two_by_two"]
+    v = manifest.get("gemv_nt/l4_c2_s4_d2_tg128").of("q4_0", "swiglu")
     with metalmm.Device("cpu") as device:
         draw(Row(v, "float16", "nt", frozenset({"vec8"}), "-"), 1, 9, 192).check(device)

@@ -256,7 +256,7 @@ def test_a_sample_is_a_share_of_whole_rounds_of_the_copies(copies: int, device: 
     monkeypatch.setattr(device.backend, "replays", 4)
     inputs = runner.Inputs(device, sizes.from_specs(["n=64 k=64 nt"]).shapes[0], 0, copies)
     turns = runner._Turns(device, inputs, runner.Rule(fixed=1))
-    v = manifest.get("m1_optimized_v6/nt_simd_c4_s1_tg64")
+    v = manifest.get("gemv_nt_vec4/c4_tg64")
     one = runner._Contender(str(v), [inputs.prepare(device, v, w) for w in inputs.weights])
     added: list[Any] = []
 
@@ -340,7 +340,7 @@ def test_torch_on_the_gpu(device: metalmm.Device) -> None:
             x, w = torch.randn(1, 896, dtype=torch.float16, device="cuda"), torch.randn(9728, 896, dtype=torch.float16, device="cuda")
             w *= 2  # on torch's stream, and not waited for
             out = torch.full((1, 9728), torch.nan, dtype=torch.float16, device="cuda")
-            assert metalmm.matmul("m1_optimized_v7/nt_octet_c2_s1_d4_tg128", x, w, transpose_b=True, out=out, device=device) is out
+            assert metalmm.matmul("gemv_nt_octet/c2_d4_tg128", x, w, transpose_b=True, out=out, device=device) is out
             assert torch.allclose(out.float(), x.float() @ w.float().T, atol=0.5, rtol=0.01)
         array = device.array(w)
         assert torch.equal(torch.from_dlpack(array), w) and torch.from_dlpack(array).data_ptr() == array.device_address

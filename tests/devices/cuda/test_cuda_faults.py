@@ -386,7 +386,7 @@ def test_arrays_of_other_libraries_on_the_gpu_are_taken_where_they_lie(device: m
     a, b, out = half(1, 96), half(40, 96, seed=1), OfAnother(device.empty((1, 40)))
     x, w = OfAnother(device.array(a)), OfAnother(device.array(b))
     before = device.counters["allocations"]
-    assert metalmm.matmul("m1_optimized_v6/nt_simd_c4_s1_tg64", x, w, transpose_b=True, out=out, device=device) is out
+    assert metalmm.matmul("gemv_nt_vec4/c4_tg64", x, w, transpose_b=True, out=out, device=device) is out
     assert device.counters["allocations"] == before, "nothing was copied"
     right(out.array, a, b, transpose_b=True)
     assert x.asked["stream"] not in (None, 0, -1), "what wrote it is waited for on our stream"

@@ -1,0 +1,54 @@
+"""Ids that variants had while they said what B is, too: what files of that time mean by them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import cache
+
+# In their order; the first that fits. A rule's last part is a point of a strategy, but for parameters at their default.
+_RULES = [
+    (r"m1_optimized_v6/nt_simd_(.+)", r"gemv_nt_vec4/\1"),
+    (r"m1_optimized_v6/nt_wide_(.+)", r"gemv_nt_thread/\1"),
+    (r"m1_optimized_v6/nn_wide_w32_(.+)", r"gemv_nn_thread/q2_\1"),
+    (r"m1_optimized_v6/nn_(.+)", r"gemv_nn/\1"),
+    (r"m1_optimized_v6/nt_(bn\d+)_col_((?:pipelined_)?)(bk\d+)_(tg\d+)", r"gemv_columns/\1_\3_vec4_\2\4"),
+    (r"m1_optimized_v7/nt_octet_(.+)", r"gemv_nt_octet/\1"),
+    (r"m1_optimized_v7/nt_(.+)", r"gemv_nt/\1"),
+    (r"m1_optimized_v7/nn_octet_(.+)", r"gemv_nn_octet/\1"),
+    (r"small_m/nt_octet_(r\d)_(.+)", r"gemv_nt_octet/\1_\2"),
+    (r"small_m/nt_tiles_(.+)", r"small_m/\1"),
+    (r"small_m/nt_(r.+)", r"gemv_nt/\1"),
+    (r"small_m/nt_(.+)", r"gemv_nt_vec4/r8_\1"),
+    (r"small_m/nn_(.+)", r"gemv_nn/r8_\1"),
+    (r"(?:q8|q4|affine)/.*_gemm_(.+)", r"gemm/\1"),
+    (r"(?:q8|q4|affine)/.*_tiles_mma_(.+)", r"small_m_mma/\1"),
+    (r"(?:q8|q4|affine)/.*_tiles_(.+)", r"small_m/\1"),
+    (r"(?:q8|q4|affine|fused)/.*_mma_l4_(.+)_x_(tg\d+)", r"gemv_nt_mma/\1_\2"),
+    (r"(?:q8|q4|affine|fused)/.*_wide_(.+)", r"gemv_nt_thread/\1"),
+    (r"(?:q8|q4|affine|fused)/.*?_((?:r\d_)?l\d.+)", r"gemv_nt/\1"),
+]
+
+
+def new_id(old: str) -> str:
+    """What a variant of that id is called now; empty where that was never one, or has none."""
+    for pattern, new in _RULES:
+        if re.fullmatch(pattern, old) and "_turns_" not in old:
+            family, _, name = re.sub(pattern, new, old).partition("/")
+            defaults = {
+                "gemv_nt": ("c1", "s1", "d1"),
+                "gemv_nt_octet": ("c1", "s1", "d1"),
+                "gemv_nn_octet": ("d1",),
+                "gemv_nt_vec4": ("s1",),
+            }
+            dropped = defaults.get(family.removesuffix("_mma"), ("s1", "d1") if family.startswith("small_m") else ())
+            return f"{family}/" + "_".join(word for word in name.split("_") if word not in dropped)
+    return ""
+
+
+@cache  # one warning for each
+def read(name: str, where: str) -> str:
+    """An id of a file: today's for an old one, with a warning."""
+    if new := new_id(name):
+        warnings.warn(f"{where}: {name} is called {new} now", UserWarning, stacklevel=2)
+    return new or name

@@ -1,0 +1,150 @@
+"""A strategy: a way to compute a product, and the names of all points of its parameters' space."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ManifestError
+from .expressions import holds
+
+_MOST = 1_000_000  # points of a search
+_SIZES = ("m", "n", "k", "batch")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A family of a manifest whose variants are named by rule.
+
+    Attributes:
+        path, family: The manifest, and its family there.
+        prefixes: Of each parameter, in the order of a name: its number's prefix, or the word of one that is true.
+        tables: For each kernel its table and the family's, with the parameters' defaults.
+        where: Conditions between parameters that every point keeps.
+        search, search_where: What `metalmm tune --search` tries: values of each parameter, and conditions between them and the sizes.
+        points: Names of those that ship.
+        reasons: Texts by name.
+    """
+
+    path: Path
+    family: str
+    prefixes: Mapping[str, str]
+    tables: Sequence[dict[str, Any]]
+    where: Sequence[str]
+    search: Mapping[str, Sequence[int]]
+    search_where: Sequence[str]
+    points: Sequence[str]
+    reasons: Mapping[str, Any]
+
+    @staticmethod
+    def read(path: Path, family: str, own: Mapping[str, Any], tables: Sequence[dict[str, Any]], reasons: Mapping[str, Any]) -> Strategy:
+        """Raises ManifestError."""
+
+        def fail(what: str) -> ManifestError:
+            return ManifestError(f"{path}: family {family}: {what}")
+
+        name, where, search, points = own["name"], own["where"] or [], own["search"] or {}, own["points"] or []
+        if not isinstance(name, dict) or not name or not all(isinstance(x, str) and x.isidentifier() for x in name.values()):
+            raise fail(f"name is {name!r}; it takes a table of parameters with the prefix of each")
+        if len(set(name.values())) < len(name):
+            raise fail(f"name is {name!r}; two parameters have one prefix")
+        if not isinstance(points, list) or not all(isinstance(x, str) for x in points):
+            raise fail(f"points is {points!r}; it takes a list of names")
+        if not isinstance(search, dict):
+            raise fail(f"search is {search!r}; it takes a table of parameters with lists of values")
+        conditions = [("where", where), ("search.where", search.get("where", []))]
+        sample = {key: 1 for key in (*name, "threads", *_SIZES)}
+        for key, found in conditions:
+            if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+                raise fail(f"{key} is {found!r}; it takes a list of conditions")
+            for condition in found:
+                try:
+                    holds(condition, {**{k: 1 for k, x in tables[0].items() if isinstance(x, int)}, **sample})
+                except ValueError:
+                    raise fail(
+                        f"{key} has {condition!r}; it takes comparisons of + - * // % of parameters"
+                        + (" and m, n, k, batch" if key != "where" else "")
+                    ) from None
+        values = {key: x for key, x in search.items() if key != "where"}
+        for key, choices in values.items():
+            if key not in name:
+                raise fail(f"search has '{key}', which is no parameter in a name; there are {', '.join(name)}")
+            if not isinstance(choices, list) or not choices or not all(isinstance(x, int) for x in choices):
+                raise fail(f"search.{key} is {choices!r}; it takes a list of whole numbers")
+        if (count := math.prod(map(len, values.values()))) > _MOST:
+            raise fail(f"search has {count} combinations; the limit is {_MOST}")
+        return Strategy(path, family, name, tables, where, values, search.get("where", []), points, reasons)
+
+    @property
+    def form(self) -> str:
+        """Of its names: N stands for a number."""
+        return "_".join(prefix if self._is_flag(key) else f"{prefix}N" for key, prefix in self.prefixes.items())
+
+    def name(self, values: Mapping[str, int]) -> str:
+        """Of a point. Parameters at their default are left out."""
+        words = []
+        for key, prefix in self.prefixes.items():
+            value, default = values.get(key, self._default(key)), self._default(key)
+            if value is not None and value != default:
+                words.append(prefix if self._is_flag(key) else f"{prefix}{int(value)}")
+        return "_".join(words)
+
+    def values(self, name: str) -> dict[str, int | bool]:
+        """The parameters that a name says. Raises ManifestError for a name that is none, or is not spelled as `name` spells it."""
+        found, left = dict[str, int | bool](), dict(self.prefixes)
+        for word in name.split("_"):
+            key = next((key for key, prefix in left.items() if self._reads(key, prefix, word)), None)
+            if key is None:
+                raise self._fail(name, f"it does not know '{word}'")
+            del left[key]
+            found[key] = True if self._is_flag(key) else int(word[len(self.prefixes[key]) :])
+        if missing := [f"{prefix}N ({key})" for key, prefix in left.items() if self._default(key) is None]:
+            raise self._fail(name, f"{missing[0]} is missing")
+        if (right := self.name(found)) != name:
+            raise self._fail(name, f"it is spelled '{right}'")
+        self.check(name, found)
+        return found
+
+    def check(self, name: str, values: Mapping[str, int]) -> None:
+        """Raises ManifestError where a condition does not hold."""
+        if broken := self._broken(self.where, values):
+            raise self._fail(name, f"{broken} does not hold")
+
+    def searched(self, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+        """The points that a search may try for a shape of those sizes."""
+        for chosen in itertools.product(*self.search.values()):
+            values = dict(zip(self.search, chosen, strict=True))
+            if not self._broken([*self.where, *self.search_where], {**sizes, **values}):
+                yield values
+
+    def _broken(self, conditions: Sequence[str], values: Mapping[str, int]) -> str:
+        fixed = {key: int(value) for key, value in self.tables[0].items() if isinstance(value, int)}
+        numbers = {**fixed, **{key: int(value) for key, value in values.items()}}
+        for condition in conditions:
+            try:
+                if holds(condition, numbers):
+                    continue
+            except ValueError:  # it divides by zero
+                pass
+            return condition
+        return ""
+
+    def _default(self, key: str) -> int | bool | None:
+        value = next((table[key] for table in self.tables if key in table), None)
+        return value if isinstance(value, int) else None
+
+    def _is_flag(self, key: str) -> bool:
+        return isinstance(self._default(key), bool)
+
+    def _reads(self, key: str, prefix: str, word: str) -> bool:
+        if self._is_flag(key):
+            return word == prefix
+        digits = word[len(prefix) :]
+        return word.startswith(prefix) and digits.isascii() and digits.isdecimal() and len(digits) < 10 and str(int(digits)) == digits
+
+    def _fail(self, name: str, what: str) -> ManifestError:
+        return ManifestError(f"'{self.family}/{name}': {what}; its names are {self.form}, what is at its default left out")
