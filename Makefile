@@ -81,12 +81,17 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+# Without isolation, so that a change compiles what it touches. The packages of .dev alone: with metalmm it would be built again.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+LISTED = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))$(1), sep="\n")'
 $(VENV)/.built: $(VENV)/.created $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(call LISTED,["build-system"]["requires"]) | $(PIP) -r /dev/stdin
+	command -v cmake >/dev/null && command -v ninja >/dev/null || $(PIP) cmake ninja
+	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation -e '.[test]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.built
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(call LISTED,["project"]["optional-dependencies"]["dev"]) | $(PIP) -r /dev/stdin
 	touch $@
 
 clean:

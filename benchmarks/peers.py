@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The five m=1 shapes of the profile, plain and with bias: the best of v6 and of the older families on this device against NumPy
+"""The five m=1 shapes of the profile, plain and with bias: the best of our strategies and of the harness's families on this device against NumPy
 float32, torch float16 and mlx float16 on the CPU, each where installed.
 
 Each library has its turn alone, in a process of its own: OpenBLAS's threads go on spinning after a call. Two tables:
@@ -166,8 +166,8 @@ def turn(library: str, shape: sizes.Shape, has_bias: bool, chosen: dict[str, lis
     screened: dict[str, list[float]] = {}
     if not chosen:
         screened = {v: [median(mine[v][:1], *SCREENING, places), median(mine[v], *SCREENING, places)] for v in mine}
-        for group in ("v6", "older"):
-            ids = [v for v in mine if v.startswith("m1_optimized_v6/") == (group == "v6")]
+        for group in ("ours", "older"):
+            ids = [v for v in mine if v.startswith("gemv_") == (group == "ours")]
             for table in (0, 1):
                 first = sorted(ids, key=lambda v: screened[v][table])[:FINALISTS]
                 if seconds := {v: both(mine[v])[table] for v in first}:
@@ -192,22 +192,22 @@ def quieter(before: list[Any] | None, now: list[Any], key: Callable[[Any], float
 def show(results: list[tuple[str, sizes.Shape, dict[str, Any], dict[str, Any]]], table: int) -> float:
     print(("hot: one array of weights, back to back", "cold: copies of the weights by turns")[table])
     print(
-        f"| m=1 shape | v6, ms (GB/s of half weights) | older, ms | {', '.join(f'{p}' for p in PEERS)}, ms | v6 against the fastest |\n"
+        f"| m=1 shape | ours, ms (GB/s of half weights) | harness, ms | {', '.join(f'{p}' for p in PEERS)}, ms | ours against the fastest |\n"
         + "|---" * 5
         + "|"
     )
     worst = float("inf")
     for title, shape, mine, peers in results:
-        (v6, seconds), older = mine["v6"][table], mine.get("older", [["", float("nan")]] * 2)[table][1]
+        (best, seconds), older = mine["ours"][table], mine.get("older", [["", float("nan")]] * 2)[table][1]
         theirs = [f"{peers[p][table] * 1e3:.3f}" if p in peers else "-" for p in PEERS]
         ratio = min(t[table] for t in peers.values()) / seconds
         worst = min(worst, ratio)
         rate = 2 * shape.n * shape.k / seconds / 1e9
-        print(f"| {title} | {seconds * 1e3:.3f} ({rate:.1f}) {v6.split('/')[1]} | {older * 1e3:.3f} | {', '.join(theirs)} | {ratio:.2f} |")
+        print(f"| {title} | {seconds * 1e3:.3f} ({rate:.1f}) {best} | {older * 1e3:.3f} | {', '.join(theirs)} | {ratio:.2f} |")
         if ARGS.all:
             for v, t in sorted(mine["screened"].items(), key=lambda item: item[1][table]):
                 print(f"    {v:56s} {t[table] * 1e3:9.3f} ms")
-    print(f"least ratio of v6 to the fastest peer: {worst:.2f}\n")
+    print(f"least ratio of ours to the fastest peer: {worst:.2f}\n")
     return worst
 
 

@@ -3,10 +3,9 @@
 
 Each contender is one recording in which weights take turns in copies, together past the last-level cache, every copy read once before the
 first comes again; all calls of a recording write one result, so that each waits for the one before it. On a GPU a recording has 48 calls or
-more, which share the cost of its start. A contender is the fastest of the variants of m1_optimized_v6, _v7, small_m and of the
-quantized and fused families that take the operation, each checked against float64 first, the best three measured by turns; it is then
-measured anew, by turns with what it is compared with. Of separate calls, which write a result each, every combination of the best three is
-measured, and the least counts. 256 copies at most: at n = 128 they stay in a large cache. The step: 24 layers of q-k-v, scores at 95
+more, which share the cost of its start. A contender is the fastest of the strategies' points that take the operation, each checked against
+float64 first, the best three measured by turns; it is then measured anew, by turns with what it is compared with. Of separate calls, which
+write a result each, every combination of the best three is measured, and the least counts. 256 copies at most: at n = 128 they stay in a large cache. The step: 24 layers of q-k-v, scores at 95
 positions, heads, o, gate and up, down, and the head of Qwen2.5-0.5B, each reading what the one before it wrote; attention stays float16.
 Its variants are those with which the step itself takes least: one shape after the other, twice, of the best twelve of each alone, then two
 that follow each other in a layer, of the best six of each, none twice as slow as its first (float16 has the most that are left out), then
@@ -32,13 +31,13 @@ from typing import Any
 
 import metalmm
 import numpy as np
-from metalmm import _core
+from metalmm import _core, manifest
 from metalmm.bench import runner, sizes
 from metalmm.bench.copy import measured_copy
 from metalmm.quantized import FORMATS, parts_of_storage
 from peers_cuda import CALLS, LAYERS, REPLAYS, activations, chain, medians, of_ours
 
-FAMILIES = ("m1_optimized_v6", "m1_optimized_v7", "small_m", "q8", "q4", "affine", "fused")
+FAMILIES = {s.family for s in manifest.strategies(manifest.BUILTIN)}
 STORAGES = ("dense", "q8_0", "q8_0:canonical", "affine8", "q4_0", "affine4")
 LAYER = ("n=1152 k=896 {s}", "batch=14 n=95 k=64 nt", "batch=14 n=64 k=95", "n=896 k=896 {s}", "n=9728 k=896 {s}", "n=896 k=4864 {s}")
 HEAD = "n=151936 k=896 {s}"
@@ -56,7 +55,7 @@ class Contender:
         self.shape, self.device = shape, device
         self.inputs = runner.Inputs(device, shape, 0, copies or max(3, min(256, runner.cold_copies(shape, device))))
         self.timed = dict[str, float]()  # microseconds, of a few replays
-        candidates = [v for v in metalmm.variants(shape.spec, device=device, enabled=True) if v.family in FAMILIES and "gemm" not in v]
+        candidates = [v for v in metalmm.variants(shape.spec, device=device, enabled=True) if v.family in FAMILIES and v.family != "gemm"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda v: _core._prepare_pipeline(device, v, shape.spec), candidates))
         for v in candidates:

@@ -98,3 +98,12 @@ def test_c_may_be_out(device: metalmm.Device) -> None:
     y = np.full((1, 8), 3, np.float16)
     metalmm.matmul("gemv/baseline", a, b, c=y, beta=1.0, out=y, device=device)
     np.testing.assert_array_equal(y, np.full((1, 8), 11))
+
+
+def test_a_point_that_does_not_ship_is_called_and_not_listed(device: metalmm.Device) -> None:
+    known = metalmm.variants()
+    assert "gemv_nt/l16_c3_d2_tg96" not in known
+    a = np.ones((1, 40), np.float16)
+    out = metalmm.matmul("gemv_nt/l16_c3_d2_tg96", a, np.ones((7, 40), np.float16), transpose_b=True, device=device)
+    np.testing.assert_array_equal(out, np.full((1, 7), 40.0, np.float16))
+    assert metalmm.variants() == known, "what was called is no choice of anyone's"
