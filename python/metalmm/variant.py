@@ -96,16 +96,16 @@ class Variant(str):
     manifest: Path
 
     # Of the first kernel, for the first B that it takes: all that there is of one that kinds() or of() gave.
-    source = property(lambda self: self.forms[0].source)
-    kernel = property(lambda self: self.forms[0].kernel)
-    template = property(lambda self: self.forms[0].template)
-    supports = property(lambda self: self.forms[0].supports)
-    without = property(lambda self: self.forms[0].without)
-    types = property(lambda self: self.forms[0].types)
-    storage = property(lambda self: self.forms[0].storages[0])
-    end = property(lambda self: self.forms[0].ends[0])
-    swiglu = property(lambda self: self.end == "swiglu")
-    weights = property(lambda self: 2 if self.swiglu else int(self.end))
+    source = property(lambda self: self.forms[0].source, doc="The first form's.")
+    kernel = property(lambda self: self.forms[0].kernel, doc="The first form's.")
+    template = property(lambda self: self.forms[0].template, doc="The first form's.")
+    supports = property(lambda self: self.forms[0].supports, doc="The first form's.")
+    without = property(lambda self: self.forms[0].without, doc="The first form's.")
+    types = property(lambda self: self.forms[0].types, doc="The first form's.")
+    storage = property(lambda self: self.forms[0].storages[0], doc="The first that the first form takes.")
+    end = property(lambda self: self.forms[0].ends[0], doc="The first that the first form takes.")
+    swiglu = property(lambda self: self.end == "swiglu", doc="Whether `end` is swiglu.")
+    weights = property(lambda self: 2 if self.swiglu else int(self.end), doc="How many matrices B `end` takes.")
 
     def kinds(self) -> list[Variant]:
         """Itself for each B that it takes: for one storage and one number of matrices each."""

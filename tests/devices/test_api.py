@@ -162,9 +162,9 @@ def test_variants_by_spec_family_and_state() -> None:
     assert {v.family for v in metalmm.variants(family="gemv")} == {"gemv"}
     assert not any(v.enabled for v in metalmm.variants(enabled=False))
     assert metalmm.variants(metalmm.MatmulSpec(m=3, n=4, k=5), device=metalmm.Device("cpu"), enabled=True)[:3] == [
-        "gemv/smalln",
-        "gemm_tiled/baseline",
         "gemv_nn/r8_w4_s4_tg128",
+        "gemm/bm32_bn32_bk32",
+        "gemv/smalln",
     ]
     with pytest.raises(metalmm.UnknownVariantError, match=r"no family 'gemw'; there are:.*gemv"):
         metalmm.variants(family="gemw")

@@ -50,7 +50,7 @@ def test_libraries_are_within_the_bound(row: Row, device: metalmm.Device) -> Non
 def test_one_row_families_refuse_more_rows(v: metalmm.Variant, device: metalmm.Device) -> None:
     transpose_b = "nt" in v.supports["layouts"]
     a, b = np.ones((2, 9), np.float16), np.ones((9, 9), np.float16)
-    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by .*(gemm_tiled/baseline|small_m/)"):
+    with pytest.raises(metalmm.UnsupportedError, match=r"m=2 is not 1; supported by .* and \d+ more"):
         metalmm.matmul(v, a, b, transpose_b=transpose_b, device=device)
 
 

@@ -50,8 +50,8 @@ def instances() -> Iterator[tuple[Path, str, int]]:
 
 @pytest.mark.parametrize(("source", "instance", "capability"), list(instances()), ids=lambda x: "" if isinstance(x, Path) else str(x))
 def test_an_instance_becomes_machine_code(source: Path, instance: str, capability: int) -> None:
-    text = KernelText(kernel_source.assemble(source, instance, "kernel"), str(source))
-    assert cuda.build(text, "kernel", {}, capability).read_bytes().startswith(b"\x7fELF")
+    text = KernelText(kernel_source.assemble(source, instance), str(source))
+    assert cuda.build(text, kernel_source.host_name(instance), {}, capability).read_bytes().startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "conformance" / "msl").glob("*.metal")), ids=lambda p: p.stem)
@@ -71,8 +71,10 @@ def test_the_compilers_words_point_into_the_file() -> None:
 def test_loads_are_as_wide_as_the_kernel_says() -> None:
     """16 bytes in one instruction, and nothing in local memory: what simd_octets is for."""
     source = kernel_source.KERNELS / "simd_octets.metal"
-    text = KernelText(kernel_source.assemble(source, "simd_octets<half, 1, 2, 1, 4, 128, true>", "kernel"), str(source))
-    lowered = cuda.cxx.lower(metalmm.compiler.preprocess(text.text, text.name, for_metal=True), "kernel", {}, compiler="nvrtc")
+    instance = "simd_octets<half, 1, 2, 1, 4, 128, true>"
+    text = KernelText(kernel_source.assemble(source, instance), str(source))
+    msl = metalmm.compiler.preprocess(text.text, text.name, for_metal=True)
+    lowered = cuda.cxx.lower(msl, kernel_source.host_name(instance), {}, compiler="nvrtc")
     ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
     ptx = ptx.partition(".entry")[2]
     assert ptx.count("ld.global.v4.u32") + ptx.count("ld.global.v2.u64") == 12  # 8 of B, 4 of A

@@ -67,8 +67,14 @@ def contiguous(row: Row, m: int, n: int, k: int, **options: Any) -> Call:
     """A call whose operands have no room between rows, at sizes that leave the instance its alignment."""
     m, n, k = fit(row, m, n, k)
     if row.alignments & {"vec", "vec8"}:
-        m, n = (-(-x // 8) * 8 if is_last else x for x, is_last in ((m, row.layout[0] == "t"), (n, row.layout[1] == "n")))
-        m, n, _ = fit(row, m, n, k)
+        step = 4 if "vec" in row.alignments else 8
+
+        def whole(x: int, tile: int, name: str) -> int:
+            x = -(-x // step) * step
+            return x + step if name in free_alignments(row.variant) and name not in row.alignments and x % tile == 0 else x
+
+        m = whole(m, row.variant.tile[0], "align_m") if row.layout[0] == "t" else m
+        n = whole(n, row.variant.tile[1] or 1, "align_n") if row.layout[1] == "n" else n
         k = with_rows_of(row, m, n, k, is_contiguous=True)
     call = draw(row, m, n, k, **options)
     call.a = np.ascontiguousarray(call.a)

@@ -368,9 +368,9 @@ def test_a_text_says_of_arguments_what_the_compiler_says(kernel: str, with_c: bo
 def test_types_of_arguments() -> None:
     found = {a.index: a.type for a in Program(compiler.preprocess(ARGUMENTS, "a.metal"), "a.metal").arguments("d_half")}
     assert (found[0], found[1]) == ("half", "vec < half , 4 >")
-    variants = [v for v in metalmm.variants() if v.kernel]
-    for v in {v.kernel: v for v in variants}.values():
-        found_all = Program(compiler.preprocess(v.assemble(0), "v"), "v").arguments(kernel_source.host_name(v.instance(0)))
+    for v in {v.kernel: v for u in metalmm.variants() for v in u.kinds() if v.kernel}.values():
+        first = next(v.specializations())
+        found_all = Program(compiler.preprocess(v.assemble(first), "v"), "v").arguments(kernel_source.host_name(v.instance(first)))
         if v.weights > 1:
             expected, written = [0, 1, 2, *range(4, 18)], (2, 9, 14)
         else:
