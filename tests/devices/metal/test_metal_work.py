@@ -84,18 +84,24 @@ def test_a_dropped_batch_that_fails_is_a_warning(device: metalmm.Device) -> None
 @needs_fake
 def test_what_a_failed_wait_held_is_let_go() -> None:
     device = metalmm.Device("metal")
-    metalmm.matmul(V, half(1, 16), half(16, 16), device=device)
+
+    def fail() -> None:
+        batch = device.batch()
+        batch.matmul(V, device.array(half(1, 16)), device.array(half(16, 16)))
+        batch.submit()
+        FAKE.inject("command_buffer_status")
+        with pytest.raises(metalmm.KernelError):
+            batch.wait()
+
+    fail()
     gc.collect()
     before = FAKE.live()
-    batch = device.batch()
-    batch.matmul(V, device.array(half(1, 16)), device.array(half(16, 16)))
-    batch.submit()
-    FAKE.inject("command_buffer_status")
-    with pytest.raises(metalmm.KernelError):
-        batch.wait()
-    del batch
+    for _ in range(8):
+        fail()
     gc.collect()
-    assert FAKE.live() == before
+    new = {name: count - before.get(name, 0) for name, count in FAKE.live().items()}
+    # A buffer that another thread gives back a moment late is made once more, and kept idle. What leaks is there eight times.
+    assert max(new.values()) < 4, new
 
 
 @needs_fake
