@@ -350,8 +350,8 @@ template <class T, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG, 
 
 // Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's. SWIGLU: each has the
 // same columns of two, and the result is silu(A B0 + bias0) * (A B1 + bias1).
-template <class T, int FORMAT, bool CANONICAL, bool WIDE, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH,
-          int TG, bool STAGED, bool MMA, bool WHOLE>
+template <class T, int FORMAT, bool CANONICAL, bool WIDE, bool SWIGLU, int ROWS, int LANES, int COLS, int SPLIT, int DEPTH, int TG,
+          bool STAGED, bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
     const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],

@@ -90,7 +90,7 @@ struct Variant {
 
   bool runs_on(const Device& device) const { return (device_bits & device.name_bit()) && missing(device).empty(); }
   std::string missing(const Device& device) const;  // the first of `needs` that the device lacks, or nothing
-  const Form* form(const MatmulSpec& spec) const;  // that takes its B, or null
+  const Form* form(const MatmulSpec& spec) const;   // that takes its B, or null
   bool supports(const MatmulSpec& spec) const;
   unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
   // Empty, or what this variant lacks for the operation, in words.
