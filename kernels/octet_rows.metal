@@ -61,6 +61,7 @@ template <class T, int ROWS, int OCTETS, int DEPTH, int TG>
   bool whole = count == 8 && (p.ldb | p.stride_b | p.vec_offset_b) % 8 == 0;
 
   static_assert(TG % WIDTH == 0, "a thread stores of one column");
+  static_assert(TG % 32 == 0 && 32 % OCTETS == 0, "a simdgroup's lanes have whole rows");
   uint own = group.x * WIDTH + tid % WIDTH;
   float added = tid < rows * WIDTH && own < p.n ? bias_of(bias, p, own) : 0.0f;
 

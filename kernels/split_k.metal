@@ -13,6 +13,7 @@ template <class T, int BN, int TG>
                                                                uint3 group [[threadgroup_position_in_grid]],
                                                                uint simdgroup [[simdgroup_index_in_threadgroup]],
                                                                uint lane [[thread_index_in_simdgroup]]) {
+  static_assert(TG % 32 == 0 && BN % 4 == 0 && BN <= 32, "whole simdgroups, vectors of 4 columns, a lane for each");
   constexpr uint SIMDGROUPS = TG / 32;
   threadgroup float4 partial[SIMDGROUPS][BN / 4];
   const device T* a = A + group.z * p.stride_a;

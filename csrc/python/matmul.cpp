@@ -187,8 +187,9 @@ const Variant& find_variant(nb::handle id) {
   if (!found && text && automatic().id == text) found = &automatic();
   if (!found) {
     std::string why = text_of(call_python(hooks().add_variant, id));
-    if (!why.empty() || !(found = registry().find(std::string(text, static_cast<size_t>(size)))))
-      throw Error(ErrorKind::unknown_variant, why);
+    if (why.empty() && text) found = registry().find(std::string(text, static_cast<size_t>(size)));
+    if (!found)
+      throw Error(ErrorKind::unknown_variant, why.empty() ? "variant " + repr_of(id) + " was unloaded by another thread meanwhile" : why);
   }
   seen = {nb::borrow(id), found};
   return *found;

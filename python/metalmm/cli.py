@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
+import itertools
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from .device import Device, default_device
 from .errors import DeviceError, Error
 from .manifest import load_variants, variants
 from .profile import command as profile_command
-from .variant import OPERAND_TYPES, STORAGES, Form, Variant
+from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, Form, Variant
 
 
 def _sizes_of(f: Form) -> list[str]:
@@ -34,17 +35,35 @@ def _sizes_of(f: Form) -> list[str]:
     return parts
 
 
-def _what_b(v: Variant) -> str:
-    storages = {storage: None for f in v.forms for storage in f.storages}
-    ends = {end: None for f in v.forms for end in f.ends}
-    parts = [] if list(storages) == ["dense"] else ["any B" if len(storages) == len(STORAGES) else "quantized B"]
-    parts += [] if list(ends) == ["1"] else [f"{','.join(ends)} of one A"]
-    return " ".join([*parts, ",".join(dict.fromkeys(layout for f in v.forms for layout in f.supports["layouts"]))])
+def _what_b(members: list[Variant]) -> str:
+    """Storages and numbers of B, layouts and types; those together that have the last two in common."""
+    taken = dict[tuple[str, str], tuple[set[str], set[str]]]()
+    for v in members:
+        for f in v.forms:
+            for b in itertools.product(f.storages, f.ends):
+                layouts, types = taken.setdefault(b, (set(), set()))
+                layouts.update(f.supports["layouts"])
+                types.update(f.types)
+    alike = dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[set[str], set[str]]]()
+    for (storage, end), (layouts, types) in taken.items():
+        key = (tuple(x for x in LAYOUTS if x in layouts), tuple(t for t in OPERAND_TYPES if t not in types))
+        storages, ends = alike.setdefault(key, (set(), set()))
+        storages.add(storage)
+        ends.add(end)
+    return " or ".join(" ".join([*_words_of_b(*found), ",".join(key[0]), *(f"no {t}" for t in key[1])]) for key, found in alike.items())
+
+
+def _words_of_b(storages: set[str], ends: set[str]) -> list[str]:
+    quantized = storages - {"dense"}
+    every = "quantized B" if len(quantized) == len(STORAGES) - 1 else ",".join(x for x in STORAGES if x in quantized)
+    words = [*([every] if quantized else []), *(["dense"] if quantized and "dense" in storages else [])]
+    if len(storages) == len(STORAGES):
+        words = ["any B"]
+    return [", ".join(words)] * bool(words) + ([] if ends == {"1"} else [f"{','.join(x for x in ENDS if x in ends)} of one A"])
 
 
 def _without(v: Variant) -> str:
-    parts = [f"no {t}" for t in OPERAND_TYPES if all(t in f.without for f in v.forms)]
-    parts += [f"no {flag}" for flag in ("bias", "c", "alpha") if not any(f.supports.get(flag, True) for f in v.forms)]
+    parts = [f"no {flag}" for flag in ("bias", "c", "alpha") if not any(f.supports.get(flag, True) for f in v.forms)]
     return " ".join([*parts, *([f"(device {', '.join(v.devices)})"] if v.devices else [])])
 
 
@@ -57,7 +76,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.all or args.family:
         rows = [("id", "tile", "threads", "takes", "state")]
         for v in chosen:
-            takes = " ".join(x for x in (_what_b(v), *_sizes_of(v.forms[0]), _without(v)) if x)
+            takes = " ".join(x for x in (_what_b([v]), *_sizes_of(v.forms[0]), _without(v)) if x)
             rows.append((str(v), f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), takes, "on" if v.enabled else f"off: {v.reason}"))
     else:
         named = {s.family: s.form for s in manifest.strategies()}
@@ -65,7 +84,7 @@ def _list(args: argparse.Namespace) -> int:
         for family in dict.fromkeys([*(v.family for v in variants()), *named]):
             members = [v for v in variants() if v.family == family]
             takes = " or ".join(dict.fromkeys(" ".join(_sizes_of(v.forms[0])) for v in members))
-            takes = f"{_what_b(members[0])} {takes} {_without(members[0])}".strip() if members else ""
+            takes = f"{_what_b(members)} {takes} {_without(members[0])}".strip() if members else ""
             on = sum(v.enabled for v in members)
             rows.append((family, str(on), str(len(members) - on), " ".join(takes.split()), named.get(family, "")))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]

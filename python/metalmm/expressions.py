@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -22,6 +23,11 @@ _CONDITIONS: dict[type, Callable[[int, int], int]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+
+
+@lru_cache(1000)
+def _parsed(rule: str) -> ast.AST:
+    return ast.parse(rule, mode="eval").body
 
 
 def evaluate(rule: str, values: Mapping[str, int], operators: Mapping[type, Callable[[int, int], int]] = _OPERATORS) -> int:
@@ -44,7 +50,7 @@ def evaluate(rule: str, values: Mapping[str, int], operators: Mapping[type, Call
     if len(rule) > 200:
         raise ValueError("an expression of more than 200 characters")
     try:
-        return value(ast.parse(rule, mode="eval").body)
+        return value(_parsed(rule))
     except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError(str(error)) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,11 +35,15 @@ def variants(
         raise DeviceError("device is not a metalmm.Device")
     if spec is not None and not isinstance(spec, _core.MatmulSpec):
         raise ArgumentError(f"variants: spec is {spec!r}; it takes a MatmulSpec")
-    families = {v.family for v in list(_registry.values())}
-    if family is not None and family not in families:
-        raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families))}")
+    if family is not None and family not in families():
+        raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families()))}")
     found = [v for v in list(_registry.values()) if v.is_listed and family in (None, v.family) and enabled in (None, v.enabled)]
     return [v for v in found if (device is None or v.runs_on(device)) and (spec is None or not v.lacks(spec))]
+
+
+def families() -> set[str]:
+    """Their names, of strategies without a point that ships, too."""
+    return {v.family for v in list(_registry.values())} | set(_strategies)
 
 
 def get(variant: str) -> Variant:
@@ -51,6 +56,14 @@ def get(variant: str) -> Variant:
         raise UnknownVariantError(_unknown(variant)) from None
 
 
+def read_id(name: str, where: str) -> str:
+    """An id of a file, as it is called today; with a warning where that is another."""
+    if name not in _registry and (new := old_ids.new_id(name)):
+        warnings.warn(f"{where}: {name} is called {new} now", UserWarning, stacklevel=3)
+        return new
+    return name
+
+
 def strategies(path: Path | None = None) -> list[Strategy]:
     """Of all manifests, or of one."""
     return [s for s in list(_strategies.values()) if path in (None, s.path)]
@@ -59,15 +72,15 @@ def strategies(path: Path | None = None) -> list[Strategy]:
 def add_point(variant: str) -> str:
     """Makes a point of a strategy known by its name, which no manifest lists. Empty, or why there is none; the extension asks."""
     family, _, name = variant.partition("/") if isinstance(variant, str) else ("", "", "")
-    strategy = _strategies.get(family)
-    if strategy is None or not name:
-        return _unknown(variant)
-    try:
-        v = manifest_file.point(strategy, name)
-    except ManifestError as error:
-        return _unknown(variant) if name not in str(error) else f"no variant {str(error).removeprefix(f'{strategy.path}: ')}"
-    v.is_listed = False
-    with _lock():
+    with _lock():  # also while it is read: another thread may load its manifest anew
+        strategy = _strategies.get(family)
+        if strategy is None or not name:
+            return _unknown(variant)
+        try:
+            v = manifest_file.point(strategy, name)
+        except ManifestError as error:
+            return _unknown(variant) if name not in str(error) else f"no variant {str(error).removeprefix(f'{strategy.path}: ')}"
+        v.is_listed = False
         if v not in _registry:
             _registry[str(v)] = v
             _core._register_variant(**manifest_file.registration(v))
@@ -111,25 +124,31 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
         path = Path(path).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise ManifestError(f"{path}: {error}") from error
-    loaded, families = manifest_file.read(path)
+    loaded, strategies = manifest_file.read(path)
     rows = [manifest_file.registration(v) for v in loaded.values()]  # before anything is registered
     with _lock():
         for v in loaded.values():
             if v in _registry and _registry[v].manifest != path:
                 raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].manifest}; choose another family name")
+        for family in {*strategies, *(v.family for v in loaded.values())}:
+            owners = [s.path for s in _strategies.values() if s.family == family]
+            if family in strategies:
+                owners += [v.manifest for v in _registry.values() if v.family == family]
+            if other := next((owner for owner in owners if owner != path), None):
+                raise ManifestError(f"{path}: family {family}: {other} has one of this name; choose another")
         for v, row in zip(loaded.values(), rows, strict=True):
             _registry[str(v)] = v  # first: who builds a pipeline from now on builds the new one, and what was built before is forgotten
             _core._register_variant(**row)
             _forget_pipelines(v)
-        _replace_strategies(path, families)
+        _replace_strategies(path, strategies)
         _remove([v for v in _registry.values() if v.manifest == path and v not in loaded])
     return list(loaded.values())
 
 
-def _replace_strategies(path: Path, families: dict[str, Strategy]) -> None:
+def _replace_strategies(path: Path, strategies: dict[str, Strategy]) -> None:
     for name in [name for name, s in _strategies.items() if s.path == path]:
         del _strategies[name]
-    _strategies.update(families)
+    _strategies.update(strategies)
 
 
 def unload(path: Path) -> None:

@@ -30,15 +30,13 @@ _FIELDS = {
     "library",
     "devices",
     "needs",
-    "search",
     "flight",
     "busy",
     "storage",
     "matrices",
-    "name",
-    "points",
-    "where",
 }
+_OF_STRATEGIES = ("name", "where", "search", "points")
+_OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
 FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
 _UNLIMITED = 2**32 - 1
@@ -58,7 +56,7 @@ def read(path: Path) -> tuple[dict[str, Variant], dict[str, Strategy]]:
         raise ManifestError(f"{path}: format is {data.get('format')!r}; this metalmm reads format = 2")
     strategies = dict[str, Strategy]()
     loaded = {str(v): v for v in (entry.variant() for entry in list(_entries(path, data, strategies)))}
-    if not loaded:
+    if not loaded and not strategies:
         raise ManifestError(f"{path}: there are no variants in it")
     return loaded, strategies
 
@@ -99,6 +97,8 @@ def _arguments(*tables: Mapping[str, Any]) -> set[str]:
 def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> None:
     """Every key is a field or an argument of a template."""
     for key in table:
+        if key in _OF_STRATEGIES and key not in arguments:
+            raise ManifestError(f"{where}: '{key}' is of a strategy, a family whose table has 'name'; docs/add_a_variant.md has an example")
         if key not in _FIELDS and key not in arguments:
             hint = _hint(key, sorted(_FIELDS), sorted(arguments), otherwise="it is neither a field nor among the template's arguments")
             if key == "variant":
@@ -120,9 +120,11 @@ def _entries(path: Path, data: Mapping[str, Any], strategies: dict[str, Strategy
         rows = _table(path, f"families.{name}.variants", defaults.pop("variants", {}))
         where = f"{path}: family {name}"
         if "name" in defaults:
+            if rows:
+                raise ManifestError(f"{where} has 'name', and rows, too; its variants are the names in 'points'")
             bases = _kernels_of(where, defaults, kernels)
+            own = {key: defaults.pop(key, None) for key in _OF_STRATEGIES}
             _check_keys(where, defaults, _arguments(defaults, *bases))
-            own = {key: defaults.pop(key, None) for key in ("name", "where", "search", "points")}
             strategies[name] = strategy = Strategy.read(path, name, own, [_merged(base, defaults) for base in bases], reasons)
             yield from (_Entry(path, name, p, [{**t, **strategy.values(p)} for t in strategy.tables], reasons) for p in strategy.points)
             continue
@@ -224,13 +226,14 @@ class _Entry:
         v.devices = self.some_of("devices", backends.names(), having if v.library else ())
         if "devices" in self.table and not v.devices:
             raise self.fail(f"devices is []; it lists some of {', '.join(backends.names())}")
-        v.needs = self.some_of("needs", FEATURES, (v.library.partition("_")[0],) if v.library else ())
+        v.needs = self._needs((v.library.partition("_")[0],) if v.library else ())
         if v.library and not set(v.devices) <= set(having):
             raise self.fail(f"devices is {list(v.devices)}; {v.library} is there on {', '.join(having)} alone")
         if v.library and "source" not in self.table:  # nothing of it is MSL
             self.tables = [{**table, "source": self.path.name, "kernel": "", "template": []} for table in self.tables]
             self.table = self.tables[0]
         v.params = {}
+        self._check_common()
         self._threads()
         v.forms = tuple(self._form(table) for table in self.tables)
         self.table = self.tables[0]
@@ -241,6 +244,23 @@ class _Entry:
             raise self.fail("a library multiplies one dense B")
         v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         return v
+
+    def _needs(self, otherwise: Sequence[str]) -> tuple[str, ...]:
+        """Of any of its kernels."""
+        found = dict[str, None]()
+        for table in self.tables:
+            self.table = table
+            found.update(dict.fromkeys(self.some_of("needs", FEATURES, otherwise)))
+        self.table = self.tables[0]
+        return tuple(found)
+
+    def _check_common(self) -> None:
+        """What all of its kernels have in common does not differ."""
+        for key in dict.fromkeys(key for table in self.tables for key in table if key not in _OF_FORMS):
+            having = [table[key] for table in self.tables if key in table]
+            everywhere = len(having) == len(self.tables) or (key not in _FIELDS and key not in SPECIALIZATIONS)
+            if not everywhere or any(x != having[0] or type(x) is not type(having[0]) for x in having):
+                raise self.fail(f"'{key}' is not the same in the tables of all its kernels; give it in the family")
 
     def _threads(self) -> None:
         rule = self.table.get("threads")
@@ -265,6 +285,9 @@ class _Entry:
         if unknown := next((x for x in storages if x not in STORAGES), None):
             raise self.fail(f"storage has {unknown!r}; it lists some of {', '.join(STORAGES)}, or quantized")
         ends = tuple(dict.fromkeys(self._listed("matrices", "1")))
+        for key, found in (("storage", storages), ("matrices", ends)):
+            if not found:
+                raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
         if unknown := next((x for x in ends if x not in ENDS), None):
             raise self.fail(f"matrices has {unknown!r}; it lists some of {', '.join(ENDS)}")
         return Form(source, kernel, template, tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
@@ -289,8 +312,12 @@ class _Entry:
         template = self.words("template")
         params = {key: self.table[key] for key in (*dict.fromkeys(template), "bk") if key in self.table and key not in _FIELDS}
         v.params.update(params)
-        if TYPE in v.params:
-            raise self.fail(f"'{TYPE}' is what the call decides; no parameter has that name")
+        if decided := next((key for key in (TYPE, *STORED) if key in v.params), None):
+            raise self.fail(f"'{decided}' is what the call decides; no parameter has that name")
+        if "weights" in v.params and "matrices" not in self.table:
+            raise self.fail(
+                "'weights' is a parameter; a kernel of several matrices B says of how many by 'matrices', such as [\"2\", \"3\"]"
+            )
         if missing := [t for t in template if t not in (*v.params, "threads", TYPE, *STORED, *SPECIALIZATIONS)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from functools import cache
 
 # In their order; the first that fits. A rule's last part is a point of a strategy, but for parameters at their default.
@@ -30,8 +29,14 @@ _RULES = [
 ]
 
 
+_PARTS = re.compile(r"\w+/(?:[a-z]+\d+|x|pipelined)(?:_(?:[a-z]+\d+|x|pipelined))*")
+
+
+@cache
 def new_id(old: str) -> str:
     """What a variant of that id is called now; empty where that was never one, or has none."""
+    if len(old) > 100:
+        return ""
     for pattern, new in _RULES:
         if re.fullmatch(pattern, old) and "_turns_" not in old:
             family, _, name = re.sub(pattern, new, old).partition("/")
@@ -42,13 +47,6 @@ def new_id(old: str) -> str:
                 "gemv_nt_vec4": ("s1",),
             }
             dropped = defaults.get(family.removesuffix("_mma"), ("s1", "d1") if family.startswith("small_m") else ())
-            return f"{family}/" + "_".join(word for word in name.split("_") if word not in dropped)
+            new = f"{family}/" + "_".join(word for word in name.split("_") if word not in dropped)
+            return new if _PARTS.fullmatch(new) else ""
     return ""
-
-
-@cache  # one warning for each
-def read(name: str, where: str) -> str:
-    """An id of a file: today's for an old one, with a warning."""
-    if new := new_id(name):
-        warnings.warn(f"{where}: {name} is called {new} now", UserWarning, stacklevel=2)
-    return new or name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,29 +53,44 @@ class Strategy:
             raise fail(f"name is {name!r}; it takes a table of parameters with the prefix of each")
         if len(set(name.values())) < len(name):
             raise fail(f"name is {name!r}; two parameters have one prefix")
+        defaults = {key: next((table[key] for table in tables if key in table), None) for key in name}
+        flags = {key for key, value in defaults.items() if isinstance(value, bool)}
+        numbers = {prefix for key, prefix in name.items() if key not in flags}
+        for key, prefix in name.items():
+            if not re.fullmatch("[A-Za-z]+[0-9]*" if key in flags else "[A-Za-z]+", prefix):
+                raise fail(f"name.{key} is {prefix!r}; it takes letters, of a flag with digits behind them")
+            if key in flags and (defaults[key] or prefix.rstrip("0123456789") in numbers):
+                raise fail(f"name.{key}: a flag is false by default, and its word is no other's prefix with a number")
+        if not any(value is None or isinstance(value, str) for value in defaults.values()):
+            raise fail(f"name is {name!r}; all of them have defaults, so that the point of all defaults had no name")
+        if twice := next((x for x in points if isinstance(x, str) and points.count(x) > 1), None):
+            raise fail(f"points has {twice!r} twice")
         if not isinstance(points, list) or not all(isinstance(x, str) for x in points):
             raise fail(f"points is {points!r}; it takes a list of names")
         if not isinstance(search, dict):
             raise fail(f"search is {search!r}; it takes a table of parameters with lists of values")
         conditions = [("where", where), ("search.where", search.get("where", []))]
-        sample = {key: 1 for key in (*name, "threads", *_SIZES)}
+        given = [*name, *(key for table in tables for key, x in table.items() if isinstance(x, int))]
         for key, found in conditions:
             if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
                 raise fail(f"{key} is {found!r}; it takes a list of conditions")
             for condition in found:
-                try:
-                    holds(condition, {**{k: 1 for k, x in tables[0].items() if isinstance(x, int)}, **sample})
-                except ValueError:
+                names = [*given, *_SIZES] if key != "where" else given
+                if not any(_can_be_asked(condition, dict.fromkeys(names, value)) for value in (1, 2, 3, 5)):
                     raise fail(
                         f"{key} has {condition!r}; it takes comparisons of + - * // % of parameters"
                         + (" and m, n, k, batch" if key != "where" else "")
-                    ) from None
+                    )
         values = {key: x for key, x in search.items() if key != "where"}
         for key, choices in values.items():
             if key not in name:
                 raise fail(f"search has '{key}', which is no parameter in a name; there are {', '.join(name)}")
-            if not isinstance(choices, list) or not choices or not all(isinstance(x, int) for x in choices):
-                raise fail(f"search.{key} is {choices!r}; it takes a list of whole numbers")
+            if (
+                not isinstance(choices, list)
+                or not choices
+                or not all(isinstance(x, bool) or (isinstance(x, int) and x > 0) for x in choices)
+            ):
+                raise fail(f"search.{key} is {choices!r}; it takes a list of whole numbers of at least 1")
         if (count := math.prod(map(len, values.values()))) > _MOST:
             raise fail(f"search has {count} combinations; the limit is {_MOST}")
         return Strategy(path, family, name, tables, where, values, search.get("where", []), points, reasons)
@@ -104,6 +120,8 @@ class Strategy:
             found[key] = True if self._is_flag(key) else int(word[len(self.prefixes[key]) :])
         if missing := [f"{prefix}N ({key})" for key, prefix in left.items() if self._default(key) is None]:
             raise self._fail(name, f"{missing[0]} is missing")
+        if zero := next((key for key, value in found.items() if value == 0), None):
+            raise self._fail(name, f"{zero} is 0; it takes 1 or more")
         if (right := self.name(found)) != name:
             raise self._fail(name, f"it is spelled '{right}'")
         self.check(name, found)
@@ -147,4 +165,12 @@ class Strategy:
         return word.startswith(prefix) and digits.isascii() and digits.isdecimal() and len(digits) < 10 and str(int(digits)) == digits
 
     def _fail(self, name: str, what: str) -> ManifestError:
-        return ManifestError(f"'{self.family}/{name}': {what}; its names are {self.form}, what is at its default left out")
+        return ManifestError(f"{self.path}: '{self.family}/{name}': {what}; its names are {self.form}, what is at its default left out")
+
+
+def _can_be_asked(condition: str, values: Mapping[str, int]) -> bool:
+    try:
+        holds(condition, values)
+    except ValueError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import _core, files, manifest, old_ids
+from . import _core, files, manifest
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
@@ -92,7 +92,11 @@ class Choice:
         if not math.isfinite(float(data["median_ms"])):
             raise ValueError(f"median_ms is {data['median_ms']!r}")
         return Choice(
-            key, old_ids.read(str(data["variant"]), "the tuning file"), data["kernel_sha256"], float(data["median_ms"]), str(data["time"])
+            key,
+            manifest.read_id(str(data["variant"]), "the tuning file is of an earlier metalmm, tune again"),
+            data["kernel_sha256"],
+            float(data["median_ms"]),
+            str(data["time"]),
         )
 
 

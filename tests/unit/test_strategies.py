@@ -50,7 +50,12 @@ def test_a_point_has_one_spelling(strategy: Strategy) -> None:
         ("gemv_nt/tg64_l4", "it is spelled 'l4_tg64'"),
         ("gemv_nt/l3_tg64", "32 % lanes == 0 does not hold"),
         ("gemv_nt/r2_l4_x_tg64", "rows == 1 or staged == 0 does not hold"),
-        ("gemv_nt/l0_tg64", "32 % lanes == 0 does not hold"),
+        ("gemv_nt/l0_tg64", "lanes is 0; it takes 1 or more"),
+        ("gemv_columns/bn64_bk64_u0_tg64", "unroll is 0; it takes 1 or more"),
+        ("gemv_nn_octet/o3_tg72", "threads % 32 == 0 does not hold"),
+        ("gemv_nn_octet/o3_tg96", "32 % octets == 0 does not hold"),
+        ("gemv_split_k/bn37_tg64", "bn % 4 == 0 does not hold"),
+        ("gemv_split_k/bn64_tg32", "bn <= 32 does not hold"),
         ("gemv_nt/tg64", r"lN \(lanes\) is missing"),
         ("gemv_nt/l4_y_tg64", "it does not know 'y'"),
         ("gemv_nt/l4_tg12345678901", "it does not know"),
@@ -121,6 +126,8 @@ OLD = {
     "q4/nk_turns_l4_c1_d7_t6_tg384": "",
     "m1_optimized_v2/nt_bn64_col": "",
     "m1_optimized_v6/of_the_user": "",
+    "m1_optimized_v7/nt_foo": "",
+    "fused/my_l2_cache": "",
 }
 
 
@@ -165,6 +172,16 @@ v = { threads = 64 }
         ('tile = [1, "threads"]\nstorage', 'tile = [2, "threads"]\nstorage', r"its kernels have tiles of \(1, 64\) and \(2, 64\)"),
         ('"threads // 32"', '"threads / 32"', "supports.m has 'threads / 32'; it takes a number, a parameter"),
         ('"threads // 32"', '"threads - 64"', "supports.m goes from 1 to 0"),
+        ('storage = "q8_0"', "storage = []", r"storage is \[\]; it lists some of dense"),
+        ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = []', r"matrices is \[\]; it lists some of 1, 2"),
+        ('storage = "q8_0"', 'storage = "q8_0"\nbaseline = ["nt"]', "'baseline' is not the same in the tables of all its kernels"),
+        ('storage = "q8_0"', 'storage = "q8_0"\ndevices = ["cuda"]', "'devices' is not the same in the tables"),
+        ('"format", "threads"]', '"format", "threads", "vec"]\nvec = false', "'vec' is not the same in the tables"),
+        ('"format", "threads"]', '"format", "threads", "weights"]\nweights = 2', "says of how many by 'matrices'"),
+        ('"format", "threads"]', '"format", "threads", "swiglu"]\nswiglu = true', "'swiglu' is what the call decides"),
+        ('storage = "q8_0"', 'storage = "q8_0"\nsearch = {}', "'search' is of a strategy, a family whose table has 'name'"),
+        ("[families.f.variants]", "points = []\n[families.f.variants]", "'points' is of a strategy"),
+        ("[families.f.variants]", 'name = { threads = "tg" }\n[families.f.variants]', "has 'name', and rows, too"),
     ],
 )
 def test_manifests_of_several_kernels(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -183,5 +200,85 @@ def test_a_kernel_s_own_limits(tmp_path: Path) -> None:
         assert not v.lacks(metalmm.MatmulSpec(**spec)) and v.supports["layouts"] == ["nt"]
         assert v.lacks(metalmm.MatmulSpec(**spec, b_storage="q8_0")) == "m=3 is not in 1 to 2"
         assert v.lacks(metalmm.MatmulSpec(**spec, b_storage="q4_0")) == "b is q4_0; it takes dense, q8_0"
+    finally:
+        manifest.unload(tmp_path / "m.toml")
+
+
+STRATEGY = """format = 2
+[kernels.one]
+source = "k.metal"
+template = ["type", "a", "b", "flag", "threads"]
+tile = [1, "threads"]
+needs = ["simd_sum"]
+supports = { layouts = ["nt"] }
+[kernels.other]
+source = "k.metal"
+template = ["type", "format", "a", "threads"]
+tile = [1, "threads"]
+storage = "q8_0"
+needs = ["simdgroup_matrix"]
+supports = { layouts = ["nt"] }
+[families.own]
+kernel = ["one", "other"]
+name = { a = "a", b = "b", flag = "x", threads = "tg" }
+b = 1
+flag = false
+where = ["8 % (a - 1) == 0"]
+points = ["a2_tg64"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('b = "b"', 'b = "a"', "two parameters have one prefix"),
+        ('b = "b"', 'b = "a2"', "name.b is 'a2'; it takes letters"),
+        ('b = "b"', 'b = "a_b"', "name.b is 'a_b'; it takes letters"),
+        ('flag = "x"', 'flag = "a4"', "a flag is false by default, and its word is no other's prefix"),
+        ("flag = false", "flag = true", "a flag is false by default"),
+        ("flag = false", "flag = false\na = 2\nthreads = 64", "all of them have defaults"),
+        ('["a2_tg64"]', '["a2_tg64", "a2_tg64"]', "points has 'a2_tg64' twice"),
+        ('["a2_tg64"]', '["zz"]', r"m.toml: 'own/zz': it does not know 'zz'"),
+        ('"8 % (a - 1) == 0"', '"m == 1"', "where has 'm == 1'; it takes comparisons"),
+        ('"8 % (a - 1) == 0"', '"8 % (a - 2) == 0"', r"8 % \(a - 2\) == 0 does not hold"),
+        ("[families.own]", "[families.gemv_nt]", "family gemv_nt: .*variants.toml has one of this name; choose another"),
+        ("[families.own]", "[families.mlx]", "family mlx: .*variants.toml has one of this name"),
+        ("b = 1", "b = 1\nsearch = { a = [0, 1] }", r"search.a is \[0, 1\]; it takes a list of whole numbers of at least 1"),
+    ],
+)
+def test_strategies_that_are_none(old: str, new: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "k.metal").write_text("")
+    (tmp_path / "m.toml").write_text(STRATEGY.replace(old, new, 1))
+    known = metalmm.variants()
+    with pytest.raises(ManifestError, match=message):
+        metalmm.load_variants(tmp_path / "m.toml")
+    assert metalmm.variants() == known and manifest.get("gemv_nt/l4_d3_tg96")
+
+
+def test_a_strategy_of_a_user_s(tmp_path: Path) -> None:
+    (tmp_path / "k.metal").write_text("")
+    (tmp_path / "m.toml").write_text(STRATEGY.replace('points = ["a2_tg64"]\n', ""))
+    try:
+        assert metalmm.load_variants(tmp_path / "m.toml") == [] == metalmm.variants(family="own")
+        v = manifest.get("own/a3_b2_x_tg96")
+        assert v.params == {"a": 3, "b": 2, "flag": True} and not v.is_listed
+        assert v.needs == ("simd_sum", "simdgroup_matrix"), "of both kernels"
+        (tmp_path / "n.toml").write_text(KERNELS.replace("[families.f", "[families.own"))
+        with pytest.raises(ManifestError, match=r"family own: .*m.toml has one of this name"):
+            metalmm.load_variants(tmp_path / "n.toml")
+    finally:
+        manifest.unload(tmp_path / "m.toml")
+    with pytest.raises(metalmm.UnknownVariantError):
+        manifest.get("own/a3_b2_x_tg96")
+
+
+def test_an_old_id_that_is_a_user_s_now_stays(tmp_path: Path) -> None:
+    (tmp_path / "k.metal").write_text("")
+    (tmp_path / "m.toml").write_text(KERNELS.replace("families.f", "families.q8").replace("v =", "mine_l4_tg64 ="))
+    with pytest.warns(UserWarning, match="the file: q8/mine_l4_tg64 is called gemv_nt/l4_tg64 now"):
+        assert manifest.read_id("q8/mine_l4_tg64", "the file") == "gemv_nt/l4_tg64"
+    try:
+        (v,) = metalmm.load_variants(tmp_path / "m.toml")
+        assert manifest.read_id(v, "the file") == v
     finally:
         manifest.unload(tmp_path / "m.toml")

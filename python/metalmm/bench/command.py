@@ -134,7 +134,7 @@ def rule_of(args: argparse.Namespace) -> Rule:
 def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) -> tuple[Work, dict[tuple[str, str], int]]:
     """The variants for each shape, and those that are left out, by why, with on how many shapes."""
     families = [f.strip() for f in args.backends.split(",")] if args.backends else None
-    known = {v.family for v in variants()}
+    known = manifest.families()
     if families and (unknown := [f for f in families if f not in known]):
         raise UsageError(f"--backends {unknown[0]}: no such family; there are {', '.join(sorted(known))}")
     candidates = [v for v in variants() if not families or v.family in families]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import old_ids
+from .. import manifest
 from ..files import FileError, read_json
 from .report import Result, tags
 from .runner import ShapeRun
@@ -175,7 +175,7 @@ def _shape_from(data: Mapping[str, Any]) -> ShapeRun:
         found,
         twin,
         copies,
-        data["baseline"] and old_ids.read(data["baseline"], "the result file"),
+        data["baseline"] and manifest.read_id(data["baseline"], "the result file"),
         rounds,
         drift,
     )
@@ -185,7 +185,9 @@ def _result_from(data: Mapping[str, Any]) -> Result:
     names = ("wrong", "failed", "unlikely", "stopped", "checked")
     abs_rel = [math.inf if data[key] is None else float(data[key]) for key in ("max_abs", "max_rel")]
     gpu, cpu = [None if g is None else float(g) for g in data["gpu_ms"]], [float(c) for c in data["cpu_ms"]]
-    found = Result(gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=old_ids.read(str(data["variant"]), "the result file"))
+    found = Result(
+        gpu=gpu, cpu=cpu, max_abs=abs_rel[0], max_rel=abs_rel[1], variant=manifest.read_id(str(data["variant"]), "the result file")
+    )
     for name in names:
         setattr(found, name, str(data[name]))
     found.kernel_sha256 = data["kernel_sha256"]

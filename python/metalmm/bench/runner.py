@@ -29,7 +29,6 @@ from .. import (
     backends,
     manifest,
     numerics,
-    old_ids,
     pipelines,
     quantized,
     variants,
@@ -480,7 +479,7 @@ def baseline_of(shape: Shape, device: Device) -> str | None:
         return None
     if "/" in shape.orig_backend:  # of our own trace, which says the variant
         with contextlib.suppress(Error):
-            v = manifest.get(old_ids.read(shape.orig_backend, "the sizes"))
+            v = manifest.get(manifest.read_id(shape.orig_backend, "the sizes"))
             if v.runs_on(device) and not v.lacks(shape.spec):
                 return str(v)
     ours = "gemv_nt" if shape.storage != "dense" else shape.orig_backend.split("/")[0]  # an engine's own kernels have other names
