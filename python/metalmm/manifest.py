@@ -12,6 +12,7 @@ from pathlib import Path
 from . import _core, kernel_source, manifest_file, old_ids
 from .device import Device, open_devices
 from .errors import ArgumentError, DeviceError, Error, ManifestError, UnknownVariantError
+from .files import harmless
 from .fork import Lock
 from .strategy import Strategy
 from .variant import Variant
@@ -35,8 +36,8 @@ def variants(
         raise DeviceError("device is not a metalmm.Device")
     if spec is not None and not isinstance(spec, _core.MatmulSpec):
         raise ArgumentError(f"variants: spec is {spec!r}; it takes a MatmulSpec")
-    if family is not None and family not in families():
-        raise UnknownVariantError(f"no family '{family}'; there are: {', '.join(sorted(families()))}")
+    if family is not None and not (isinstance(family, str) and family in families()):
+        raise UnknownVariantError(f"no family {family!r}; there are: {', '.join(sorted(families()))}")
     found = [v for v in list(_registry.values()) if v.is_listed and family in (None, v.family) and enabled in (None, v.enabled)]
     return [v for v in found if (device is None or v.runs_on(device)) and (spec is None or not v.lacks(spec))]
 
@@ -101,15 +102,18 @@ def _unknown(variant: str) -> str:
         return "'auto' is no variant: it stands for the one that metalmm chooses for a shape; 'metalmm explain auto SPEC' says which"
     if not isinstance(variant, str):
         return f"a variant is named by a string, 'family/name', not by {variant!r}"
+    shown = harmless(variant)
     known = list(_registry)  # another thread may load a manifest meanwhile
     if members := [v for v in known if v.startswith(f"{variant}/")]:
         hint = f"it is a family; its members are {', '.join(members[:12])}{' and more' if len(members) > 12 else ''}"
-        return f"no variant '{variant}'; {hint}"
+        return f"no variant '{shown}'; {hint}"
     if new := old_ids.new_id(variant):
-        return f"no variant '{variant}'; it is called {new} now"
+        return f"no variant '{shown}'; it is called {new} now"
+    if (strategy := _strategies.get(variant.removesuffix("/"))) is not None:
+        return f"no variant '{shown}'; names of {strategy.family} are {strategy.form}, what is at its default left out"
     near = difflib.get_close_matches(variant, known, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "metalmm.variants() lists all"
-    return f"no variant '{variant}'; {hint}"
+    return f"no variant '{shown}'; {hint}"
 
 
 def load_variants(path: str | os.PathLike[str]) -> list[Variant]:

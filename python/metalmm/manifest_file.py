@@ -124,7 +124,12 @@ def _entries(path: Path, data: Mapping[str, Any], strategies: dict[str, Strategy
                 raise ManifestError(f"{where} has 'name', and rows, too; its variants are the names in 'points'")
             bases = _kernels_of(where, defaults, kernels)
             own = {key: defaults.pop(key, None) for key in _OF_STRATEGIES}
-            _check_keys(where, defaults, _arguments(defaults, *bases))
+            arguments = _arguments(defaults, *bases)
+            _check_keys(where, defaults, arguments)
+            for key in own["name"] if isinstance(own["name"], dict) else ():
+                if key not in arguments and key != "threads":
+                    hint = _hint(key, sorted(arguments), otherwise=f"there are {', '.join(sorted(arguments))}")
+                    raise ManifestError(f"{where}: name has '{harmless(key)}', which no template of its kernels has; {hint}")
             strategies[name] = strategy = Strategy.read(path, name, own, [_merged(base, defaults) for base in bases], reasons)
             yield from (_Entry(path, name, p, [{**t, **strategy.values(p)} for t in strategy.tables], reasons) for p in strategy.points)
             continue
@@ -282,19 +287,21 @@ class _Entry:
                 raise self.fail(f"{key} is {rule!r}; it takes + - * // of parameters and whole numbers") from None
         source, kernel = self._source(), self.take("kernel", str)
         storages = dict.fromkeys(x for word in self._listed("storage", "dense") for x in (STORAGES[1:] if word == "quantized" else [word]))
-        if unknown := next((x for x in storages if x not in STORAGES), None):
+        if (unknown := next((x for x in storages if x not in STORAGES), None)) is not None:
             raise self.fail(f"storage has {unknown!r}; it lists some of {', '.join(STORAGES)}, or quantized")
         ends = tuple(dict.fromkeys(self._listed("matrices", "1")))
         for key, found in (("storage", storages), ("matrices", ends)):
             if not found:
                 raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
-        if unknown := next((x for x in ends if x not in ENDS), None):
+        if (unknown := next((x for x in ends if x not in ENDS), None)) is not None:
             raise self.fail(f"matrices has {unknown!r}; it lists some of {', '.join(ENDS)}")
         return Form(source, kernel, template, tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
 
     def _listed(self, key: str, otherwise: str) -> tuple[str, ...]:
         """A word, or a list of some."""
         value = self.table.get(key, otherwise)
+        if not isinstance(value, (str, list)):
+            raise self.fail(f"'{key}' is {value!r}, of the wrong type; it takes a string such as {otherwise!r}, or a list of strings")
         return (value,) if isinstance(value, str) else self.words(key)
 
     def _source(self) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import ManifestError
 from .expressions import holds
+from .files import harmless
 
 _MOST = 1_000_000  # points of a search
 _SIZES = ("m", "n", "k", "batch")
@@ -62,11 +63,11 @@ class Strategy:
             if key in flags and (defaults[key] or prefix.rstrip("0123456789") in numbers):
                 raise fail(f"name.{key}: a flag is false by default, and its word is no other's prefix with a number")
         if not any(value is None or isinstance(value, str) for value in defaults.values()):
-            raise fail(f"name is {name!r}; all of them have defaults, so that the point of all defaults had no name")
-        if twice := next((x for x in points if isinstance(x, str) and points.count(x) > 1), None):
-            raise fail(f"points has {twice!r} twice")
+            raise fail(f"name is {name!r}; all of them have defaults; take one away, as the point of all defaults has no name")
         if not isinstance(points, list) or not all(isinstance(x, str) for x in points):
             raise fail(f"points is {points!r}; it takes a list of names")
+        if twice := next((x for x in points if points.count(x) > 1), None):
+            raise fail(f"points has {twice!r} twice")
         if not isinstance(search, dict):
             raise fail(f"search is {search!r}; it takes a table of parameters with lists of values")
         conditions = [("where", where), ("search.where", search.get("where", []))]
@@ -77,10 +78,8 @@ class Strategy:
             for condition in found:
                 names = [*given, *_SIZES] if key != "where" else given
                 if not any(_can_be_asked(condition, dict.fromkeys(names, value)) for value in (1, 2, 3, 5)):
-                    raise fail(
-                        f"{key} has {condition!r}; it takes comparisons of + - * // % of parameters"
-                        + (" and m, n, k, batch" if key != "where" else "")
-                    )
+                    known = ", ".join(dict.fromkeys(names))
+                    raise fail(f"{key} has {condition!r}; it takes comparisons of + - * // % of numbers and {known}")
         values = {key: x for key, x in search.items() if key != "where"}
         for key, choices in values.items():
             if key not in name:
@@ -165,7 +164,8 @@ class Strategy:
         return word.startswith(prefix) and digits.isascii() and digits.isdecimal() and len(digits) < 10 and str(int(digits)) == digits
 
     def _fail(self, name: str, what: str) -> ManifestError:
-        return ManifestError(f"{self.path}: '{self.family}/{name}': {what}; its names are {self.form}, what is at its default left out")
+        text = f"'{self.family}/{name}': {what}; its names are {self.form}, what is at its default left out"
+        return ManifestError(f"{self.path}: {harmless(text)}")
 
 
 def _can_be_asked(condition: str, values: Mapping[str, int]) -> bool:
