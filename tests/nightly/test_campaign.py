@@ -34,10 +34,13 @@ def by_kernel() -> dict[tuple[str, str], list[metalmm.Variant]]:
 
 
 def drawn_point(rng: random.Random, v: metalmm.Variant) -> metalmm.Variant:
-    """Half of the time another point of its strategy's search, most of which do not ship."""
+    """Another point of its strategy, most of which do not ship; some values are none that a search would try."""
     strategy = next((s for s in manifest.strategies() if s.family == v.family and s.search), None)
     while strategy and rng.random() < 0.9:
-        values = {key: rng.choice(choices) for key, choices in strategy.search.items()}
+        values = {
+            key: rng.randint(1, max(choices)) if rng.random() < 0.2 and type(choices[0]) is int else rng.choice(choices)
+            for key, choices in strategy.search.items()
+        }
         with contextlib.suppress(metalmm.ManifestError):
             name = strategy.name(values)
             strategy.check(name, values)
