@@ -157,4 +157,4 @@ def test_every_snippet_is_well_typed(page: Path, complaints: dict[str, list[str]
 
 def test_the_pages_have_snippets() -> None:
     assert sum(len(snippets(p)) for p in PAGES) >= 4
-    assert {"mine.metal", "my.toml"} <= set(written_files(ROOT / "docs" / "add_a_variant.md"))
+    assert {"mine.metal", "my.toml", "mine_quantized.metal", "my_quantized.toml"} <= set(written_files(ROOT / "docs" / "add_a_variant.md"))
