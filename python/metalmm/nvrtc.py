@@ -7,6 +7,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,6 +77,9 @@ class Compiler:
             status = self._library.nvrtcCompileProgram(program, len(options), given)
             if status:
                 log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+                if large := re.search(r"uses too much shared data \(0x(\w+) bytes, 0x(\w+) max\)", log):
+                    used, most = (int(x, 16) for x in large.groups())
+                    raise CompileError(f"{used} bytes of threadgroup memory; the limit is {most}")
                 raise CompileError(f"NVRTC failed:\n{log or self._library.nvrtcGetErrorString(status).decode()}")
             return self._text(program, what)
         finally:

@@ -68,6 +68,12 @@ def test_the_compilers_words_point_into_the_file() -> None:
         built(HEAD + "kernel void k(device float* y) { y[0] = nowhere; }\n")
 
 
+def test_too_much_threadgroup_memory_is_said_in_bytes() -> None:
+    body = "threadgroup float a[16384]; a[i] = y[i]; threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = a[i + 1];"
+    with pytest.raises(CompileError, match="kernel 'k': 65536 bytes of threadgroup memory; the limit is 49152"):
+        built(HEAD + f"kernel void k(device float* y, uint i [[thread_index_in_threadgroup]]) {{ {body} }}\n")
+
+
 def test_loads_are_as_wide_as_the_kernel_says() -> None:
     """16 bytes in one instruction, and nothing in local memory: what simd_octets is for."""
     source = kernel_source.KERNELS / "simd_octets.metal"
