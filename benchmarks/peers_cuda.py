@@ -129,19 +129,19 @@ def copy_gbps() -> float:
     return 2 * x.nbytes / statistics.median(times) / 1e9
 
 
-def _compile(job: tuple[str, str, str, int]) -> None:
-    text, name, kernel, capability = job
-    cuda.build(kernel_source.KernelText(text, name), kernel, {}, capability)
+def _compile(job: tuple[kernel_source.KernelText, str, int]) -> None:
+    text, kernel, capability = job
+    cuda.build(text, kernel, {}, capability)
 
 
 def compile_all(device: metalmm.Device, only: str) -> None:
     """Every instance that is asked for, on all cores, into the cache."""
-    jobs: dict[tuple[str, str, str, int], None] = {}
+    jobs: dict[tuple[kernel_source.KernelText, str, int], None] = {}
     for shape in SHAPES:
         for v in candidates(shape, device, only):
-            spec = shape.spec
-            text = v.assemble(manifest._core._specialization(v, spec))
-            jobs[text, str(v.source), kernel_source.host_name(v), int(device.info["compute_capability"])] = None
+            _, text, kernel = manifest.kernel_text(v, manifest._core._specialization(v, shape.spec))
+            if text:
+                jobs[text, kernel, int(device.info["compute_capability"])] = None
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs, chunksize=2))
 

@@ -135,7 +135,7 @@ def load_variants(path: str | os.PathLike[str]) -> list[Variant]:
             if v in _registry and _registry[v].manifest != path:
                 raise ManifestError(f"{path}: {v}: there is a variant of this id in {_registry[v].manifest}; choose another family name")
         for family in {*strategies, *(v.family for v in loaded.values())}:
-            owners = [s.path for s in _strategies.values() if s.family == family]
+            owners = [_strategies[family].path] if family in _strategies else []
             if family in strategies:
                 owners += [v.manifest for v in _registry.values() if v.family == family]
             if other := next((owner for owner in owners if owner != path), None):
@@ -174,8 +174,11 @@ def _forget_pipelines(v: Variant) -> None:
         _core._forget_pipelines(device, str(v))
 
 
-def kernel_text(variant: str, specialization: int) -> tuple[Variant, kernel_source.KernelText | None]:
-    """A variant with the MSL of that instance; none of a library's."""
+def kernel_text(variant: str, specialization: int) -> tuple[Variant, kernel_source.KernelText | None, str]:
+    """A variant with the MSL of that instance and the kernel's name in it; no MSL of a library's."""
     with _lock():  # the whole of one manifest, or of the one after it
         v = get(variant)
-        return v, kernel_source.KernelText(v.assemble(specialization), str(v.form(specialization).source)) if v.kernel else None
+        if not v.kernel:
+            return v, None, ""
+        text = kernel_source.KernelText(v.assemble(specialization), str(v.form(specialization).source))
+        return v, text, kernel_source.host_name(v.instance(specialization))

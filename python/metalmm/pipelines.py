@@ -18,17 +18,17 @@ Needed = tuple[str, int]  # a variant's id and a specialization: what Variant.in
 
 def build_pipeline(device: Device, variant: str, specialization: int) -> tuple[Any, ...]:
     """A variant's kernel as the device takes it; the extension asks for it on the first use."""
-    v, text = manifest.kernel_text(variant, specialization)
+    v, text, name = manifest.kernel_text(variant, specialization)
     if not text:
         return kernel_source.Code("", file=device.backend.library_file(v.library)).as_tuple()
-    return device.backend.code(device, text, kernel_source.host_name(v.instance(specialization)), {}).as_tuple()
+    return device.backend.code(device, text, name, {}).as_tuple()
 
 
 def compile_together(device: Device, needed: Iterable[Needed]) -> None:
     """Makes the code of some kernels at once, so that building each pipeline finds it; what goes wrong says so then."""
     with contextlib.suppress(Error, OSError):
-        made = [(*manifest.kernel_text(*one), one[1]) for one in needed]
-        device.backend.code_together(device, [(text, kernel_source.host_name(v.instance(bits))) for v, text, bits in made if text])
+        made = [manifest.kernel_text(*one) for one in needed]
+        device.backend.code_together(device, [(text, name) for _, text, name in made if text])
 
 
 def in_groups(device: Device, work: Sequence[T]) -> list[list[T]]:

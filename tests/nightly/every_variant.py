@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import metalmm
-from metalmm import kernel_source
+from metalmm import kernel_source, manifest
 from metalmm.backends import cuda
 from support.operands import draw
 from support.rows import What, array
@@ -26,9 +26,9 @@ from support.rows import What, array
 SHAPES = ((3, 37, 131, 2), (3, 96, 160, 1))  # m, n, k, batch: off every tile and vector, and on them
 
 
-def compiled(job: tuple[str, str, str, int]) -> None:
-    text, name, kernel, capability = job
-    cuda.build(kernel_source.KernelText(text, name), kernel, {}, capability)
+def compiled(job: tuple[kernel_source.KernelText, str, int]) -> None:
+    text, kernel, capability = job
+    cuda.build(text, kernel, {}, capability)
 
 
 def main() -> int:
@@ -41,15 +41,8 @@ def main() -> int:
         rows = list({What.of(row.variant): row for row in reversed(rows)}.values())
     if args.compile:
         capability = int(device.info["compute_capability"])
-        jobs = {
-            (
-                row.variant.assemble(row.specialization),
-                str(row.variant.source),
-                kernel_source.host_name(row.variant.instance(row.specialization)),
-                capability,
-            ): None
-            for row in rows
-        }
+        made = [manifest.kernel_text(row.variant, row.specialization) for row in rows]
+        jobs = {(text, kernel, capability): None for _, text, kernel in made if text}
         with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
             list(pool.map(compiled, jobs, chunksize=2))
         print(f"{len(jobs)} compiled")
