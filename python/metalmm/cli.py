@@ -54,12 +54,15 @@ def _what_b(members: list[Variant]) -> str:
 
 
 def _words_of_b(storages: set[str], ends: set[str]) -> list[str]:
-    quantized = storages - {"dense"}
-    every = "quantized B" if len(quantized) == len(STORAGES) - 1 else ",".join(x for x in STORAGES if x in quantized)
-    words = [*([every] if quantized else []), *(["dense"] if quantized and "dense" in storages else [])]
-    if len(storages) == len(STORAGES):
+    if storages == {"dense"}:
+        words = []
+    elif len(storages) == len(STORAGES):
         words = ["any B"]
-    return [", ".join(words)] * bool(words) + ([] if ends == {"1"} else [f"{','.join(x for x in ENDS if x in ends)} of one A"])
+    elif storages == set(STORAGES[1:]):
+        words = ["quantized B"]
+    else:
+        words = [",".join(x for x in STORAGES[1:] if x in storages) + ", dense" * ("dense" in storages)]
+    return words if ends == {"1"} else [*words, f"{','.join(x for x in ENDS if x in ends)} of one A"]
 
 
 def _without(v: Variant) -> str:
@@ -80,9 +83,9 @@ def _list(args: argparse.Namespace) -> int:
             rows.append((str(v), f"{v.tile[0]}x{v.tile[1] or 'n'}", str(v.threads), takes, "on" if v.enabled else f"off: {v.reason}"))
     else:
         named = {s.family: s.form for s in manifest.strategies()}
-        rows = [("family", "on", "off", "takes", "names")]
-        for family in dict.fromkeys([*(v.family for v in variants()), *named]):
-            members = [v for v in variants() if v.family == family]
+        rows, every = [("family", "on", "off", "takes", "names")], variants()
+        for family in dict.fromkeys([*(v.family for v in every), *named]):
+            members = [v for v in every if v.family == family]
             takes = " or ".join(dict.fromkeys(" ".join(_sizes_of(v.forms[0])) for v in members))
             takes = f"{_what_b(members)} {takes} {_without(members[0])}".strip() if members else ""
             on = sum(v.enabled for v in members)

@@ -470,9 +470,8 @@ def _kinds_and_types(v: Variant) -> list[tuple[Variant, str]]:
 
 def _what(shape: Shape) -> str:
     """What an instance is compiled for."""
-    return (
-        f"{shape.dtype}" + f" {shape.storage}" * (shape.storage != "dense") + f" {end_of(shape.also_n, shape.swiglu)}" * bool(shape.also_n)
-    )
+    words = [shape.dtype, *([shape.storage] if shape.storage != "dense" else [])]
+    return " ".join([*words, end_of(shape.also_n, shape.swiglu)] if shape.also_n else words)
 
 
 def median_us(call: Callable[[], object], repeat: int = 1) -> float:

@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
             unread = True
         else:
             tell(path, "", found, start)
-    for source in sorted({f.source for v in variants() if v.kernel for f in v.forms}) if args.all else []:
+    kinds = [kind for v in variants() if v.kernel for kind in v.kinds()] if args.all else []
+    for source in sorted({kind.source for kind in kinds}):
         start = time.perf_counter()
-        for count, found in check_instances(variants(), source).values():
+        for count, found in check_instances([kind for kind in kinds if kind.source == source]).values():
             tell(source, f"{count} instances, ", found, start)
     if args.json != "-":
         print("what is accepted here may still be refused by Apple's compiler; docs/lint.md says what is not looked at")
@@ -71,15 +72,14 @@ def run(args: argparse.Namespace) -> int:
     return 2 if unread else int(wrong)
 
 
-def check_instances(chosen: Sequence[Variant], only: Path | None = None) -> dict[Path, tuple[int, list[lint.Finding]]]:
+def check_instances(chosen: Sequence[Variant]) -> dict[Path, tuple[int, list[lint.Finding]]]:
     """By source file: every instance of its templates that a call of some variants can ask for on Metal, counted, and what is wrong with
-    them. only: that file."""
+    them."""
     asked = dict[Path, dict[str, None]]()
     for v in chosen:
         if v.kernel and (not v.devices or "metal" in v.devices):
-            for bits in v.specializations():
-                if only in (None, source := v.form(bits).source):
-                    asked.setdefault(source, {})[v.instance(bits)] = None
+            for kind in v.kinds():
+                asked.setdefault(kind.source, {}).update(dict.fromkeys(kind.instances()))
     found = {}
     for source, instances in asked.items():
         text = [source.read_text()]

@@ -17,26 +17,9 @@ from .strategy import Strategy
 from .variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Form, Variant
 
 _SIZES = ("m", "n", "k", "batch")
-_FIELDS = {
-    "source",
-    "kernel",
-    "template",
-    "tile",
-    "threads",
-    "supports",
-    "without",
-    "off",
-    "baseline",
-    "library",
-    "devices",
-    "needs",
-    "flight",
-    "busy",
-    "storage",
-    "matrices",
-}
-_OF_STRATEGIES = ("name", "where", "search", "points")
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
+_FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
+_OF_STRATEGIES = ("name", "where", "search", "points")
 # What a GPU of Apple may lack: simdgroup_matrix before Apple7; simd_sum and its like before Apple7 and Mac2; mps in virtual machines.
 FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas")
 _UNLIMITED = 2**32 - 1

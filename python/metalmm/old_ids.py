@@ -27,26 +27,24 @@ _RULES = [
     (r"(?:q8|q4|affine|fused)/.*_wide_(.+)", r"gemv_nt_thread/\1"),
     (r"(?:q8|q4|affine|fused)/.*?_((?:r\d_)?l\d.+)", r"gemv_nt/\1"),
 ]
-
-
-_PARTS = re.compile(r"\w+/(?:[a-z]+\d+|x|pipelined)(?:_(?:[a-z]+\d+|x|pipelined))*")
+# Parts that are left out today, by strategy.
+_DEFAULTS = {
+    **dict.fromkeys(("gemv_nt", "gemv_nt_mma", "gemv_nt_octet"), ("c1", "s1", "d1")),
+    "gemv_nn_octet": ("d1",),
+    "gemv_nt_vec4": ("s1",),
+    **dict.fromkeys(("small_m", "small_m_mma"), ("s1", "d1")),
+}
+_PARTS = re.compile(r"(?:[a-z]+\d+|x|pipelined)(?:_(?:[a-z]+\d+|x|pipelined))*")
 
 
 @cache
 def new_id(old: str) -> str:
     """What a variant of that id is called now; empty where that was never one, or has none."""
-    if len(old) > 100:
+    if len(old) > 100 or "_turns_" in old:
         return ""
-    for pattern, new in _RULES:
-        if re.fullmatch(pattern, old) and "_turns_" not in old:
-            family, _, name = re.sub(pattern, new, old).partition("/")
-            defaults = {
-                "gemv_nt": ("c1", "s1", "d1"),
-                "gemv_nt_octet": ("c1", "s1", "d1"),
-                "gemv_nn_octet": ("d1",),
-                "gemv_nt_vec4": ("s1",),
-            }
-            dropped = defaults.get(family.removesuffix("_mma"), ("s1", "d1") if family.startswith("small_m") else ())
-            new = f"{family}/" + "_".join(word for word in name.split("_") if word not in dropped)
-            return new if _PARTS.fullmatch(new) else ""
-    return ""
+    found = next(((m, new) for pattern, new in _RULES if (m := re.fullmatch(pattern, old))), None)
+    if found is None:
+        return ""
+    family, _, name = found[0].expand(found[1]).partition("/")
+    name = "_".join(word for word in name.split("_") if word not in _DEFAULTS.get(family, ()))
+    return f"{family}/{name}" if _PARTS.fullmatch(name) else ""

@@ -25,7 +25,8 @@ class Strategy:
     Attributes:
         path, family: The manifest, and its family there.
         prefixes: Of each parameter, in the order of a name: its number's prefix, or the word of one that is true.
-        tables: For each kernel its table and the family's, with the parameters' defaults.
+        tables: For each kernel its table and the family's.
+        fixed: Their whole numbers and flags: the parameters' defaults, and what no name says.
         where: Conditions between parameters that every point keeps.
         search, search_where: What `metalmm tune --search` tries: values of each parameter, and conditions between them and the sizes.
         points: Names of those that ship.
@@ -36,6 +37,7 @@ class Strategy:
     family: str
     prefixes: Mapping[str, str]
     tables: Sequence[dict[str, Any]]
+    fixed: Mapping[str, int | bool]
     where: Sequence[str]
     search: Mapping[str, Sequence[int]]
     search_where: Sequence[str]
@@ -54,15 +56,15 @@ class Strategy:
             raise fail(f"name is {name!r}; it takes a table of parameters with the prefix of each")
         if len(set(name.values())) < len(name):
             raise fail(f"name is {name!r}; two parameters have one prefix")
-        defaults = {key: next((table[key] for table in tables if key in table), None) for key in name}
-        flags = {key for key, value in defaults.items() if isinstance(value, bool)}
+        fixed = {key: x for table in reversed(tables) for key, x in table.items() if isinstance(x, int)}
+        flags = {key for key in name if isinstance(fixed.get(key), bool)}
         numbers = {prefix for key, prefix in name.items() if key not in flags}
         for key, prefix in name.items():
             if not re.fullmatch("[A-Za-z]+[0-9]*" if key in flags else "[A-Za-z]+", prefix):
                 raise fail(f"name.{key} is {prefix!r}; it takes letters, of a flag with digits behind them")
-            if key in flags and (defaults[key] or prefix.rstrip("0123456789") in numbers):
+            if key in flags and (fixed[key] or prefix.rstrip("0123456789") in numbers):
                 raise fail(f"name.{key}: a flag is false by default, and its word is no other's prefix with a number")
-        if not any(value is None or isinstance(value, str) for value in defaults.values()):
+        if fixed.keys() >= name.keys():
             raise fail(f"name is {name!r}; all of them have defaults; take one away, as the point of all defaults has no name")
         if not isinstance(points, list) or not all(isinstance(x, str) for x in points):
             raise fail(f"points is {points!r}; it takes a list of names")
@@ -71,7 +73,7 @@ class Strategy:
         if not isinstance(search, dict):
             raise fail(f"search is {search!r}; it takes a table of parameters with lists of values")
         conditions = [("where", where), ("search.where", search.get("where", []))]
-        given = [*name, *(key for table in tables for key, x in table.items() if isinstance(x, int))]
+        given = [*name, *fixed]
         for key, found in conditions:
             if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
                 raise fail(f"{key} is {found!r}; it takes a list of conditions")
@@ -92,7 +94,7 @@ class Strategy:
                 raise fail(f"search.{key} is {choices!r}; it takes a list of whole numbers of at least 1")
         if (count := math.prod(map(len, values.values()))) > _MOST:
             raise fail(f"search has {count} combinations; the limit is {_MOST}")
-        return Strategy(path, family, name, tables, where, values, search.get("where", []), points, reasons)
+        return Strategy(path, family, name, tables, fixed, where, values, search.get("where", []), points, reasons)
 
     @property
     def form(self) -> str:
@@ -103,8 +105,7 @@ class Strategy:
         """Of a point. Parameters at their default are left out."""
         words = []
         for key, prefix in self.prefixes.items():
-            value, default = values.get(key, self._default(key)), self._default(key)
-            if value is not None and value != default:
+            if (value := values.get(key)) is not None and value != self.fixed.get(key):
                 words.append(prefix if self._is_flag(key) else f"{prefix}{int(value)}")
         return "_".join(words)
 
@@ -117,19 +118,15 @@ class Strategy:
                 raise self._fail(name, f"it does not know '{word}'")
             del left[key]
             found[key] = True if self._is_flag(key) else int(word[len(self.prefixes[key]) :])
-        if missing := [f"{prefix}N ({key})" for key, prefix in left.items() if self._default(key) is None]:
+        if missing := [f"{prefix}N ({key})" for key, prefix in left.items() if key not in self.fixed]:
             raise self._fail(name, f"{missing[0]} is missing")
         if zero := next((key for key, value in found.items() if value == 0), None):
             raise self._fail(name, f"{zero} is 0; it takes 1 or more")
         if (right := self.name(found)) != name:
             raise self._fail(name, f"it is spelled '{right}'")
-        self.check(name, found)
-        return found
-
-    def check(self, name: str, values: Mapping[str, int]) -> None:
-        """Raises ManifestError where a condition does not hold."""
-        if broken := self._broken(self.where, values):
+        if broken := self._broken(self.where, found):
             raise self._fail(name, f"{broken} does not hold")
+        return found
 
     def searched(self, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """The points that a search may try for a shape of those sizes."""
@@ -139,8 +136,7 @@ class Strategy:
                 yield values
 
     def _broken(self, conditions: Sequence[str], values: Mapping[str, int]) -> str:
-        fixed = {key: int(value) for key, value in self.tables[0].items() if isinstance(value, int)}
-        numbers = {**fixed, **{key: int(value) for key, value in values.items()}}
+        numbers = {key: int(value) for key, value in {**self.fixed, **values}.items()}
         for condition in conditions:
             try:
                 if holds(condition, numbers):
@@ -150,12 +146,8 @@ class Strategy:
             return condition
         return ""
 
-    def _default(self, key: str) -> int | bool | None:
-        value = next((table[key] for table in self.tables if key in table), None)
-        return value if isinstance(value, int) else None
-
     def _is_flag(self, key: str) -> bool:
-        return isinstance(self._default(key), bool)
+        return isinstance(self.fixed.get(key), bool)
 
     def _reads(self, key: str, prefix: str, word: str) -> bool:
         if self._is_flag(key):

@@ -61,6 +61,10 @@ class Form:
         """Of operands that it takes: some of float16, bfloat16, float32."""
         return tuple(t for t in OPERAND_TYPES if t not in self.without)
 
+    def takes(self, storage: str, end: str) -> bool:
+        """Whether it takes that B, of STORAGES and ENDS."""
+        return storage in self.storages and end in self.ends
+
 
 class Variant(str):
     """A variant's id, ``family/name``, that knows its manifest entry.
@@ -113,7 +117,7 @@ class Variant(str):
 
     def of(self, storage: str, end: str) -> Variant | None:
         """Itself for that B, of STORAGES and ENDS; None where it does not take it."""
-        return next((self._for(f, storage, end) for f in self.forms if storage in f.storages and end in f.ends), None)
+        return next((self._for(f, storage, end) for f in self.forms if f.takes(storage, end)), None)
 
     def _for(self, form: Form, storage: str, end: str) -> Variant:
         narrow = Variant(self)
@@ -150,8 +154,7 @@ class Variant(str):
 
     def form(self, specialization: int) -> Form:
         """The kernel of such a call."""
-        storage, end = _b_of(specialization)
-        return next(f for f in self.forms if storage in f.storages and end in f.ends)
+        return next(f for f in self.forms if f.takes(*_b_of(specialization)))
 
     def specializations(self) -> Iterator[int]:
         """Every one that a call can ask for, some more than once."""

@@ -41,10 +41,8 @@ def drawn_point(rng: random.Random, v: metalmm.Variant) -> metalmm.Variant:
             key: rng.randint(1, max(choices)) if rng.random() < 0.2 and type(choices[0]) is int else rng.choice(choices)
             for key, choices in strategy.search.items()
         }
-        with contextlib.suppress(metalmm.ManifestError):
-            name = strategy.name(values)
-            strategy.check(name, values)
-            return manifest.get(f"{v.family}/{name}").of(v.storage, v.end) or v
+        with contextlib.suppress(metalmm.UnknownVariantError):
+            return manifest.get(f"{v.family}/{strategy.name(values)}").of(v.storage, v.end) or v
     return v
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import metalmm
+import pytest
+
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
 
@@ -42,6 +45,16 @@ template <int TG> [[kernel]] void fill(const device half* A [[buffer(0)]], const
   const device half* C [[buffer(3)]], const device half* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
   uint3 at [[thread_position_in_grid]]) { if (at.x < p.n && at.y < p.m) D[at.y * p.ldd + at.x] = VALUE; }
 """
+
+
+def refused(folder: Path, manifest: str, message: str) -> None:
+    """A manifest beside an empty k.metal is refused, and changes nothing."""
+    (folder / "k.metal").write_text("")
+    (folder / "m.toml").write_text(manifest)
+    known = metalmm.variants()
+    with pytest.raises(metalmm.ManifestError, match=message):
+        metalmm.load_variants(folder / "m.toml")
+    assert metalmm.variants() == known
 
 
 def _write(folder: Path, value: str = "1.0h", manifest: str = ANEW) -> Path:

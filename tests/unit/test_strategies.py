@@ -12,6 +12,7 @@ from metalmm import _core, manifest, old_ids
 from metalmm.errors import ManifestError
 from metalmm.strategy import Strategy
 from metalmm.variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, specialization_of, type_of
+from support.surroundings import refused
 
 STRATEGIES = manifest.strategies(manifest.BUILTIN)
 
@@ -191,10 +192,7 @@ v = { threads = 64 }
     ],
 )
 def test_manifests_of_several_kernels(old: str, new: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "k.metal").write_text("")
-    (tmp_path / "m.toml").write_text(KERNELS.replace(old, new, 1))
-    with pytest.raises(ManifestError, match=message):
-        metalmm.load_variants(tmp_path / "m.toml")
+    refused(tmp_path, KERNELS.replace(old, new, 1), message)
 
 
 def test_a_kernel_s_own_limits(tmp_path: Path) -> None:
@@ -255,12 +253,8 @@ points = ["a2_tg64"]
     ],
 )
 def test_strategies_that_are_none(old: str, new: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "k.metal").write_text("")
-    (tmp_path / "m.toml").write_text(STRATEGY.replace(old, new, 1))
-    known = metalmm.variants()
-    with pytest.raises(ManifestError, match=message):
-        metalmm.load_variants(tmp_path / "m.toml")
-    assert metalmm.variants() == known and manifest.get("gemv_nt/l4_d3_tg96")
+    refused(tmp_path, STRATEGY.replace(old, new, 1), message)
+    assert manifest.get("gemv_nt/l4_d3_tg96")
 
 
 def test_a_strategy_of_a_user_s(tmp_path: Path) -> None:

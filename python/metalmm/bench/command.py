@@ -142,7 +142,7 @@ def choose(shapes: Sequence[Shape], args: argparse.Namespace, device: Device) ->
     for shape in shapes:
         chosen = []
         for v in candidates:
-            if not v.of(kind_of(shape.storage), end_of(shape.also_n, shape.swiglu)):
+            if not any(f.takes(kind_of(shape.storage), end_of(shape.also_n, shape.swiglu)) for f in v.forms):
                 continue  # of another operation
             why = v.unavailable(device) or v.lacks(shape.spec) or ("" if v.enabled or args.all else f"off: {v.reason}")
             if why:
