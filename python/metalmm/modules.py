@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend comman
 # How a compiler names them: the file's end, the option, and whether the option takes the name without its last end.
 _KEPT = {"clang": (".pch", "-include-pch", False), "gcc": (".parsed.h.gch", "-include", True)}
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
+# A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
+_LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
 _INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that asks for more of the runtime
 
 
@@ -196,9 +199,9 @@ def _compile_to(kernel: _Kernel, target: Path, header: Sequence[str]) -> None:
         if kernel.job.debug:  # in two steps: a link with the sanitizer's flag would bring its library
             made = str(source.with_suffix(".o"))
             compiler.run([path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
-            compiler.run([path, "-shared", "-fPIC", "-o", str(target), made, "-lm"])
+            compiler.run([path, "-shared", "-fPIC", "-o", str(target), made, *_LIBRARIES])
         else:
-            compiler.run([path, *flags, *header, "-o", str(target), str(source), "-lm"])
+            compiler.run([path, *flags, *header, "-o", str(target), str(source), *_LIBRARIES])
     except CompileError as error:
         if _FULL.search(str(error)):  # which is the folder's fault: the cache takes another
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error

@@ -16,7 +16,7 @@ if(CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
 endif()
 set_source_files_properties(${METAL_SOURCES} PROPERTIES COMPILE_OPTIONS "${OBJC_OPTIONS}")
 # The fake implements of each protocol what the library calls; anything else raises when it is called.
-set_source_files_properties(${FAKE_SOURCES} PROPERTIES LANGUAGE CXX
+set_source_files_properties(${FAKE_SOURCES} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON
   COMPILE_OPTIONS "${OBJC_OPTIONS};-Wno-protocol;-Wno-objc-property-implementation;-Wno-incomplete-implementation;-Wno-deprecated-implementations")
 target_sources(_core PRIVATE ${FAKE_SOURCES} ${FAKE}/personality.cpp ${FAKE}/../toy_device/toy_device.cpp)  # tests/devices/metal/test_new_device.py
 target_link_libraries(_core PRIVATE gnustep-base objc)
