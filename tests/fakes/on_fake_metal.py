@@ -12,12 +12,17 @@ import ast
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common import apply_settings, end_if, run_arguments
+
+if TYPE_CHECKING:
+    from metalmm.msl.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("METALMM_FAKE_BUILD", ROOT / "build" / "fake-metal"))
@@ -80,13 +85,20 @@ class FakeMetal:
         return failed
 
 
+@functools.cache
+def _program(source: str) -> Program:
+    from metalmm import compiler
+    from metalmm.msl.program import Program
+
+    return Program(compiler.preprocess(source, "program_source"), "program_source")
+
+
 def _compile(source: str, kernel: str | None, constants: str) -> str:
     """A module's path and lines "INDEX TYPE" of its buffers; without a kernel, what the source holds: lines "kernel NAME" and "constant NAME INDEX TYPE"."""
     import metalmm
-    from metalmm import compiler, kernel_source, modules
-    from metalmm.msl.program import Program
+    from metalmm import kernel_source, modules
 
-    program = Program(compiler.preprocess(source, "program_source"), "program_source")
+    program = _program(source)
     if kernel is not None:
         given = (part.split("=", 1) for part in constants.split(";") if part)
         numbers = {int(index): ast.literal_eval(value) for index, value in given}

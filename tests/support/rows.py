@@ -129,27 +129,34 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             for given in _choices(v)
             for compiler in compilers
         ]
-    rows = dict.fromkeys(itertools.chain(*(_product(vs, [quickest] if what.tensor_cores else compilers) for what, vs in members.items())))
-    have = {row.variant for row in rows}
+    have = set[tuple[Any, ...]]()
+    rows = [row for what, vs in members.items() for row in _product(vs, [quickest] if what.tensor_cores else compilers, have)]
+    known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
-        if v not in have:
-            have.add(v)
-            layouts = v.supports["layouts"]  # all alignments are given where a model's shapes have them
-            rows[Row(v, v.types[0], layouts[next(turn) % len(layouts)], _choices(v)[0], quickest)] = None
-    return list(rows) + _pairs(list(rows))
+        if v not in known_ids:
+            known_ids.add(v)
+            layouts = v.supports["layouts"]
+            rows.append(_newest(v, v.types[0], layouts[next(turn) % len(layouts)], quickest, have))
+    return rows + _pairs(rows, have)
 
 
-def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
-    """Of what one kernel computes: layout by type by compiler. Ids and alignments take turns."""
+def _newest(v: metalmm.Variant, dtype: str, layout: str, compiler: str, have: set[tuple[Any, ...]]) -> Row:
+    """With those alignments that make most pairs which no row before has."""
+    row = max((Row(v, dtype, layout, given, compiler) for given in _choices(v)), key=lambda row: len(pairs_of(row) - have))
+    have |= pairs_of(row)
+    return row
+
+
+def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]]) -> Iterator[Row]:
+    """Of what one kernel computes: layout by type by compiler. Ids take turns."""
     turn = itertools.count()
     for layout, dtype in itertools.product(LAYOUTS, OPERAND_TYPES):
         fitting = [v for v in vs if layout in v.supports["layouts"] and dtype in v.types]
         for compiler in compilers if fitting else ():
             i = next(turn)
             v = fitting[i % len(fitting)]
-            choices = _choices(v)
-            yield Row(v, dtype, layout, choices[(i + i // len(compilers)) % len(choices)], compiler)
+            yield _newest(v, dtype, layout, compiler, have)
 
 
 def pairs_of(row: Row) -> set[tuple[Any, ...]]:
@@ -160,9 +167,8 @@ def pairs_of(row: Row) -> set[tuple[Any, ...]]:
     return {(row.variant.kernel, a, b) for a in has for b in beside if a != b}
 
 
-def _pairs(rows: list[Row]) -> list[Row]:
+def _pairs(rows: list[Row], have: set[tuple[Any, ...]]) -> list[Row]:
     """Rows for those that are missing."""
-    have = set().union(*map(pairs_of, rows))
     added = list[Row]()
     for row in rows:
         for given in _choices(row.variant):
@@ -173,9 +179,16 @@ def _pairs(rows: list[Row]) -> list[Row]:
     return added
 
 
+def _ways(v: metalmm.Variant) -> tuple[Any, ...]:
+    """The more, the more a debug device may find: alignments, simdgroups that share a column, several sets of them; few threads."""
+    split = v.params.get("split", 1)
+    of_sets = (split > 1, split > 1 and v.threads > 32 * split)
+    return len(free_alignments(v)), *of_sets, v.params.get("wide", False), v.params.get("width", 1), -v.threads
+
+
 def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
-    """Compiled for a debug device, of each kernel with each format and each end: by turns the id of most simdgroups a column with all
-    alignments, and another with none. With METALMM_TEST_ALL every id with both."""
+    """Compiled for a debug device, of each kernel with each format and each end: by turns the id of most ways with all alignments, and
+    the one of fewest with none. With METALMM_TEST_ALL every id with both."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
@@ -185,10 +198,7 @@ def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
             continue
         have |= what.pairs()
         turn += 1
-        ranked = sorted(
-            vs,
-            key=lambda v: (len(free_alignments(v)), v.params.get("split", 1), v.params.get("wide", False), v.params.get("width", 1)),
-        )
+        ranked = sorted(vs, key=_ways)
         chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [((ranked[-1], 0), (ranked[0], 1))[turn % 2]]
         for v, i in chosen:
             choices, layouts = _choices(v), v.supports["layouts"]
