@@ -11,6 +11,7 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
+#include "include/lanes.h"
 #include "include/prefetch.h"
 
 template <class T>
@@ -45,8 +46,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG, bool VEC>
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
   const device T* a = A + group.z * p.stride_a + row0 * p.lda;
   const device T* b = B + group.z * p.stride_b + first * p.ldb;
-  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 255) / 256 * 256;
-  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint slice = slice_of<SPLIT, 256>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
   float sum[ROWS][COLS] = {};
   uint k = begin;

@@ -10,6 +10,7 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
+#include "include/lanes.h"
 #include "include/octet.h"
 #include "include/wait.h"
 
@@ -26,8 +27,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
   uint first = (group.x * SETS + set) * COLS, last = p.n - 1;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
   const device T* a = A + group.z * p.stride_a + row0 * p.lda;
-  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 255) / 256 * 256;
-  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint slice = slice_of<SPLIT, 256>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   // Columns past the last read the last one, and are not stored: no test in the loop.
   const device T* b[COLS];
 #pragma clang loop unroll(full)

@@ -13,6 +13,7 @@
 using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
+#include "include/lanes.h"
 #include "include/octet.h"
 #include "include/place.h"
 #include "include/wait.h"
@@ -74,8 +75,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   const device T* b[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) b[t] = B + group.z * p.stride_b + min(first + 8 * t + row, last) * p.ldb;
-  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
-  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
   float added[TILES];
 #pragma clang loop unroll(full)

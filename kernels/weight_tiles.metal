@@ -12,10 +12,11 @@
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
+#include "cuda/tensor.h"
 #include "include/eighth.h"
 #include "include/epilogue.h"
+#include "include/lanes.h"
 #include "include/place.h"
-#include "include/tensor.h"
 #include "include/wait.h"
 #include "include/weights.h"
 
@@ -39,7 +40,7 @@ METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, co
   return sum;
 }
 
-// A block of 32 of k. MMA: x0 is what include/tensor.h wants, of a row of A, and x1 nothing.
+// A block of 32 of k. MMA: x0 is what cuda/tensor.h wants, of a row of A, and x1 nothing.
 template <bool MMA, int FORMAT, int TILES>
 METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Stored (&by)[TILES],
                          Octet<half> x0, Octet<half> x1, bool second, uint low) {
@@ -79,15 +80,15 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
 }
 
 // WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, bool WHOLE>
+template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, bool WHOLE>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef Weights<T, FORMAT, CANONICAL> From;
+  constexpr int FORMAT = From::Pack::ID;
   typedef Eighth<FORMAT> Bits;
-  constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Packing<FORMAT>::PER_BYTE;
+  constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   threadgroup float numbers[TG / 32][64];
@@ -102,8 +103,7 @@ template <class T, int FORMAT, bool CANONICAL, int TILES, int SPLIT, int DEPTH, 
   const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
   const device T* from0 = MMA ? a + min(row0 + row, p.m - 1) * p.lda : a0;
   const device T* from1 = MMA ? from0 : a1;
-  uint slice = SPLIT == 1 ? p.k : ((p.k + SPLIT - 1) / SPLIT + 31) / 32 * 32;
-  uint begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[TILES];
   float added[TILES];

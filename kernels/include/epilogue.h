@@ -4,6 +4,14 @@
 
 #include "params.h"
 
+// D, and what is added to it.
+template <class T>
+struct Output {
+  device T* D;
+  const device T* C;
+  const device T* bias;
+};
+
 template <class T>
 METAL_FUNC float bias_of(const device T* bias, constant MatmulParams& p, uint col) {
   return p.has_bias ? float(bias[col]) : 0.0f;

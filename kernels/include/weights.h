@@ -13,14 +13,15 @@
 #pragma once
 #include <metal_stdlib>
 
+#include "../cpu/sixteen.h"
 #include "octet.h"
-#include "sixteen.h"
 
 enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4 };  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
   enum : uint {
+    ID = FORMAT,
     BITS = FORMAT == DENSE                ? 16
     : FORMAT == Q8_0 || FORMAT == AFFINE8 ? 8
                                           : 4,
@@ -108,6 +109,7 @@ struct Factors {
 // Weights of one format: CANONICAL blocks, or rows. T: the operands' type.
 template <class T, int FORMAT, bool CANONICAL>
 struct Weights {
+  typedef Packing<FORMAT> Pack;
   typedef typename ScaleType<Packing<FORMAT>::HAS_BIAS, T>::type S;
   enum : uint {
     LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
@@ -261,6 +263,7 @@ struct Weights {
 
 template <class T, bool CANONICAL>
 struct Weights<T, DENSE, CANONICAL> {
+  typedef Packing<DENSE> Pack;
   enum : uint { SHIFTED = 0 };
   struct Piece {
     Octet<T> elements;

@@ -14,7 +14,7 @@ from .errors import ManifestError
 from .expressions import evaluate
 from .files import harmless, text_of
 from .strategy import Strategy
-from .variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Form, Variant
+from .variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Form, Variant, is_argument, names_of
 
 _SIZES = ("m", "n", "k", "batch")
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
@@ -74,7 +74,9 @@ def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> 
 def _arguments(*tables: Mapping[str, Any]) -> set[str]:
     """Names that the templates of some tables have."""
     lists = [table.get("template") for table in tables]
-    return {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)} | {"bk"}
+    return {name for words in lists if isinstance(words, list) for word in words if isinstance(word, str) for name in names_of(word)} | {
+        "bk"
+    }
 
 
 def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> None:
@@ -259,8 +261,13 @@ class _Entry:
 
     def _form(self, table: dict[str, Any]) -> Form:
         self.table = table
-        template = self._parameters()
-        supports, without = self._supports(), self._types(template)
+        template = self.words("template")
+        if (odd := next((word for word in template if not is_argument(word)), None)) is not None:
+            raise self.fail(
+                f"template has '{harmless(odd)}'; it lists names of parameters, or a type of the kernel's with some: Pair<rows, columns>"
+            )
+        self._parameters(names := [name for word in template for name in names_of(word)])
+        supports, without = self._supports(), self._types(names)
         rules = {key: str(self.take(key, str, "")) for key in ("flight", "busy")}
         for key, rule in rules.items():
             try:
@@ -278,7 +285,7 @@ class _Entry:
                 raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
         if (unknown := next((x for x in ends if x not in ENDS), None)) is not None:
             raise self.fail(f"matrices has {unknown!r}; it lists some of {', '.join(ENDS)}")
-        return Form(source, kernel, template, tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
+        return Form(source, kernel, ", ".join(template), tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
 
     def _listed(self, key: str, otherwise: str) -> tuple[str, ...]:
         """A word, or a list of some."""
@@ -297,9 +304,8 @@ class _Entry:
             raise self.fail(f"there is no file {source}")
         return source
 
-    def _parameters(self) -> tuple[str, ...]:
+    def _parameters(self, template: Sequence[str]) -> None:
         v = self.v
-        template = self.words("template")
         params = {key: self.table[key] for key in (*dict.fromkeys(template), "bk") if key in self.table and key not in _FIELDS}
         v.params.update(params)
         if decided := next((key for key in (TYPE, *STORED) if key in v.params), None):
@@ -327,7 +333,6 @@ class _Entry:
         if getattr(v, "tile", found) != found:
             raise self.fail(f"its kernels have tiles of {v.tile} and {found}; they take one")
         v.tile = found
-        return template
 
     def _size(self, rule: object, key: str, values: Mapping[str, Any]) -> int | None:
         """What an expression of parameters and whole numbers gives; None for what is no text."""

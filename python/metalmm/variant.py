@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +34,31 @@ def kind_of(storage: str) -> str:
     return ":".join(word for word in storage.split(":") if not word.isdecimal())
 
 
+# A word of a template's arguments that has a value: no type of the kernel's own, as Lanes is in "Lanes<lanes, columns>".
+_ARGUMENT = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*<)", re.ASCII)
+_TYPE = re.compile(r"([A-Za-z_]\w*)<\w+(?:, ?\w+)*>", re.ASCII)
+
+
+def is_argument(word: str) -> bool:
+    """Whether a template's argument can be that: a name, or a type of names, numbers and such types: "Lanes<lanes, 8>"."""
+    while (shorter := _TYPE.sub(r"\1", word)) != word:
+        word = shorter
+    return bool(re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII))
+
+
+@functools.cache
+def names_of(spelling: str) -> tuple[str, ...]:
+    """Of a template's arguments, each once."""
+    return tuple(dict.fromkeys(_ARGUMENT.findall(spelling)))
+
+
 @dataclass(frozen=True)
 class Form:
     """One kernel of a variant.
 
     Attributes:
         source, kernel: The .metal file, and the template in it; of a library's matmul the kernel is empty.
-        template: Names of the template's arguments.
+        spelling: The template's arguments as its instances have them, such as ``type, Lanes<lanes, columns>, vec8``.
         storages, ends: The B that it takes, some of STORAGES and of ENDS.
         supports: Sizes, layouts and epilogue.
         without: Why it does not take operands of a type.
@@ -48,13 +68,18 @@ class Form:
 
     source: Path
     kernel: str
-    template: tuple[str, ...]
+    spelling: str
     storages: tuple[str, ...]
     ends: tuple[str, ...]
     supports: Mapping[str, Any]
     without: Mapping[str, str]
     flight: str
     busy: str
+
+    @property
+    def template(self) -> tuple[str, ...]:
+        """Names of the template's arguments."""
+        return names_of(self.spelling)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -150,7 +175,7 @@ class Variant(str):
         layout, _, blocks = storage.partition(":")
         chosen.update(format=layout.upper(), canonical=cpp(bool(blocks)), swiglu=cpp(end == "swiglu"))
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
-        return f"{form.kernel}<{', '.join(values[name] for name in form.template)}>"
+        return f"{form.kernel}<{_ARGUMENT.sub(lambda name: values[name[0]], form.spelling)}>"
 
     def form(self, specialization: int) -> Form:
         """The kernel of such a call."""

@@ -100,7 +100,9 @@ SOURCES = set(os.environ.get("METALMM_TEST_SOURCES", "").split())  # kernels mad
 def is_wanted(v: metalmm.Variant) -> bool:
     if v.manifest != manifest.BUILTIN:  # support/changed.py may have loaded copies
         return False
-    return not SOURCES or bool(SOURCES & {v.source.name, *re.findall(r"/include/(\w+\.h)", kernel_source.inline_includes(v.source))})
+    return not SOURCES or bool(
+        SOURCES & {v.source.name, *re.findall(r"/(?:include|cpu|cuda)/(\w+\.h)", kernel_source.inline_includes(v.source))}
+    )
 
 
 def known() -> list[metalmm.Variant]:

@@ -82,6 +82,12 @@ def test_a_family_where_a_variant_is_wanted_lists_its_members() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ('template = ["threads"]', 'template = ["threads", "a-b"]', "template has 'a-b'; it lists names of parameters, or a type"),
+        *(
+            ('template = ["threads"]', f'template = ["threads", "{odd}"]', "it lists names of parameters, or a type")
+            for odd in ("", "a b", "threads, threads", "threads>", "Pair<threads", "Pair<>", "Pair<4x", "Pair<ähnlich>", "a;b", "x::y")
+        ),
+        ('template = ["threads"]', 'template = ["Pair<threads, nobody>"]', "template argument 'nobody' has no value"),
         ('template = ["threads"]', 'template = ["threads", "align_k"]\nbk = false', "'bk' is False; it takes a number"),
         ("one = { threads = 32 }", 'one = { threads = 32, without = { float32 = "" } }', "'without.float32' is empty; it says why"),
         ("one = { threads = 32 }", "one = { threads = 32, type = 1 }", "unknown key 'type'|what the call decides"),

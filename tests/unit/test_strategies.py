@@ -91,7 +91,7 @@ def test_the_kernel_follows_from_b() -> None:
         assert bits == asked and OPERAND_TYPES[type_of(bits)] == "float16" and LAYOUTS[bits & 3] == "nt"
         if form != "dense" or is_fused:
             layout = "true" if storage.endswith(":canonical") else "false"
-            assert f"half, {form.upper()}, {layout}, false" in v.instance(bits)
+            assert f"half, Weights<half, {form.upper()}, {layout}>, " in v.instance(bits)
     assert manifest.get("gemv_nt_vec4/c4_tg128").of("q8_0", "1") is None
 
 

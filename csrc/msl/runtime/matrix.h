@@ -64,7 +64,7 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   d.thread_elements()[1] = static_cast<D>(p[1]);
 }
 
-// What kernels/include/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round
+// What kernels/cuda/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round
 // is not written down; here they add eight products to a sum at once, cut off one bit below the largest's last, and cut off the result.
 struct Mma {
   static float cut_off_sum(float sum, const float (&products)[8]) {

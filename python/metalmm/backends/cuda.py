@@ -191,7 +191,7 @@ def build(
     def compile_to(target: Path) -> None:
         text = source.text
         if not source.is_preprocessed:
-            text = compiler.preprocess(text, source.name, defines={"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/include/tensor.h asks
+            text = compiler.preprocess(text, source.name, defines={"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/cuda/tensor.h asks
 
         places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
         for _ in range(16):

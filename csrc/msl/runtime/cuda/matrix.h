@@ -110,7 +110,7 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
 #endif
 }
 
-// What kernels/include/tensor.h has of tensor cores: mma.m16n8k16 of half, sums in float, lanes as PTX says.
+// What kernels/cuda/tensor.h has of tensor cores: mma.m16n8k16 of half, sums in float, lanes as PTX says.
 METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b) {
   float4 d;
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"

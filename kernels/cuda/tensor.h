@@ -16,7 +16,7 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "eighth.h"
+#include "../include/eighth.h"
 
 // Of a kernel that does without, nothing.
 template <bool YES>

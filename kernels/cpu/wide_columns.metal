@@ -8,8 +8,8 @@
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
-#include "include/epilogue.h"
-#include "include/prefetch.h"
+#include "../include/epilogue.h"
+#include "../include/prefetch.h"
 
 // By 2x4s: g++ takes vectors of 4 out of 8 floats faster than out of the 16 of a 4x4.
 template <class T>

@@ -8,8 +8,8 @@
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
-#include "include/epilogue.h"
-#include "include/prefetch.h"
+#include "../include/epilogue.h"
+#include "../include/prefetch.h"
 
 template <class T>
 METAL_FUNC float4x4 load16(const device T* p) {

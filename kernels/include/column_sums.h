@@ -1,0 +1,107 @@
+// Whole sums of columns: the lanes' and the simdgroups' that share their K.
+#pragma once
+#include <metal_stdlib>
+
+#include "../cpu/blocks.h"
+#include "columns.h"
+#include "eighth.h"
+#include "wait.h"
+#include "weights.h"
+
+// The threadgroup memory of `add_up`.
+template <class Pack, class Way, int ROWS>
+struct Shared {
+  enum : uint { PIECES = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH };
+  float4 staged[Way::STAGED ? Way::SPLIT : 1][Way::STAGED ? (PIECES + 31) / 32 * PITCH : 1];
+  float partial[Way::SPLIT > 1 ? Way::THREADS / 32 : 1][ROWS][Way::ACROSS * Way::COLS];
+};
+
+// The sums of this lane's columns, `first` and each 32 / LANES further, of each of MATRICES. False for simdgroups whose sums are with
+// others'. WHOLE: rows of A and of the weights begin on 16 bytes.
+template <bool WIDE, bool WHOLE, class From, class Way, int MATRICES, int ROWS, class T>
+METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint of_k, uint first, Thread me,
+                       threadgroup Shared<typename From::Pack, Way, ROWS>& shared, thread float (&sum)[ROWS][Way::COLS]) {
+  typedef typename From::Pack Pack;
+  constexpr uint LANES = Way::LANES, COLS = Way::COLS, SPLIT = Way::SPLIT, ACROSS = Way::ACROSS;
+  constexpr uint COUNT = Pack::COUNT, WINDOW = COUNT * LANES * Way::DEPTH;
+  static_assert(!Way::MMA || !WIDE, "a thread that walks columns alone has no tensor cores");
+  uint share = me.simdgroup % SPLIT, at = me.lane % LANES;
+  uint slice = slice_of<SPLIT, 32>(of_k), begin = metal::min(share * slice, of_k), end = metal::min(begin + slice, of_k);
+  // Columns past the last read the last one, and are not stored: no test in the loop.
+  Columns<MATRICES, Way::COLS> b;
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < MATRICES; i++) b.w[i] = w[i];
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) b.column[c] = metal::min(first + c / MATRICES * ACROSS, w[0].n - 1);
+  float4 sums[ROWS][COLS];
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
+  uint k = begin;
+  if (WIDE) {
+    uint whole = begin + (end - begin) / 32 * 32;
+    wait_for_operands();
+    add_blocks_of_columns<WHOLE, From>(a.first, b, begin, whole, sums);
+    k = whole;
+  } else if (WHOLE && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
+    uint whole = begin + (end - begin) / COUNT * COUNT;
+    uint last = metal::min((SPLIT - 1) * slice, of_k), shortest = metal::min(slice, (of_k - last) / COUNT * COUNT);
+    threadgroup float4* staged = shared.staged[Way::STAGED ? share : 0];
+    uint worker = me.simdgroup / SPLIT * 32 + me.lane;
+    // As many turns for all of a threadgroup, which meets in each where A is staged.
+    uint done = 0;
+    bool exact = true;
+    for (; done + WINDOW <= shortest; done += WINDOW) {
+      if (Way::STAGED && done > 0) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      add_steps<false, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
+    }
+    for (; done < slice; done += WINDOW) {
+      if (Way::STAGED && done > 0) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      add_steps<true, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
+    }
+    if (Way::MMA && Pack::HAS_BIAS) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) exact = exact && metal::isfinite(sums[0][c].x);
+    }
+    if (From::SHIFTED && !exact) {
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+        for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
+#pragma clang loop unroll(disable)
+      for (uint i = begin + COUNT * at; i < whole; i += COUNT * LANES) add_one_by_one<From>(a, b, i, metal::min(i + COUNT, whole), 1, sums);
+    }
+    k = whole;
+  }
+  wait_for_operands();
+  add_one_by_one<From>(a, b, k + at, end, LANES, sums);
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float4 s = sums[r][c];
+      float total = (s.x + s.y) + (s.z + s.w);
+#pragma clang loop unroll(full)
+      for (uint step = LANES / 2; step > 0; step /= 2) total += metal::simd_shuffle_xor(total, step);
+      sum[r][c] = total;
+    }
+  if (SPLIT > 1) {
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++)
+        if (at == c % LANES) shared.partial[me.simdgroup][r][c * ACROSS + me.lane / LANES] = sum[r][c];
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (share != 0) return false;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        sum[r][c] = shared.partial[me.simdgroup][r][c * ACROSS + me.lane / LANES];
+#pragma clang loop unroll(full)
+        for (uint s = 1; s < SPLIT; s++) sum[r][c] += shared.partial[me.simdgroup + s][r][c * ACROSS + me.lane / LANES];
+      }
+  }
+  return true;
+}

@@ -1,0 +1,146 @@
+// What lanes that share a column add up of it, piece by piece.
+#pragma once
+#include <metal_stdlib>
+
+#include "../cuda/tensor.h"
+#include "lanes.h"
+#include "wait.h"
+#include "weights.h"
+
+// The columns of a lane: column c is of matrix c % MATRICES.
+template <int MATRICES, int COLS>
+struct Columns {
+  WeightsAt w[MATRICES];
+  uint column[COLS];
+};
+
+struct Step {
+  uint k, lane, worker;  // the lane's number among those of its column, the thread's among those that stage A
+  bool is_first;
+};
+
+// Adds DEPTH steps of LANES pieces, this lane's first at at.k + COUNT * at.lane. GUARDED: those that begin at `whole` or behind it count
+// for nothing. Of several MATRICES each has its columns by turns. STAGED: A comes from threadgroup memory, where the threads of all sets
+// that have this part of K put it while the weights are on their way. MMA: NVIDIA's tensor cores multiply.
+template <bool GUARDED, class From, class Way, int MATRICES, int ROWS, class T>
+METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS>& b, Step at, uint whole, threadgroup float4* staged,
+                          thread float4 (&sums)[ROWS][Way::COLS], thread bool& exact) {
+  typedef typename From::Pack Pack;
+  constexpr uint COLS = Way::COLS, DEPTH = Way::DEPTH, COUNT = Pack::COUNT, STEP = COUNT * Way::LANES, WORKERS = Way::SETS * 32;
+  constexpr bool SCALED = Pack::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
+  static_assert(!Way::STAGED || ROWS == 1, "one row of A is staged");
+  static_assert(!Way::MMA || (Way::STAGED && IsSmall<T>::VALUE && Way::LANES == 4),
+                "for tensor cores A is staged, and four lanes share a column");
+  uint k = at.k, worker = at.worker;
+  uint own = k + COUNT * at.lane;
+  typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) {
+    Cursor first = From::at(b.w[c % MATRICES], b.column[c], GUARDED ? metal::min(own, b.w[0].k - 1) : own);
+#pragma clang loop unroll(full)
+    for (uint d = 0; d < DEPTH; d++) {
+      if (!GUARDED || own + STEP * d < whole)
+        pieces[d][c] = From::load(From::template moved<Way::LANES>(b.w[c % MATRICES], first, own, d));
+      else
+        pieces[d][c] = From::nothing();
+    }
+  }
+  if (at.is_first) wait_for_operands();
+  if (Way::STAGED) {
+    constexpr uint TURNS = (STEP * DEPTH - 1) / (8 * WORKERS) + 1;
+    OctetBits<T> x[TURNS];
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TURNS; j++) {
+      uint i = 8 * (WORKERS * j + worker);
+      x[j] = bits_of(Octet<T>{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))});
+      if (i < STEP * DEPTH && (!GUARDED || k + i < whole)) x[j] = load_bits(a.first + k + i);
+    }
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TURNS; j++) {
+      uint i = 8 * (WORKERS * j + worker);
+      if (i >= STEP * DEPTH) continue;
+      if (Way::MMA) {
+        TensorCores<Way::MMA != 0>::template put<Pack::ID>(staged, i, x[j]);
+        continue;
+      }
+      Octet<T> eight = octet_of(x[j]);
+      staged[staged_at(i)] = float4(eight.low);
+      staged[staged_at(i) + 1] = float4(eight.high);
+    }
+    TensorCores<Way::MMA != 0>::put_zeros(staged, Way::LANES * DEPTH, worker);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  } else if (Way::LANES > 1) {
+    metal::simdgroup_barrier(
+        metal::mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
+  }
+  if (Way::MMA) {
+    TensorCores<Way::MMA != 0>::template add<Pack::ID>(pieces, staged, worker % 32, at.lane, low_pair<Pack::ID>(b.w[0].low_byte), sums[0]);
+    return;
+  }
+#pragma clang loop unroll(full)
+  for (uint d = 0; d < DEPTH; d++) {
+    bool there = !GUARDED || own + STEP * d < whole;
+    float4 part[COLS];  // of one row: LATE, the scale is for all of a piece. Of more rows it costs less on the weights.
+    Factors by[COLS];
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      part[c] = float4(0.0f);
+      by[c] = From::factors(pieces[d][c], exact);
+    }
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < COUNT / 8; i++) {
+      Eight y[COLS];
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) {
+        y[c] = From::eight(pieces[d][c], by[c], i, b.w[0].low_byte);
+        if (SCALED && !LATE) {
+          y[c].low *= by[c].scale;
+          y[c].high *= by[c].scale;
+        }
+      }
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) {
+        if (ROWS == 1 || r < a.count) {
+          Eight x = {float4(0.0f), float4(0.0f)};
+          if (Way::STAGED) {
+            uint from = staged_at(COUNT * at.lane + STEP * d + 8 * i);
+            x = {staged[from], staged[from + 1]};
+          } else if (there) {
+            Octet<T> loaded = load_octet(a.first + r * a.ld + own + STEP * d + 8 * i);
+            x = {float4(loaded.low), float4(loaded.high)};
+          }
+#pragma clang loop unroll(full)
+          for (uint c = 0; c < COLS; c++) {
+            if (ROWS == 1) {
+              part[c] = metal::fma(x.low, y[c].low, part[c]);
+              part[c] = metal::fma(x.high, y[c].high, part[c]);
+            } else {
+              sums[r][c] = metal::fma(x.low, y[c].low, sums[r][c]);
+              sums[r][c] = metal::fma(x.high, y[c].high, sums[r][c]);
+            }
+          }
+        }
+      }
+    }
+    if (ROWS == 1) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < COLS; c++) sums[0][c] = LATE ? metal::fma(float4(by[c].scale), part[c], sums[0][c]) : sums[0][c] + part[c];
+    }
+  }
+}
+
+// Weights k, k + step and so on before `end`, wherever they stand.
+template <class From, class T, int MATRICES, int ROWS, int COLS>
+METAL_FUNC void add_one_by_one(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint k, uint end, uint step,
+                               thread float4 (&sums)[ROWS][COLS]) {
+#pragma clang loop unroll(disable)
+  for (; k < end; k += step) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      float y = From::one(b.w[c % MATRICES], b.column[c], k);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        if (ROWS == 1 || r < a.count) sums[r][c].x += float(a.first[r * a.ld + k]) * y;
+    }
+  }
+}
