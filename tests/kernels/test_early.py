@@ -28,7 +28,7 @@ def early() -> Iterator[metalmm.Variant]:
             (v.kernel, v.weights, v.swiglu),
             *((v.kernel, x, v.params.get(x)) for x in ("staged", "wide", "mma")),
         }
-        if ways - have and kernel_source.KernelText(v.source.read_text(), str(v.source)).is_early:
+        if ways - have and kernel_source.KernelText(kernel_source.inline_includes(v.source), str(v.source)).is_early:
             have |= ways
             yield v
 
@@ -76,3 +76,10 @@ def test_weights_and_bias_alone_are_read_before_the_wait(
         finally:
             for p in pages[:4]:
                 p.lock(False)
+
+
+def test_every_kernel_that_waits_is_looked_at() -> None:
+    waiting = {
+        v.kernel for known in metalmm.variants() for v in known.kinds() if v.source and "/wait.h" in kernel_source.inline_includes(v.source)
+    }
+    assert waiting == {v.kernel for v in early()} and len(waiting) >= 7, waiting
