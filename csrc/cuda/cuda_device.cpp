@@ -3,8 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
+
+#include "pipeline.h"
 
 namespace metalmm::cuda {
 namespace {
@@ -13,226 +14,8 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr uint32_t kGridX = (1u << 31) - 1, kGridYZ = 65535;
 constexpr size_t kNothing = 4096;
 constexpr size_t kLeastAhead = 64 << 10;  // less is not worth the asking
-constexpr const char* kEnd = "; this process cannot use the GPU any more, which is CUDA's rule: start another";
-
-// One for each GPU. A lost one stays lost: measured on driver 580, neither resetting the primary context nor making one of our own gives
-// another, each returns the fault's error, as CUDA's manual says.
-std::shared_ptr<Home> home_of(int index) {
-  static auto* mutex = new std::mutex;
-  static auto* homes = new std::map<int, std::shared_ptr<Home>>;
-  std::lock_guard lock(*mutex);
-  std::shared_ptr<Home>& home = (*homes)[index];
-  const Driver& cu = driver();
-  if (home && home->lost) {
-    std::lock_guard inner(home->mutex);
-    throw Error(ErrorKind::device,
-                "cuda: after a kernel's fault (" + home->why + ") CUDA gives this process no context any more; start another process");
-  }
-  if (!home) {
-    auto made = std::make_shared<Home>();
-    cu.check(cu.device_get(&made->gpu, index), "looking for the GPU");
-    cu.check(cu.context_retain(&made->context, made->gpu), "making a context");
-    home = std::move(made);
-  }
-  return home;
-}
-
-// Whether it is of a kernel and ends the context, whichever call it turns up at.
-bool is_fault(Result r) { return r == 700 || r == 702 || r == 709 || r == 710 || (r >= 713 && r <= 719); }
-
-std::string bytes_of_file(const std::string& path) {
-  std::string bytes;
-  FILE* file = std::fopen(path.c_str(), "rb");
-  if (!file) throw Error(ErrorKind::device, "cuda: cannot read " + path);
-  char part[65536];
-  for (size_t n; (n = std::fread(part, 1, sizeof(part), file)) > 0;) bytes.append(part, n);
-  std::fclose(file);
-  return bytes;
-}
 
 }  // namespace
-
-void Home::enter() const { driver().context_set(context); }
-
-void Home::lose(const std::string& text) {
-  std::lock_guard lock(mutex);
-  if (!lost) why = text;
-  lost = true;
-}
-
-void Home::check(Result r, const char* what) {
-  if (!r) return;
-  std::string text = std::string("cuda: ") + what + ": " + driver().text(r);
-  if (!is_fault(r)) throw Error(ErrorKind::device, text);  // of this call alone; the context goes on
-  lose(text);
-  throw Error(ErrorKind::kernel, text + kEnd);
-}
-
-// -- memory -------------------------------------------------------------------------------------------------------------
-
-// A multiple of a power of two that goes into it four to eight times.
-size_t Pool::space(size_t size) {
-  if (size <= 512) return 512;
-  size_t step = 512;
-  while (step * 8 < size) step *= 2;
-  return (size + step - 1) / step * step;
-}
-
-Address Pool::take(size_t size) {
-  size_t bytes = space(size);
-  {
-    std::lock_guard lock(mutex_);
-    auto it = free_.find(bytes);
-    if (it != free_.end() && !it->second.empty()) {
-      Address address = it->second.back();
-      it->second.pop_back();
-      return address;
-    }
-  }
-  home_->enter();
-  Address address = 0;
-  Result r = driver().allocate(&address, bytes);
-  if (r == 2) {  // out of memory: what lies idle may be enough
-    std::lock_guard lock(mutex_);
-    for (auto& [_, list] : free_)
-      for (Address a : list) driver().free(a);
-    free_.clear();
-    r = driver().allocate(&address, bytes);
-  }
-  if (r == 2) throw Error(ErrorKind::device, "cuda: the GPU has no " + std::to_string(bytes) + " bytes left");
-  home_->check(r, "allocating memory");
-  allocations_++;
-  return address;
-}
-
-void Pool::give_back(Address address, size_t size) {
-  std::lock_guard lock(mutex_);
-  free_[space(size)].push_back(address);
-}
-
-Pool::~Pool() {
-  if (home_->lost) return;  // it went with the context
-  home_->enter();
-  for (auto& [_, list] : free_)
-    for (Address a : list) driver().free(a);
-}
-
-Event EventPool::take() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      Event e = free_.back();
-      free_.pop_back();
-      return e;
-    }
-  }
-  Event e = nullptr;
-  home_->check(driver().event_create(&e, 0), "making an event");
-  return e;
-}
-
-void EventPool::give_back(Event event) {
-  std::lock_guard lock(mutex_);
-  free_.push_back(event);
-}
-
-EventPool::~EventPool() {
-  if (home_->lost) return;
-  home_->enter();
-  for (Event e : free_) driver().event_destroy(e);
-}
-
-// -- pipelines ----------------------------------------------------------------------------------------------------------
-
-class CudaPipeline : public Pipeline {
- public:
-  CudaPipeline(std::shared_ptr<Home> home, const PipelineSource& source) : home_(std::move(home)) {
-    name = source.name;
-    if (source.library) {
-      take_library(source);
-      return;
-    }
-    const Driver& cu = driver();
-    std::string image = bytes_of_file(source.file);
-    home_->enter();
-    Result r = cu.module_load(&module_, image.data());
-    if (r) throw Error(ErrorKind::compile, "kernel '" + name + "': the driver does not take its machine code: " + cu.text(r));
-    try {
-      read_table();
-    } catch (...) {
-      cu.module_unload(module_);
-      throw;
-    }
-    take_types(source.arguments);
-  }
-  ~CudaPipeline() override {
-    if (home_->lost) {
-      if (blas) blas->forget();
-      return;
-    }
-    home_->enter();
-    if (module_) driver().module_unload(module_);
-  }
-  bool writes(uint32_t index) const { return written_ >> index & 1; }
-  // What wait.h says a kernel reads before it waits: of what it only reads, B and what belongs to it, and bias.
-  bool reads_early(uint32_t index) const { return !writes(index) && index != kIndexA && index != kIndexC; }
-  bool inlines(uint32_t index) const { return inlined_ >> index & 1; }  // numbers there travel with the launch
-
-  Function function = nullptr;
-  Address stop = 0;  // its metalmm_stop, where it looks at one
-  KernelTable table{};
-  std::unique_ptr<BlasMatmul> blas;  // in place of a function
-
- private:
-  void take_library(const PipelineSource& source) {
-    if (source.library->name != "blas") throw Error(ErrorKind::unsupported, name + ": device cuda has no library " + source.library->name);
-    if (source.library->type != kFloat16 && source.library->type != kFloat32)
-      throw Error(ErrorKind::unsupported, name + ": blas multiplies no " + source.library->type.name());
-    home_->enter();
-    blas = std::make_unique<BlasMatmul>(source.file, *source.library);
-    written_ = 1u << kIndexD, inlined_ = 1u << kIndexParams;
-  }
-  void read_table() {
-    const Driver& cu = driver();
-    Address address = 0;
-    size_t size = 0;
-    home_->check(cu.module_function(&function, module_, "metalmm_kernel"), "looking for the kernel in its module");
-    home_->check(cu.module_global(&address, &size, module_, "metalmm_table"), "looking for the table of a kernel's arguments");
-    if (size != sizeof(table)) throw Error(ErrorKind::device, "kernel '" + name + "': it was built for another version of metalmm");
-    home_->check(cu.copy_out(&table, address, size, nullptr), "reading the table of a kernel's arguments");
-    home_->check(cu.stream_synchronize(nullptr), "reading the table of a kernel's arguments");
-    if (table.version != kArgumentsVersion || table.count > kMaxArguments)
-      throw Error(ErrorKind::device, "kernel '" + name + "': it was built for another version of metalmm");
-    if (table.stop) home_->check(cu.module_global(&stop, &size, module_, "metalmm_stop"), "looking for a kernel's stop");
-    auto attribute = [&](int which) {
-      int value = 0;
-      home_->check(cu.function_attribute(&value, which, function), "asking what a kernel takes");
-      return value;
-    };
-    max_threads = static_cast<uint32_t>(attribute(kFunctionMaxThreads));
-    if (table.max_threads) max_threads = std::min(max_threads, table.max_threads);
-    static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes)) - table.barrier;
-    declared = 0;
-    for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
-    std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
-  }
-  void add(const ArgumentRow& row) {
-    auto kind = static_cast<abi::ArgKind>(row.kind);
-    bool is_buffer = kind == abi::ArgKind::buffer;
-    if (!is_buffer && kind != abi::ArgKind::threadgroup) return;
-    if (is_buffer) declared |= 1u << row.index;
-    if (!row.enabled) return;
-    if (is_buffer && !row.is_const) written_ |= 1u << row.index;
-    if (is_buffer && row.inlined) inlined_ |= 1u << row.index;
-    arguments.push_back(
-        {is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
-  }
-  std::shared_ptr<Home> home_;
-  Module module_ = nullptr;
-  uint32_t written_ = 0, inlined_ = 0;
-};
-
-// -- the device ---------------------------------------------------------------------------------------------------------
 
 CudaDevice::CudaDevice(const CudaOptions& options)
     : Device("cuda"),
@@ -351,19 +134,6 @@ std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source
   return std::make_shared<CudaPipeline>(home_, source);
 }
 
-// Of what a dispatch only reads of the GPU's memory, if that is no more than is to be brought nearer.
-Span CudaDevice::largest_read(const Dispatch& d) const {
-  auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
-  Span largest{0, 0};
-  for (size_t i = 0; i < d.buffer_count; i++) {
-    const Buffer& b = **d.buffers[i].buffer;
-    if (!b.native() || pipeline.writes(d.buffers[i].index)) continue;
-    uintptr_t begin = (b.address() + d.buffers[i].offset + 15) / 16 * 16, end = b.address() + b.size();
-    if (begin < end && end - begin > largest.end - largest.begin) largest = {begin, end};
-  }
-  return largest.end - largest.begin <= options_.ahead ? largest : Span{0, 0};
-}
-
 constexpr size_t kMostWritten = 256;  // spans: each costs the host its time
 
 // Lines of the cache: what stands in one with weights that were read early would be read from there, too.
@@ -381,8 +151,8 @@ void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector
   bool is_open = false;  // what came before the launch that stands first may be unfinished, too: `written` does not have it
   work.for_each([&](size_t i, const Dispatch& d) {
     if (!overlaps_) return;
-    reads[i] = largest_read(d);
     auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
+    reads[i] = pipeline.largest_read(d, options_.ahead);
     bool on_device = !pipeline.blas, early = pipeline.table.early != 0;
     writes.swap(writes_before);
     writes.clear();
@@ -800,19 +570,6 @@ std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList
 
 namespace {
 
-std::vector<std::string> device_names() {
-  const Driver& cu = driver();
-  int count = 0;
-  if (!cu.missing.empty() || cu.device_count(&count)) return {};
-  std::vector<std::string> names;
-  for (int i = 0; i < count; i++) {
-    DeviceNumber gpu = 0;
-    char name[256] = {};
-    if (!cu.device_get(&gpu, i) && !cu.device_name(name, sizeof(name), gpu)) names.push_back(name);
-  }
-  return names;
-}
-
 std::shared_ptr<Device> make(const Options& options) {
   const Driver& cu = driver();
   if (!cu.missing.empty()) throw Error(ErrorKind::device, "cuda: " + cu.missing);
@@ -826,7 +583,7 @@ std::shared_ptr<Device> make(const Options& options) {
   return std::make_shared<CudaDevice>(o);
 }
 
-[[maybe_unused]] const bool added = add_backend({"cuda", &make, &device_names, &end_blas});
+[[maybe_unused]] const bool added = add_backend({"cuda", &make, &gpu_names, &end_blas});
 
 }  // namespace
 }  // namespace metalmm::cuda

@@ -46,4 +46,17 @@ const Driver& driver() {
   return *d;
 }
 
+std::vector<std::string> gpu_names() {
+  const Driver& cu = driver();
+  int count = 0;
+  if (!cu.missing.empty() || cu.device_count(&count)) return {};
+  std::vector<std::string> names;
+  for (int i = 0; i < count; i++) {
+    DeviceNumber gpu = 0;
+    char name[256] = {};
+    if (!cu.device_get(&gpu, i) && !cu.device_name(name, sizeof(name), gpu)) names.push_back(name);
+  }
+  return names;
+}
+
 }  // namespace metalmm::cuda

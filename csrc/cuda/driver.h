@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace metalmm::cuda {
 
@@ -102,5 +103,7 @@ struct Driver {
 
 // Loaded and initialized on first use: $METALMM_LIBCUDA, else libcuda.so.1.
 const Driver& driver();
+
+std::vector<std::string> gpu_names();
 
 }  // namespace metalmm::cuda

@@ -109,6 +109,8 @@ class Prepared {
   mutable std::shared_ptr<Submission> last_;  // where it is the one to tell
 };
 
+double factor(PyObject* value, const char* what, double otherwise);
 void bind_matmul(nb::module_& m);
+void bind_spec(nb::module_& m);  // spec.cpp
 
 }  // namespace metalmm

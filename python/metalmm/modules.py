@@ -24,7 +24,7 @@ from . import cache, compiler, kernel_source
 from .compiler import Compiler
 from .errors import CompileError, Error
 from .kernel_source import Constants, KernelText
-from .msl import passes, program, rules, tokens
+from .msl import arithmetic, control_flow, passes, program, rules, tokens
 from .msl.targets import cpu as cpu_target
 
 MOST_TOGETHER = 16  # kernels in one translation unit: more would gain little, and one that does not compile costs the others their turn
@@ -266,7 +266,10 @@ def check_headers() -> None:
 
 @functools.cache
 def _lowering_digest() -> str:
-    return _digest_of(Path(str(module.__file__)) for module in (compiler, cpu_target, kernel_source, passes, program, rules, tokens))
+    return _digest_of(
+        Path(str(module.__file__))
+        for module in (arithmetic, compiler, control_flow, cpu_target, kernel_source, passes, program, rules, tokens)
+    )
 
 
 def source_digest() -> str:

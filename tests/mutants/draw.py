@@ -16,7 +16,10 @@ AREAS = {
     "kernels": (30, ("kernels/*.metal", "kernels/*.h")),
     "core": (20, ("csrc/core/*.cpp", "csrc/core/*.h")),
     "devices": (20, ("csrc/cpu/*.cpp", ":(glob)csrc/msl/runtime/*.h")),
-    "lowering": (15, ("python/metalmm/msl/passes.py", "python/metalmm/msl/program.py", "python/metalmm/msl/targets/cpu.py")),
+    "lowering": (
+        15,
+        (*(f"python/metalmm/msl/{x}.py" for x in ("arithmetic", "control_flow", "passes", "program")), "python/metalmm/msl/targets/cpu.py"),
+    ),
     "python": (15, ("python/metalmm/*.py", "python/metalmm/bench/s*.py", "python/metalmm/bench/runner.py", "python/metalmm/profile/*.py")),
 }
 _SWAPS = {

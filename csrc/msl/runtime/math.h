@@ -1,6 +1,6 @@
 // metal_math, metal_common, metal_integer, metal_relational, metal_geometric and as_type.
 #pragma once
-#include "types.h"
+#include "matrices.h"
 
 namespace metalmm::msl {
 

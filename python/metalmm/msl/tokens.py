@@ -156,6 +156,15 @@ class Source:
                 break
         return at
 
+    def top_level(self, i: int, end: int, text: str) -> list[int]:
+        """Where `text` stands in tokens i to end, outside of brackets."""
+        found, tokens = list[int](), self.tokens
+        while i < end:
+            if tokens[i].text == text:
+                found.append(i)
+            i = self.matching(i) + 1 if tokens[i].text in OPEN else i + 1
+        return found
+
     def previous(self, i: int) -> int | None:
         i -= 1
         while i >= 0 and self.tokens[i].text == "":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from ..control_flow import ControlFlow
 from ..passes import Passes
 from ..program import Declaration, Program
 from ..rules import LANES, POSITIONS, UNSIGNED, MetalRules
@@ -86,9 +87,10 @@ class CpuTarget:
             self.passes.conditionals(choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
-        may_skip = compiler == "nvrtc" and not converged and self.passes.joins(reachable)
+        flow = ControlFlow(self.program)
+        may_skip = compiler == "nvrtc" and not converged and flow.joins(reachable)
         if stops:
-            self.passes.stops()
+            flow.stops()
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
