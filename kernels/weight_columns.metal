@@ -1,14 +1,20 @@
-// B given as rows of weights, dense or quantized, few rows of A: LANES lanes share a column's K, a block of 32 weights (dense: 8) a step,
-// and own COLS columns, 32 / LANES apart; a simdgroup so many times LANES / 32 fewer columns. SPLIT simdgroups share K where n alone gives
-// too few.
+// gemv_nt, gemv_nt_mma and gemv_nt_thread: B given as rows of weights, dense or quantized, few rows of A. LANES lanes share a column's K, a
+// block of 32 weights (dense: 8) each at a time, and own COLS columns. SPLIT simdgroups share K where n alone gives too few.
+//
+// `From` is how B is stored (Weights in include/weights.h), `Way` how threads share it (Lanes in include/lanes.h). WIDE: a thread walks its
+// columns alone (cpu/blocks.h). WHOLE: rows of A and B begin on 16 bytes; the manifest's vec8.
+//
+// One output of gemv_nt/l4_d7_tg64, q8_0, k = 896: its four lanes load seven blocks of 32 each, all before the first use and before they
+// wait for A. Of a block, integers become floats, 32 multiply-adds give its sum, which is scaled once. The lanes' four sums meet by
+// shuffles, and one lane stores.
 //
 // Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A
 // from the cache; COLS * DEPTH blocks in flight a lane, of 32 bytes or 16. At k = 896 a row is 28 blocks, 7 each of 4 lanes (dense: 112
 // loads, 7 each of 16): no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column. For Apple's GPUs,
 // where rates are one a cycle and lane: an integer costs a mask, an exclusive or, a subtraction and a multiply-add (4, against 1 and 4 for
 // extracting and converting it, and the multiply-add), 1 / 8 more a piece for shifts and scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at
-// the 142 GB/s that the seeds' machine sustained, and 8.7 million of them are 0.03 ms of a GPU of 10 cores (1280 lanes at 1.3 GHz): it
-// should be bound by memory, q4_0 nearly by both.
+// the 142 GB/s that the seeds' machine (docs/variants.md) sustained, and 8.7 million of them are 0.03 ms of a GPU of 10 cores (1280 lanes
+// at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 

@@ -11,8 +11,8 @@
 // The threadgroup memory of `add_up`.
 template <class Pack, class Way, int ROWS>
 struct Shared {
-  enum : uint { PIECES = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH };
-  float4 staged[Way::STAGED ? Way::SPLIT : 1][Way::STAGED ? (PIECES + 31) / 32 * PITCH : 1];
+  enum : uint { WINDOW = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH };
+  float4 staged[Way::STAGED ? Way::SPLIT : 1][Way::STAGED ? (WINDOW + 31) / 32 * PITCH : 1];
   float partial[Way::SPLIT > 1 ? Way::THREADS / 32 : 1][ROWS][Way::ACROSS * Way::COLS];
 };
 

@@ -6,8 +6,8 @@ struct Thread {
   uint simdgroup, lane;  // in its threadgroup, in its simdgroup
 };
 
-// LANES lanes share a column's K and own COLS columns, 32 / LANES apart; SPLIT simdgroups share it once more; a lane has DEPTH loads of
-// each in flight. STAGED: A comes by way of threadgroup memory. MMA: NVIDIA's tensor cores multiply.
+// LANES lanes share a column's K and own COLS columns, 32 / LANES apart; SPLIT simdgroups share it once more; a lane has DEPTH pieces
+// of each in flight. STAGED: A comes by way of threadgroup memory. MMA: NVIDIA's tensor cores multiply.
 template <int L, int C, int S, int D, int TG, bool X = false, bool M = false>
 struct Lanes {
   enum : uint {

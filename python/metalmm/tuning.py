@@ -21,7 +21,7 @@ from .fork import Lock
 from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
-_NEAR = 2.0  # n and k of a shape that a choice may be taken from: within this factor
+_NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 
 
 class TuningError(Error, ValueError):
@@ -197,7 +197,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     """The variant that "auto" stands for, and why. It is the first that there is of these:
 
     - What was tuned for this very shape on this device.
-    - What was tuned for the nearest one of its kind, n and k within a factor of two.
+    - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
     - What was measured best near it on such a device.
     - The first of the device's preferred variants that takes it.
     - Any that is on.

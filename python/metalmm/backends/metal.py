@@ -86,6 +86,7 @@ class _Metal:
         ("", "", "gemv_nn/r8_w4_s4_tg128"),
         ("", "", "mps/baseline"),
         ("", "", "gemm_tiled/baseline"),
+        # Of q8_0 and affine8 in rows, m = 1, it is the first point of the manifest: gemv_nt/l4_d7_tg64.
         ("q4_0", "1", "gemv_nt/l4_c2_d7_x_tg128"),
         ("affine4", "1", "gemv_nt/l4_d7_x_tg32"),
         ("q8_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),

@@ -40,7 +40,7 @@ class Backend(Protocol):
         ends_processes: Whether a kernel that goes astray may end its process, or all work of it.
         together: How many kernels code_together takes at most.
         note: What a reader of its times must know.
-        winners: What was measured best on such a device, of one matrix in float16 with the least m that the variant takes.
+        winners: What was measured best on such a device, of one matrix in float16: with m of 1; of a variant that takes none, with m of 2 and 8.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
     """
 
