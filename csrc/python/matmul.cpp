@@ -1,7 +1,6 @@
 #include "matmul.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "source.h"

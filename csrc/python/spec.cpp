@@ -1,7 +1,5 @@
 // Python's MatmulSpec.
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "matmul.h"
 

@@ -23,7 +23,7 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
                        threadgroup Shared<typename From::Pack, Way, ROWS>& shared, thread float (&sum)[ROWS][Way::COLS]) {
   typedef typename From::Pack Pack;
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, SPLIT = Way::SPLIT, ACROSS = Way::ACROSS;
-  constexpr uint COUNT = Pack::COUNT, WINDOW = COUNT * LANES * Way::DEPTH;
+  constexpr uint COUNT = Pack::COUNT, WINDOW = Shared<Pack, Way, ROWS>::WINDOW;
   static_assert(!Way::MMA || !WIDE, "a thread that walks columns alone has no tensor cores");
   uint share = me.simdgroup % SPLIT, at = me.lane % LANES;
   uint slice = slice_of<SPLIT, 32>(of_k), begin = metal::min(share * slice, of_k), end = metal::min(begin + slice, of_k);

@@ -70,8 +70,8 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
     TensorCores<Way::MMA != 0>::put_zeros(staged, Way::LANES * DEPTH, worker);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   } else if (Way::LANES > 1) {
-    metal::simdgroup_barrier(
-        metal::mem_flags::mem_threadgroup);  // else a compiler that saves registers moves the loads behind the work on the first
+    // Else a compiler that saves registers moves the loads behind the work on the first.
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   if (Way::MMA) {
     TensorCores<Way::MMA != 0>::template add<Pack::ID>(pieces, staged, worker % 32, at.lane, low_pair<Pack::ID>(b.w[0].low_byte), sums[0]);

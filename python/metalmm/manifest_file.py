@@ -73,10 +73,8 @@ def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> 
 
 def _arguments(*tables: Mapping[str, Any]) -> set[str]:
     """Names that the templates of some tables have."""
-    lists = [table.get("template") for table in tables]
-    return {name for words in lists if isinstance(words, list) for word in words if isinstance(word, str) for name in names_of(word)} | {
-        "bk"
-    }
+    lists = [words for table in tables if isinstance(words := table.get("template"), list)]
+    return {"bk", *names_of(", ".join(word for words in lists for word in words if isinstance(word, str)))}
 
 
 def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> None:
@@ -266,8 +264,9 @@ class _Entry:
             raise self.fail(
                 f"template has '{harmless(odd)}'; it lists names of parameters, or a type of the kernel's with some: Pair<rows, columns>"
             )
-        self._parameters(names := [name for word in template for name in names_of(word)])
-        supports, without = self._supports(), self._types(names)
+        spelling = ", ".join(template)
+        self._parameters(names_of(spelling))
+        supports, without = self._supports(), self._types(names_of(spelling))
         rules = {key: str(self.take(key, str, "")) for key in ("flight", "busy")}
         for key, rule in rules.items():
             try:
@@ -285,7 +284,7 @@ class _Entry:
                 raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
         if (unknown := next((x for x in ends if x not in ENDS), None)) is not None:
             raise self.fail(f"matrices has {unknown!r}; it lists some of {', '.join(ENDS)}")
-        return Form(source, kernel, ", ".join(template), tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
+        return Form(source, kernel, spelling, tuple(storages), ends, supports, without, rules["flight"], rules["busy"])
 
     def _listed(self, key: str, otherwise: str) -> tuple[str, ...]:
         """A word, or a list of some."""
@@ -306,7 +305,7 @@ class _Entry:
 
     def _parameters(self, template: Sequence[str]) -> None:
         v = self.v
-        params = {key: self.table[key] for key in (*dict.fromkeys(template), "bk") if key in self.table and key not in _FIELDS}
+        params = {key: self.table[key] for key in (*template, "bk") if key in self.table and key not in _FIELDS}
         v.params.update(params)
         if decided := next((key for key in (TYPE, *STORED) if key in v.params), None):
             raise self.fail(f"'{decided}' is what the call decides; no parameter has that name")
