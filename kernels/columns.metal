@@ -6,13 +6,12 @@ using namespace metal;  // what follows names its types
 #include "include/epilogue.h"
 #include "include/prefetch.h"
 
-// In float16, per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL loads of 4 elements in flight a thread, twice as many where
-// PIPELINED; k / BK
-// + 1 barriers for BN outputs, so that v6's BK of 1024 has 2 where bk64 has 15 at k = 896.
+// In float16, per output: 2 * k bytes of B, once, and 2 * k / BN of A; UNROLL loads of 4 elements in flight a thread; k / BK + 1
+// barriers for BN outputs.
 //
 // A passes through threadgroup memory a tile of BK at a time, in two buffers, so that one barrier a tile is enough: the
 // next tile loads while this one is used. A column beyond TG belongs to a second accumulator of the same thread.
-template <class T, int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool PIPELINED>
+template <class T, int BN, int BK, int TG, bool VEC, int UNROLL, int READ>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void columns(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
                                                                device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
                                                                const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
@@ -44,9 +43,9 @@ template <class T, int BN, int BK, int TG, bool VEC, int UNROLL, int READ, bool 
       if constexpr (!VEC) {
         dot_scalar<UNROLL>(b + at, static_cast<const threadgroup float*>(tile[t]), 0, count, sum[c][0]);
       } else if ((offset + at) % 4 == 0 && count == BK) {
-        dot_vec4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
+        dot_vec4<UNROLL, READ>(b + at, tile[t], 0, BK, sum[c]);  // a constant trip count
       } else if ((offset + at) % 4 == 0 && READ != READ_ONCE) {
-        dot_vec4<UNROLL, READ, PIPELINED>(b + at, tile[t], 0, count, sum[c]);
+        dot_vec4<UNROLL, READ>(b + at, tile[t], 0, count, sum[c]);
       } else {
         dot_aligning<UNROLL>(b + at, tile[t], count, offset + at, sum[c]);
       }

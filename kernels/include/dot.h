@@ -31,41 +31,18 @@ METAL_FUNC void dot_scalar(const device T* b, Vector a, uint begin, uint end, th
   for (; i < end; i++) sum[0] += float(a[i]) * float(b[i]);
 }
 
-template <int UNROLL, class T>
-METAL_FUNC void load_vec4(const device T* b, thread metal::vec<T, 4> (&to)[UNROLL]) {
-  const device metal::vec<T, 4>* v = reinterpret_cast<const device metal::vec<T, 4>*>(b);
-#pragma clang loop unroll(full)
-  for (uint u = 0; u < UNROLL; u++) to[u] = v[u];
-}
-
+// b + begin stands on a vector of 4: UNROLL loads before the first use.
 template <int UNROLL, int READ, class T>
-METAL_FUNC void use_vec4(const thread metal::vec<T, 4> (&loaded)[UNROLL], const threadgroup float* a, thread float4 (&sum)[4]) {
-#pragma clang loop unroll(full)
-  for (uint u = 0; u < UNROLL; u++) sum[u % 4] += read_a<READ>(a + 4 * u) * float4(loaded[u]);
-}
-
-// b stands on a vector of 4. PIPELINED: the next UNROLL loads are in flight while these are used; else all UNROLL before the first use.
-template <int UNROLL, int READ, bool PIPELINED, class T>
 METAL_FUNC void dot_vec4(const device T* b, const threadgroup float* a, uint begin, uint end, thread float4 (&sum)[4]) {
   typedef metal::vec<T, 4> T4;
   constexpr uint STEP = 4 * UNROLL;
   uint i = begin;
-  if (PIPELINED && begin + STEP <= end) {
-    T4 now[UNROLL], next[UNROLL];
-    load_vec4<UNROLL, T>(b + i, now);
-    for (; i + 2 * STEP <= end; i += STEP) {
-      load_vec4<UNROLL, T>(b + i + STEP, next);
-      use_vec4<UNROLL, READ, T>(now, a + i, sum);
-#pragma clang loop unroll(full)
-      for (uint u = 0; u < UNROLL; u++) now[u] = next[u];
-    }
-    use_vec4<UNROLL, READ, T>(now, a + i, sum);
-    i += STEP;
-  }
   for (; i + STEP <= end; i += STEP) {
     T4 loaded[UNROLL];
-    load_vec4<UNROLL, T>(b + i, loaded);
-    use_vec4<UNROLL, READ, T>(loaded, a + i, sum);
+#pragma clang loop unroll(full)
+    for (uint u = 0; u < UNROLL; u++) loaded[u] = reinterpret_cast<const device T4*>(b + i)[u];
+#pragma clang loop unroll(full)
+    for (uint u = 0; u < UNROLL; u++) sum[u % 4] += read_a<READ>(a + i + 4 * u) * float4(loaded[u]);
   }
   for (; i + 4 <= end; i += 4) sum[0] += read_a<READ>(a + i) * float4(*reinterpret_cast<const device T4*>(b + i));
   for (; i < end; i++) sum[0][0] += a[i] * float(b[i]);
@@ -77,5 +54,5 @@ template <int UNROLL, class T>
 METAL_FUNC void dot_aligning(const device T* b, const threadgroup float* a, uint count, uint offset, thread float4 (&sum)[4]) {
   uint head = metal::min((4 - offset % 4) % 4, count);
   for (uint i = 0; i < head; i++) sum[0][0] += a[i] * float(b[i]);
-  dot_vec4<UNROLL, READ_EACH, false>(b, a, head, count, sum);
+  dot_vec4<UNROLL, READ_EACH>(b, a, head, count, sum);
 }

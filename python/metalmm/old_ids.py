@@ -11,7 +11,7 @@ _RULES = [
     (r"m1_optimized_v6/nt_wide_(.+)", r"gemv_nt_thread/\1"),
     (r"m1_optimized_v6/nn_wide_w32_(.+)", r"gemv_nn_thread/q2_\1"),
     (r"m1_optimized_v6/nn_(.+)", r"gemv_nn/\1"),
-    (r"m1_optimized_v6/nt_(bn\d+)_col_((?:pipelined_)?)(bk\d+)_(tg\d+)", r"gemv_columns/\1_\3_vec4_\2\4"),
+    (r"m1_optimized_v6/nt_(bn\d+)_col_(bk\d+)_(tg\d+)", r"gemv_columns/\1_\2_vec4_\3"),
     (r"m1_optimized_v7/nt_octet_(.+)", r"gemv_nt_octet/\1"),
     (r"m1_optimized_v7/nt_(.+)", r"gemv_nt/\1"),
     (r"m1_optimized_v7/nn_octet_(.+)", r"gemv_nn_octet/\1"),
@@ -34,7 +34,7 @@ _DEFAULTS = {
     "gemv_nt_vec4": ("s1",),
     **dict.fromkeys(("small_m", "small_m_mma"), ("s1", "d1")),
 }
-_PARTS = re.compile(r"(?:[a-z]+\d+|x|pipelined)(?:_(?:[a-z]+\d+|x|pipelined))*")
+_PARTS = re.compile(r"(?:[a-z]+\d+|x)(?:_(?:[a-z]+\d+|x))*")
 
 
 @cache

@@ -68,6 +68,39 @@ kernel void k(device half* x [[buffer(0)]], device float* y [[buffer(1)]]) {
     assert (x[0], *y) == (4.5, 3.75, 7.5, 100)
 
 
+NUMBERS = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "long": 8, "ulong": 8, "half": 2, "bfloat": 2, "float": 4}
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_every_packed_vector(device: metalmm.Device) -> None:
+    """Its size, and that its last element is the vector's."""
+    kinds = [(kind, n) for kind in NUMBERS for n in (2, 3, 4)]
+    body = "".join(f"{{ {t}{n} v({t}(1)); v[{n - 1}] = {t}({n + 5}); packed_{t}{n} p(v); y[{i}] = sizeof(p) * 100 + int(p[{n - 1}]); }}\n"
+                   for i, (t, n) in enumerate(kinds))  # fmt: skip
+    y = np.zeros(len(kinds), np.int32)
+    device.compile(HEAD + f"kernel void k(device int* y) {{ {body} }}").kernel("k")(y, grid=1, threadgroup=1)
+    np.testing.assert_array_equal(y, [NUMBERS[kind] * n * 100 + n + 5 for kind, n in kinds])
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_a_matrix_of_each_shape_from_another_types(device: metalmm.Device) -> None:
+    shapes = list(itertools.product((2, 3, 4), repeat=2))
+    body = "".join(f"{{ {one}{c}x{r} a; for (int i = 0; i < {c * r}; i++) a[i / {r}][i % {r}] = {one}(x[i]); {other}{c}x{r} b(a);"
+                   f" for (int i = 0; i < {c * r}; i++) y[0] += abs(float(b[i / {r}][i % {r}]) - i - 1), y[1]++; }}\n"
+                   for c, r in shapes for one, other in (("half", "float"), ("float", "half")))  # fmt: skip
+    x, y = np.arange(1, 17, dtype=np.float32), np.zeros(2, np.float32)
+    device.compile(HEAD + f"kernel void k(device float* y, constant float* x) {{ {body} }}").kernel("k")(y, x, grid=1, threadgroup=1)
+    assert (*y,) == (0, 2 * sum(c * r for c, r in shapes))
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_one_value_for_a_whole_array(device: metalmm.Device) -> None:
+    y = np.zeros(3, np.float32)
+    source = HEAD + "kernel void k(device float* y) { float x[3] = {[0 ... 2] = 1.5f}; for (int i = 0; i < 3; i++) y[i] = x[i]; }"
+    device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
+    assert (*y,) == (1.5, 1.5, 1.5)
+
+
 MATRIX = "simdgroup_float8x8 m(1.0f);"
 ELEMENTS = {
     "indexed": "m.thread_elements()[0] = lane; m.thread_elements()[1] = lane + 0.5f; float2 v = float2(m.thread_elements()[0], m.thread_elements()[1]);",

@@ -141,6 +141,7 @@ RIGHT = {
     "a list for a vector": kernel("D[0] = f({1, 2, 3, 4});", "float f(float4 v) { return v.x; }"),
     "a structure copied from constant": kernel("S t = s; D[0] = t.x;", "struct S { float x; };", f"{D0}, constant S& s [[buffer(1)]]"),
     "coherent": HEAD+"kernel void k(coherent(device) device float* D [[buffer(0)]]) { D[0] = 1; }\n",
+    "a cast as in C": kernel("float4 v = (float4)half4(1); D[0] = v.x;"),
     "metal::as_type": kernel("D[0] = metal::as_type<float>(n);"),
     "a constructor for thread": kernel("S s(1.0f); D[0] = s.x;", "struct S { float x; S(float y) thread : x(y) {} };"),
     "a static member function": kernel("D[0] = S::f();", "struct S { static float f() { return 1; } };"),

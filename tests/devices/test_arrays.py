@@ -237,7 +237,7 @@ def test_complex_and_structured_arrays_are_bytes(device: metalmm.Device) -> None
 
 
 @pytest.mark.parametrize(
-    ("threads", "threadgroup"), [((10,), (4,)), ((7, 5), (4, 2)), ((5, 3, 3), (2, 2, 2)), ((64,), (32,)), ((1,), (64,))]
+    ("threads", "threadgroup"), [((10,), (4,)), ((7, 5), (4, 2)), ((5, 3, 4), (2, 2, 3)), ((64,), (32,)), ((1,), (64,))]
 )
 @pytest.mark.parametrize("how", ["now", "batch", "recording"])
 def test_dispatch_by_threads(threads: tuple[int, ...], threadgroup: tuple[int, ...], how: str, device: metalmm.Device) -> None:

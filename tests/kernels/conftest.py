@@ -38,8 +38,8 @@ def spread(rows: list[Row]) -> list[Row]:
 
 
 ROWS = sorted([*array(), *array(TENSOR_CORES)], key=sort_key)
-ROWS = spread(ROWS) if SOURCES else ROWS
-DEBUG_ROWS = sorted([*debug_array(), *debug_array(TENSOR_CORES)], key=sort_key) if DEVICE == "cpu" else []
+ROWS = spread(ROWS)[:48] if SOURCES else ROWS
+DEBUG_ROWS = sorted(debug_array([*known(), *TENSOR_CORES]), key=sort_key) if DEVICE == "cpu" else []
 
 
 @functools.cache

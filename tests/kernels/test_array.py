@@ -10,7 +10,7 @@ from metalmm.variant import SPECIALIZATIONS
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, _choices, array, debug_array, kinds, pairs_of
+from support.rows import What, _choices, array, debug_array, kinds, pairs_of, values_of
 
 ROWS = array()
 
@@ -67,3 +67,10 @@ def test_the_shapes_of_every_row_have_both_sides_of_its_tile() -> None:
         columns, bn = {n for _, n, _ in sizes_of(row)}, row.variant.tile[1]
         assert bn <= 1 or any(n % bn == 0 for n in columns) or "align_n" not in row.alignments
         assert bn <= 1 or any(n % bn for n in columns) or "align_n" in row.alignments
+
+
+def test_every_value_of_a_parameter_is_there_with_each_kernel(every_variant: list[metalmm.Variant]) -> None:
+    rows = [*ROWS, *array([v for v in every_variant if v.params.get("mma")])]
+    have = set().union(*(values_of(row.variant, row.dtype) for row in rows))
+    missing = set().union(*(values_of(v, "") for v in every_variant)) - have
+    assert not [value for value in missing if not value[-1]]

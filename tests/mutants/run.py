@@ -133,7 +133,7 @@ class Worker:
         """On the worker's tree. `more`: of the environment."""
         environment = {
             **os.environ, "METALMM_CACHE": str(self.folder / "cache"), "METALMM_DEVICE": fake or "cpu", "METALMM_CPU_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1", "METALMM_TEST_COMPILERS": shutil.which("clang++") or "g++", "METALMM_LINT": "0",
+            "OPENBLAS_NUM_THREADS": "1", "METALMM_LINT": "0",
             "PYTHONPATH": os.pathsep.join(map(str, (self.tree / "python", self.tree / "tests" / "fakes", HERE))), **more,
         }  # fmt: skip
         start = [f"tests/fakes/on_fake_{fake}.py"] if fake else []

@@ -18,7 +18,7 @@ def tensor_cores() -> list[metalmm.Variant]:
 def sentence() -> str:
     """The line of README with the figures of `make test`."""
     variants = [*known(), *tensor_cores()]
-    rows, debug = [*array(), *array(tensor_cores())], [*debug_array(), *debug_array(tensor_cores())]
+    rows, debug = [*array(), *array(tensor_cores())], debug_array(variants)
     kinds = {What.of(v) for v in variants}
     by = " and ".join(f"{sum(row.compiler == c for row in rows)} by {c}" for c in COMPILERS)
     return (

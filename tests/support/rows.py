@@ -2,7 +2,7 @@
 
 `array()` has each kernel by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
 fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
-that an id has is there. So is each pair of alignment by operand type and alignment by format of a strategy.
+that an id has is there. Every value of one is there with each kernel that takes it. So is each pair of alignment by operand type and alignment by format of a strategy.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class What:
         return What(v.kernel, v.storage, v.end.replace("3", "2"), bool(v.params.get("mma")))
 
     def pairs(self) -> set[tuple[Any, ...]]:
-        """The kernel with each of the others."""
-        return {(self.kernel, "storage", self.storage), (self.kernel, self.end), (self.kernel, self.tensor_cores)}
+        """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused."""
+        has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.storage.partition(":")[2])}
+        return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", self.storage)}
 
 
 @dataclass(frozen=True)
@@ -136,29 +137,33 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
-        if v not in known_ids:
+        if v not in known_ids or any(not value[-1] for value in values_of(v, v.types[0]) - have):
             known_ids.add(v)
             layouts = v.supports["layouts"]
-            rows.append(_newest(v, v.types[0], layouts[next(turn) % len(layouts)], quickest, have))
+            rows.append(_newest([v], v.types[0], layouts[next(turn) % len(layouts)], quickest, have))
     return rows + _pairs(rows, have)
 
 
-def _newest(v: metalmm.Variant, dtype: str, layout: str, compiler: str, have: set[tuple[Any, ...]]) -> Row:
-    """With those alignments that make most pairs which no row before has."""
+def _newest(vs: Sequence[metalmm.Variant], dtype: str, layout: str, compiler: str, have: set[tuple[Any, ...]]) -> Row:
+    """Of that id and with those alignments that make most pairs which no row before has."""
+    v = max(vs, key=lambda v: len(values_of(v, dtype) - have))
     row = max((Row(v, dtype, layout, given, compiler) for given in _choices(v)), key=lambda row: len(pairs_of(row) - have))
-    have |= pairs_of(row)
+    have |= pairs_of(row) | values_of(v, dtype)
     return row
 
 
+def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
+    """Pairs of a tuning parameter's value with the kernel, and with what the kernel computes."""
+    values = [(name, value) for name, value in {**v.params, "threads": v.threads}.items() if name not in ("ta", "tb")]
+    return {(v.kernel, *value, beside) for value in values for beside in ("", v.storage, v.end, dtype)}
+
+
 def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]]) -> Iterator[Row]:
-    """Of what one kernel computes: layout by type by compiler. Ids take turns."""
-    turn = itertools.count()
+    """Of what one kernel computes: layout by type by compiler."""
     for layout, dtype in itertools.product(LAYOUTS, OPERAND_TYPES):
         fitting = [v for v in vs if layout in v.supports["layouts"] and dtype in v.types]
         for compiler in compilers if fitting else ():
-            i = next(turn)
-            v = fitting[i % len(fitting)]
-            yield _newest(v, dtype, layout, compiler, have)
+            yield _newest(fitting, dtype, layout, compiler, have)
 
 
 def pairs_of(row: Row) -> set[tuple[Any, ...]]:
@@ -182,27 +187,28 @@ def _pairs(rows: list[Row], have: set[tuple[Any, ...]]) -> list[Row]:
 
 
 def _ways(v: metalmm.Variant) -> tuple[Any, ...]:
-    """The more, the more a debug device may find: alignments, simdgroups that share a column, several sets of them; few threads."""
+    """The more, the more a debug device may find: simdgroups that share a column, several sets of them, wide vectors; few threads."""
     split = v.params.get("split", 1)
     of_sets = (split > 1, split > 1 and v.threads > 32 * split)
-    return len(free_alignments(v)), *of_sets, v.params.get("wide", False), v.params.get("width", 1), -v.threads
+    return *of_sets, *(v.params.get(name, 0) for name in ("wide", "vec4", "width")), -v.threads
 
 
-def debug_array(variants: Sequence[metalmm.Variant] | None = None) -> list[Row]:
-    """Compiled for a debug device, of each kernel with each format and each end: by turns the id of most ways with all alignments, and
-    the one of fewest with none. With METALMM_TEST_ALL every id with both."""
+def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
+    """Compiled for a debug device: of each kernel the id of most ways with all alignments and with that of rows alone, and the one of
+    fewest with none; of its formats and ends one of these, by turns. With METALMM_TEST_ALL every id with all and with none."""
     members = defaultdict[What, list[metalmm.Variant]](list)
-    for v in known() if variants is None else variants:
+    for v in variants:
         members[What.of(v)].append(v)
-    rows, have, turn = dict[Row, None](), set[tuple[Any, ...]](), 0
-    for what, vs in members.items():
-        if not (ALL_OF_IT or what.pairs() - have):
-            continue
-        have |= what.pairs()
-        turn += 1
+    rows, have = dict[Row, None](), set[tuple[Any, ...]]()
+    for turn, (what, vs) in enumerate(members.items()):
         ranked = sorted(vs, key=_ways)
-        chosen = [(v, i) for v in vs for i in (0, 1)] if ALL_OF_IT else [((ranked[-1], 0), (ranked[0], 1))[turn % 2]]
-        for v, i in chosen:
-            choices, layouts = _choices(v), v.supports["layouts"]
-            rows[Row(v, "float16", layouts[-i], choices[i % len(choices)], COMPILERS[-1], debug=True)] = None
+        free = set(free_alignments(ranked[-1]))
+        ways = [(ranked[-1], free), (ranked[-1], free & {"vec", "vec8"}), (ranked[0], set[str]())]
+        ways = [(v, chosen) for v in vs for chosen in (free, set[str]())] if ALL_OF_IT else ways[turn % 3 :] + ways[: turn % 3]
+        for v, chosen in ways:
+            new = what.pairs() | {(what.kernel, *sorted(chosen)), (what.kernel, *_ways(v)[2:-1])}
+            if ALL_OF_IT or new - have:
+                have |= new
+                layouts = v.supports["layouts"]
+                rows[Row(v, "float16", layouts[-(turn % 2)], _given(v, chosen), COMPILERS[-1], debug=True)] = None
     return list(rows)

@@ -304,3 +304,13 @@ def test_mlx_in_bfloat16() -> None:
     w = mx.array(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)).astype(mx.bfloat16)
     q = metalmm.quantize(w, "q8_0")
     np.testing.assert_array_equal(q.values, metalmm.quantize(np.array(w.astype(mx.float32)), "q8_0").values)
+
+
+@pytest.mark.parametrize("layout", ["nk", "canonical"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "affine8", "affine4"])
+def test_an_operation_knows_how_many_bytes_its_weights_have(format: str, layout: str) -> None:
+    for k in (32, 40, 64, 896):
+        q = metalmm.quantize(np.ones((8, k), np.float16), format, layout=layout)
+        have = sum(part.nbytes for part in (q.values, q.scales, q.biases) if part is not None)
+        storage = format + ":canonical" * (layout == "canonical")
+        assert metalmm.MatmulSpec(1, 8, k, transpose_b=True, b_storage=storage).b_bytes == have

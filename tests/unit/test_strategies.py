@@ -106,7 +106,7 @@ def test_two_names_of_one_kernel_share_its_code() -> None:
 
 OLD = {
     "m1_optimized_v6/nt_simd_c4_s1_tg128": "gemv_nt_vec4/c4_tg128",
-    "m1_optimized_v6/nt_bn64_col_pipelined_bk1024_tg64": "gemv_columns/bn64_bk1024_vec4_pipelined_tg64",
+    "m1_optimized_v6/nt_bn64_col_bk1024_tg64": "gemv_columns/bn64_bk1024_vec4_tg64",
     "m1_optimized_v6/nt_wide_c7_tg32": "gemv_nt_thread/c7_tg32",
     "m1_optimized_v6/nn_wide_w32_s8_tg32": "gemv_nn_thread/q2_s8_tg32",
     "m1_optimized_v6/nn_w4_s8_tg256": "gemv_nn/w4_s8_tg256",
@@ -125,6 +125,7 @@ OLD = {
     "affine/a8_nk_tiles_t4_s1_d2_tg64": "small_m/t4_d2_tg64",
     "affine/a4_nk_gemm_bm32_bn32_bk32": "gemm/bm32_bn32_bk32",
     "fused/nt_fused3_l8_c1_s7_d2_tg224": "gemv_nt/l8_s7_d2_tg224",
+    "m1_optimized_v6/nt_bn64_col_pipelined_bk1024_tg64": "",
     "q4/nk_turns_l4_c1_d7_t6_tg384": "",
     "m1_optimized_v2/nt_bn64_col": "",
     "m1_optimized_v6/of_the_user": "",

@@ -43,6 +43,8 @@ def test_info_names_the_gpu_and_its_driver(device: metalmm.Device) -> None:
         ({"spin": -1}, "spin is -1"),
         ({"spin": "long"}, "spin is 'long'; it takes a number"),
         ({"timeout": float("nan")}, "timeout nan"),
+        ({"ahead": -1}, "ahead -1"),
+        ({"ahead": 2**31}, "ahead 2147483648"),
         ({"overlap": 1}, "overlap is 1; it takes True or False"),
         ({"threads": 4}, "threads"),
     ],

@@ -97,7 +97,14 @@ def test_info_names_limits_families_and_memory(device: metalmm.Device) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"index": 99}, "index is 99; there are"), ({"spin": -1}, "spin is -1"), ({"max_operations": 0}, "max_operations 0")],
+    [
+        ({"index": 99}, "index is 99; there are"),
+        ({"spin": -1}, "spin is -1"),
+        ({"spin": 1.5}, "spin is 1.5"),
+        ({"max_operations": 0}, "max_operations 0"),
+        ({"max_bytes": 0}, "max_bytes 0"),
+        ({"first_commit": -1}, "first_commit -1"),
+    ],
 )
 def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(metalmm.DeviceError, match=message):
