@@ -12,10 +12,10 @@
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
-#include "include/epilogue.h"
 #include "include/lanes.h"
 #include "include/octet.h"
 #include "include/place.h"
+#include "include/tiles.h"
 #include "include/wait.h"
 
 template <class T>
@@ -77,10 +77,9 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   for (uint t = 0; t < TILES; t++) b[t] = B + group.z * p.stride_b + min(first + 8 * t + row, last) * p.ldb;
   uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
+  Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
-#pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++)
-    added[t] = share == 0 && first + 8 * t + row <= last && row0 + 2 * pair < p.m ? bias_of(bias, p, first + 8 * t + row) : 0.0f;
+  mine.load_bias(bias, p, added);
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -131,21 +130,5 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) total[t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
   wait_for_operands();
-  if (SPLIT > 1) {
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (share != 0) return;
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-#pragma clang loop unroll(full)
-      for (uint s = 1; s < SPLIT; s++) total[t] += partial[set][s][t][lane];
-    }
-  }
-#pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) {
-    uint col = first + 8 * t + row;
-    if (col <= last && row0 + 2 * pair < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair, col, total[t].x, added[t]);
-    if (col <= last && row0 + 2 * pair + 1 < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair + 1, col, total[t].y, added[t]);
-  }
+  mine.store(total, added, partial[set], D, C, p);
 }

@@ -14,9 +14,9 @@ using namespace metal;  // what follows names its types
 
 #include "cuda/tensor.h"
 #include "include/eighth.h"
-#include "include/epilogue.h"
 #include "include/lanes.h"
 #include "include/place.h"
+#include "include/tiles.h"
 #include "include/wait.h"
 #include "include/weights.h"
 
@@ -106,11 +106,12 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
   uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[TILES];
+  Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
+  mine.load_bias(bias, p, added);
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     column[t] = min(first + 8 * t + row, last);
-    added[t] = share == 0 && first + 8 * t + row <= last && row0 + 2 * pair < p.m ? bias_of(bias, p, column[t]) : 0.0f;
     total[t] = float2(0.0f);
   }
   uint k = begin;
@@ -183,21 +184,5 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
       total[t] = float2(good.x ? total[t].x : slowly.x, good.y ? total[t].y : slowly.y);
     }
   }
-  if (SPLIT > 1) {
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) partial[set][share][t][lane] = total[t];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (share != 0) return;
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-#pragma clang loop unroll(full)
-      for (uint s = 1; s < SPLIT; s++) total[t] += partial[set][s][t][lane];
-    }
-  }
-#pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) {
-    uint col = first + 8 * t + row;
-    if (col <= last && row0 + 2 * pair < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair, col, total[t].x, added[t]);
-    if (col <= last && row0 + 2 * pair + 1 < p.m) store_sum(D, C, p, group.z, row0 + 2 * pair + 1, col, total[t].y, added[t]);
-  }
+  mine.store(total, added, partial[set], D, C, p);
 }

@@ -120,41 +120,33 @@ METALMM_TRAIT(is_scalar, double)
 #undef METALMM_FLOAT
 #undef METALMM_TRAIT
 
-// bfloat with bfloat or an integer stays bfloat; with a wider type it is float.
-#define METALMM_BFLOAT_OP(op)                                                                                          \
-  constexpr bfloat operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }          \
-  constexpr float operator op(bfloat a, float b) { return static_cast<float>(a) op b; }                                \
-  constexpr float operator op(float a, bfloat b) { return a op static_cast<float>(b); }                                \
-  constexpr float operator op(bfloat a, half b) { return static_cast<float>(a) op static_cast<float>(b); }             \
-  constexpr float operator op(half a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }             \
-  constexpr bfloat operator op(bfloat a, int b) { return static_cast<float>(a) op static_cast<float>(b); }             \
-  constexpr bfloat operator op(int a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }             \
-  constexpr bfloat operator op(bfloat a, unsigned b) { return static_cast<float>(a) op static_cast<float>(b); }        \
-  constexpr bfloat operator op(unsigned a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }        \
-  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }
-}  // namespace metalmm::msl
-METALMM_BFLOAT_OP(+)
-METALMM_BFLOAT_OP(-)
-METALMM_BFLOAT_OP(*)
-METALMM_BFLOAT_OP(/)
-#undef METALMM_BFLOAT_OP
-// Compared as floats, which hold every bfloat; a whole number becomes a bfloat first, as in arithmetic.
-namespace metalmm::msl {
+// bfloat with bfloat or an integer, which becomes one, stays bfloat; with another type of floats it is float.
 template <class T> constexpr float beside_bfloat(T x) {
   return static_cast<T>(0.5f) == static_cast<T>(0) ? static_cast<float>(bfloat(static_cast<float>(x))) : static_cast<float>(x);
 }
-template <class B, class T> constexpr bool is_beside_bfloat = is_same<B, bfloat>::value && is_number<T>;
+template <class T> struct with_bfloat { using type = bfloat; };
+template <> struct with_bfloat<half> { using type = float; };
+template <> struct with_bfloat<float> { using type = float; };
+template <> struct with_bfloat<double> { using type = float; };
+template <class B, class T> using if_beside_bfloat = enable_if_t<is_same<B, bfloat>::value && is_number<T>>;
 }  // namespace metalmm::msl
 // Templates in both: what is no bfloat must not become one to be compared.
-#define METALMM_BFLOAT_COMPARISON(op)                                                                                                     \
-  constexpr bool operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }                                \
-  template <class B, class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_beside_bfloat<B, T>>::type>                        \
-  constexpr bool operator op(B a, T b) { return static_cast<float>(a) op metalmm::msl::beside_bfloat(b); }                                 \
-  template <class T, class B, class = typename metalmm::msl::enable_if<metalmm::msl::is_beside_bfloat<B, T>>::type, class = void>          \
-  constexpr bool operator op(T a, B b) { return metalmm::msl::beside_bfloat(a) op static_cast<float>(b); }
+#define METALMM_OF_BFLOAT(op, of_two, of_another)                                                                       \
+  constexpr of_two operator op(bfloat a, bfloat b) { return static_cast<float>(a) op static_cast<float>(b); }           \
+  template <class B, class T, class = metalmm::msl::if_beside_bfloat<B, T>>                                             \
+  constexpr of_another operator op(B a, T b) { return static_cast<float>(a) op metalmm::msl::beside_bfloat(b); }        \
+  template <class T, class B, class = metalmm::msl::if_beside_bfloat<B, T>, class = void>                               \
+  constexpr of_another operator op(T a, B b) { return metalmm::msl::beside_bfloat(a) op static_cast<float>(b); }
+#define METALMM_BFLOAT_OP(op)                                                       \
+  METALMM_OF_BFLOAT(op, bfloat, typename metalmm::msl::with_bfloat<T>::type)        \
+  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }
+METALMM_BFLOAT_OP(+) METALMM_BFLOAT_OP(-) METALMM_BFLOAT_OP(*) METALMM_BFLOAT_OP(/)
+#define METALMM_BFLOAT_COMPARISON(op) METALMM_OF_BFLOAT(op, bool, bool)
 METALMM_BFLOAT_COMPARISON(==) METALMM_BFLOAT_COMPARISON(!=) METALMM_BFLOAT_COMPARISON(<)
 METALMM_BFLOAT_COMPARISON(<=) METALMM_BFLOAT_COMPARISON(>) METALMM_BFLOAT_COMPARISON(>=)
 #undef METALMM_BFLOAT_COMPARISON
+#undef METALMM_BFLOAT_OP
+#undef METALMM_OF_BFLOAT
 namespace metalmm::msl {
 
 template <bool B, class T, class F> struct conditional { using type = T; };

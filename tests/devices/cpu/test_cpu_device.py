@@ -38,6 +38,11 @@ kernel void none(device float* y, uint t [[thread_index_in_threadgroup]]) {
   threadgroup_barrier(mem_flags::mem_none);
   y[t] = 1.0f;
 }
+kernel void edges(device float* y, uint t [[thread_index_in_threadgroup]]) {
+  if (t < 3 || t == 63) return;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[t] = 1.0f;
+}
 """
 )
 
@@ -75,6 +80,9 @@ def test_lenient_barriers_let_returned_threads_count() -> None:
     y = np.zeros(64, np.float32)
     device.compile(DIVERGE).kernel("returns")(y, grid=(1,), threadgroup=(64,))
     np.testing.assert_array_equal(y, [1] * 40 + [0] * 24)
+    y[:] = 0
+    device.compile(DIVERGE).kernel("edges")(y, grid=(1,), threadgroup=(64,))
+    np.testing.assert_array_equal(y, [0] * 3 + [1] * 60 + [0])
 
 
 def test_a_matmul_that_fails_names_its_threadgroup_and_spares_the_batch(diverging: metalmm.Library, device: metalmm.Device) -> None:

@@ -1,0 +1,144 @@
+"""Every operator between every pair of types: the result's type, and its value, as MSL's specification says (2.1, 2.2, 3)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import metalmm
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.usefixtures("each_compiler")
+FLOATS = {"half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32}
+INTEGERS = {"char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32, "long": np.int64, "ulong": np.uint64}  # fmt: skip
+TYPES: dict[str, Any] = {"bool": np.bool_, **INTEGERS, **FLOATS}
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+OF_INTEGERS = {"%": lambda a, b: a - b * int(a / b), "&": operator.and_, "|": operator.or_, "^": operator.xor}
+SHIFTS = {"<<": operator.lshift, ">>": operator.rshift}
+COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+LOGICAL = {"&&": lambda a, b: bool(a) and bool(b), "||": lambda a, b: bool(a) or bool(b)}
+ALL = {**ARITHMETIC, **OF_INTEGERS, **SHIFTS, **COMPARISONS, **LOGICAL}
+HEAD = """#include <metal_stdlib>
+using namespace metal;
+template <class T> float4 whole(T x) { return float4(float(x)); }
+template <class T> float4 whole(vec<T, 2> x) { return float4(float(x[0]), float(x[1]), 0, 0); }
+template <class T> float4 whole(vec<T, 3> x) { return float4(float(x[0]), float(x[1]), float(x[2]), 0); }
+template <class T> float4 whole(vec<T, 4> x) { return float4(float(x[0]), float(x[1]), float(x[2]), float(x[3])); }
+template <class Want, class Got> __attribute__((noinline)) void put(device float4* y, device uint* wrong, uint i, Got x) {
+  y[i] = whole(x);
+  wrong[i] = is_same<Want, Got>::value ? 0 : 1;
+}
+"""
+ARGUMENTS = "device float4* y{}, device uint* wrong{}, constant float* x{}"
+Case = tuple[str, str, str, list[float]]  # two operands, of x[0], which is 1; the result's type; and what it is
+
+
+def value(kind: str, i: int) -> float:
+    """Small, no result of an operator overflows; never 0."""
+    if kind == "bool":
+        return 1
+    x = ((7, 3, 5, 2) if kind.startswith("u") else (7, -3, 5, -2))[i % 4]
+    return x if kind in INTEGERS else x / 2
+
+
+def common(a: str, b: str) -> str | None:
+    """Of the usual arithmetic conversions; None of half with bfloat, which the specification does not name."""
+    of_floats = {kind for kind in (a, b) if kind in FLOATS}
+    if of_floats:
+        return "float" if "float" in of_floats else of_floats.pop() if len(of_floats) == 1 else None
+    order = ["int", "uint", "long", "ulong"]
+    return max((kind if kind in order else "int" for kind in (a, b)), key=order.index)
+
+
+def as_type(x: Any, kind: str) -> Any:
+    """A number as another type has it: integers modulo 2 to their bits, what is no integer towards zero."""
+    if kind == "bool":
+        return bool(x)
+    if kind in FLOATS:
+        return float(np.float32(x).astype(FLOATS[kind]))
+    bits = np.dtype(INTEGERS[kind]).itemsize * 8
+    wrapped = int(x) % (1 << bits)
+    return wrapped - (1 << bits) if not kind.startswith("u") and wrapped >> (bits - 1) else wrapped
+
+
+def apply(op: str, a: Any, b: Any, kind: str) -> Any:
+    """Of two numbers of a type."""
+    if op == "/" and kind not in FLOATS:
+        return as_type(int(a / b), kind)
+    found = ALL[op](a, b)
+    return found if op in COMPARISONS or op in LOGICAL else as_type(found, kind)
+
+
+def number(kind: str, x: float) -> str:
+    return f"{kind}({float(x)}f * x[0])"
+
+
+def vector(kind: str, elements: list[float]) -> str:
+    return f"{kind}{len(elements)}({', '.join(number(kind, x) for x in elements)})"
+
+
+def of_numbers(op: str) -> Iterator[Case]:
+    for i, (a, b) in enumerate((a, b) for a in TYPES for b in TYPES):
+        kind = common(a, "int") if op in SHIFTS else common(a, b)
+        if kind is None or ((op in OF_INTEGERS or op in SHIFTS) and (a in FLOATS or b in FLOATS)):
+            continue
+        left, right = value(a, i), abs(value(b, i // 4)) if op in SHIFTS else value(b, i // 4)
+        kept = [x if op in LOGICAL else as_type(x, kind) for x in (left, right)]
+        result = "bool" if op in COMPARISONS or op in LOGICAL else kind
+        yield number(a, left), number(b, right), result, [float(apply(op, *kept, kind))] * 4
+
+
+def of_vectors(op: str) -> Iterator[Case]:
+    """With another, and with a number of each type that goes into it without losing a part."""
+    for n in (2, 3, 4):
+        for t in [t for t in TYPES if t != "bool" or op in LOGICAL or op in ("==", "!=", "&", "|", "^")]:
+            if t in FLOATS and (op in OF_INTEGERS or op in SHIFTS):
+                continue
+            result = f"bool{n}" if op in COMPARISONS or op in LOGICAL else f"{t}{n}"
+            left, right = ([value(t, 3 * j + i) for i in range(n)] for j in (0, 1))
+            right = [abs(x) for x in right] if op in SHIFTS else right
+            pairs = [(vector(t, left), left, vector(t, right), right)]
+            for s in [s for s in TYPES if s == t or (n == 4 and t != "bool" and (s in INTEGERS or (s == "float" and t in FLOATS)))]:
+                x = abs(value(s, 3))
+                same = [as_type(x, t)] * n
+                pairs += [(vector(t, left), left, number(s, x), same), (number(s, x), same, vector(t, right), right)]
+            for one, of_one, other, of_other in pairs:
+                expected = [float(apply(op, a, b, t)) for a, b in zip(of_one, of_other, strict=True)]
+                yield one, other, result, expected + [0.0] * (4 - n)
+
+
+def part(number: int, first: int, op: str, cases: list[Case]) -> str:
+    """A function of some cases; an operand of several is made once. Compilers take squares of a function's length."""
+    names = {operand: f"v{i}" for i, operand in enumerate(dict.fromkeys(x for case in cases for x in case[:2]))}
+    rows = [f"const auto {name} = {operand};" for operand, name in names.items()]
+    rows += [f"put<{kind}>(y, wrong, {first + i}, {names[a]} {op} {names[b]});" for i, (a, b, kind, _) in enumerate(cases)]
+    return f"__attribute__((noinline)) void part{number}({ARGUMENTS.format('', '', '')}) {{\n  " + "\n  ".join(rows) + "\n}\n"
+
+
+def check(op: str, cases: list[Case], device: metalmm.Device) -> None:
+    starts = range(0, len(cases), 24)
+    source = HEAD + "".join(part(i, start, op, cases[start : start + 24]) for i, start in enumerate(starts))
+    calls = " ".join(f"part{i}(y, wrong, x);" for i in range(len(starts)))
+    source += f"kernel void k({ARGUMENTS.format(*(f' [[buffer({i})]]' for i in range(3)))}) {{ {calls} }}\n"
+    y, wrong = np.zeros((len(cases), 4), np.float32), np.ones(len(cases), np.uint32)
+    device.compile(source).kernel("k")(y, wrong, np.ones(1, np.float32), grid=1, threadgroup=1)
+    bad = []
+    for (a, b, kind, expected), is_wrong, got in zip(cases, wrong, y, strict=True):
+        if is_wrong:
+            bad.append(f"{a} {op} {b} is no {kind}")
+        elif not np.allclose(got, np.float32(expected), rtol=2e-3 if "half" in kind else 1e-2 if "bfloat" in kind else 1e-6, atol=0):
+            bad.append(f"{a} {op} {b} is {got}, not {expected}")
+    assert not bad, f"{len(bad)} of {len(cases)}: " + "; ".join(bad[:9])
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_between_numbers(op: str, device: metalmm.Device) -> None:
+    check(op, list(of_numbers(op)), device)
+
+
+@pytest.mark.parametrize("op", ALL)
+def test_between_vectors(op: str, device: metalmm.Device) -> None:
+    check(op, list(of_vectors(op)), device)
