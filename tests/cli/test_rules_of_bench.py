@@ -61,11 +61,11 @@ def test_winners_by_median_ties_by_the_noise_of_twins() -> None:
 
 
 def test_two_rounds_are_one_result_with_their_drift() -> None:
-    first, again = a_run(made("f/a", 1.0, 1.0), made("f/b", 3.0)), a_run(made("f/a", 2.0, 2.0))
+    first, again = a_run(made("f/a", 2.0, 2.0), made("f/b", 5.0)), a_run(made("f/a", 3.0, 3.0))
     first.results[1].stopped = "slow"
     assert first.survivors() == ["f/a"]
     first.merge(again)
-    assert first.results[0].gpu == [1.0, 1.0, 2.0, 2.0] and first.drift == first.noise == 1.0 and first.rounds == 2
+    assert first.results[0].gpu == [2.0, 2.0, 3.0, 3.0] and first.drift == first.noise == 0.5 and first.rounds == 2
 
 
 def test_a_page_and_a_file_by_the_schema(capsys: pytest.CaptureFixture[str]) -> None:

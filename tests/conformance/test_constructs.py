@@ -94,6 +94,25 @@ def test_a_matrix_of_each_shape_from_another_types(device: metalmm.Device) -> No
 
 
 @pytest.mark.usefixtures("each_compiler")
+def test_loops_over_a_declaration(device: metalmm.Device) -> None:
+    """Which device cuda takes apart, so that it can stop them."""
+    y = np.zeros(2, np.int32)
+    loops = "int i = 3; while (int x = i--) { y[0] += x; } for (i = 4; int x = i; i--) { y[1] += x; }"
+    device.compile(HEAD + f"kernel void k(device int* y) {{ {loops} }}").kernel("k")(y, grid=1, threadgroup=1)
+    assert (*y,) == (6, 10)
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_functions_of_c(device: metalmm.Device) -> None:
+    y = np.zeros(1, np.int32)
+    source = (
+        HEAD + 'extern "C" { int three() { return 3; }\nkernel void k(device int* y) { y[0] = three() + 1; } }\nint four() { return 4; }\n'
+    )
+    device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
+    assert y[0] == 4
+
+
+@pytest.mark.usefixtures("each_compiler")
 def test_one_value_for_a_whole_array(device: metalmm.Device) -> None:
     y = np.zeros(3, np.float32)
     source = HEAD + "kernel void k(device float* y) { float x[3] = {[0 ... 2] = 1.5f}; for (int i = 0; i < 3; i++) y[i] = x[i]; }"

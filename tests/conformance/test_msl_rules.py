@@ -8,6 +8,8 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from metalmm import compiler
+from metalmm.msl.targets import cpu
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
@@ -433,3 +435,16 @@ def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device, monkeypatch: 
     assert out[0] == 7
     with pytest.raises(metalmm.CompileError, match=r"nothing"):
         library.kernel("bad")
+
+
+def test_a_loop_over_a_declaration_that_can_be_stopped() -> None:
+    """On device cuda: test_constructs.py runs it on the fake."""
+
+    def lowered(loops: str) -> str:
+        text = compiler.preprocess(HEAD + f"kernel void k(device int* y) {{ int i = 3; {loops} }}", "k.metal", for_metal=True)
+        return cpu.lower(text, "k", {}, name="k.metal", compiler="clang", stops=True)
+
+    text = lowered("while (int x = i--) { y[0] += x; } for (i = 4; int x = i; i--) { y[1] += x; }")
+    assert text.count("goes_on()") == text.count("else break;") == 2
+    with pytest.raises(metalmm.LoweringError, match="a loop over a declaration whose body has no braces, under a timeout"):
+        lowered("while (int x = i--) y[0] += x;")

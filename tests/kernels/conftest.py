@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from support import coverage
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.pages import Pages
-from support.rows import SOURCES, Row, What, array, debug_array, known
+from support.rows import SOURCES, Row, array, debug_array, known
 
 modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kernels" in source.name  # which are ours but for a line
 TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
@@ -31,14 +30,19 @@ def sort_key(row: Row) -> tuple[Any, ...]:
 
 
 def spread(rows: list[Row]) -> list[Row]:
-    """One of each kernel and format before the second of any: the sooner fails what a mutant has broken."""
-    seen = Counter[What]()
-    order = [(seen.update([What.of(row.variant)]) or seen[What.of(row.variant)], i, row) for i, row in enumerate(rows)]
-    return [row for _, _, row in sorted(order, key=lambda x: x[:2])]
+    """What has something new of its strategy comes before the rest: the sooner fails what a mutant has broken."""
+    seen, first = set[tuple[str, str]](), dict[Row, None]()
+    for row in rows:
+        v = row.variant
+        has = {(v.family, x) for x in (v.kernel, v.storage, v.end, v.family, row.dtype, row.layout)}
+        if has - seen:
+            seen |= has
+            first[row] = None
+    return [*first, *(row for row in rows if row not in first)]
 
 
 ROWS = sorted([*array(), *array(TENSOR_CORES)], key=sort_key)
-ROWS = spread(ROWS)[:48] if SOURCES else ROWS
+ROWS = spread(ROWS)[:60] if SOURCES else ROWS
 DEBUG_ROWS = sorted(debug_array([*known(), *TENSOR_CORES]), key=sort_key) if DEVICE == "cpu" else []
 
 

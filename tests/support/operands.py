@@ -195,9 +195,10 @@ def whole_numbers(rng: np.random.Generator, row: Row, *shape: int, most: int = 1
 
 
 def widths(row: Row, n: int) -> list[int]:
-    """Of the matrices: equal ones for swiglu."""
-    v = row.variant
-    return [n] * v.weights if v.swiglu else [n, max(1, n // 7), n + 33][: v.weights]
+    """Of the matrices: equal ones for swiglu; a whole threadgroup's columns beside whole ones."""
+    v, columns = row.variant, row.variant.tile[1]
+    second = columns if columns and n % columns == 0 else max(1, n // 7)
+    return [n] * v.weights if v.swiglu else [n, second, n + 33][: v.weights]
 
 
 def draw(

@@ -314,3 +314,12 @@ def test_an_operation_knows_how_many_bytes_its_weights_have(format: str, layout:
         have = sum(part.nbytes for part in (q.values, q.scales, q.biases) if part is not None)
         storage = format + ":canonical" * (layout == "canonical")
         assert metalmm.MatmulSpec(1, 8, k, transpose_b=True, b_storage=storage).b_bytes == have
+
+
+def test_rows_of_quantized_weights() -> None:
+    q = metalmm.quantize(np.random.default_rng(1).standard_normal((8, 64)).astype(np.float16), "q8_0")
+    for rows in (slice(2, 5), slice(2, 5, 1), slice(-3, None)):
+        np.testing.assert_array_equal(q[rows].dequantize(), q.dequantize()[rows])
+    for wrong in (slice(0, 8, 2), slice(None, None, -1), 3):
+        with pytest.raises(metalmm.ArgumentError, match="a slice of neighbouring rows"):
+            q[wrong]  # type: ignore[index]
