@@ -205,7 +205,7 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
         free = set(free_alignments(ranked[-1]))
         ways = [(ranked[-1], free), (ranked[-1], free & {"vec", "vec8"}), (ranked[0], set[str]())]
         ways = [(v, chosen) for v in vs for chosen in (free, set[str]())] if ALL_OF_IT else ways[turn % 3 :] + ways[: turn % 3]
-        for v, chosen in ways:
+        for v, chosen in [(v, chosen) for v, chosen in ways if _is_possible(v, chosen)]:
             new = what.pairs() | {(what.kernel, *sorted(chosen)), (what.kernel, *_ways(v)[2:-1])}
             if ALL_OF_IT or new - have:
                 have |= new
