@@ -23,7 +23,7 @@ struct Tiles {
     if (SPLIT > 1) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) partial[share][t][lane] = total[t];
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
       if (share != 0) return;
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {

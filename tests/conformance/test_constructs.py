@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import operator
 
 import metalmm
 import numpy as np
 import pytest
 from support.here import REAL_GPU
+from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
-COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 TYPES = ("bfloat", "half", "float", "int", "uint", "short", "uchar", "bool", "long")
 
 
@@ -68,18 +67,16 @@ kernel void k(device half* x [[buffer(0)]], device float* y [[buffer(1)]]) {
     assert (x[0], *y) == (4.5, 3.75, 7.5, 100)
 
 
-NUMBERS = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "long": 8, "ulong": 8, "half": 2, "bfloat": 2, "float": 4}
-
-
 @pytest.mark.usefixtures("each_compiler")
 def test_every_packed_vector(device: metalmm.Device) -> None:
     """Its size, and that its last element is the vector's."""
-    kinds = [(kind, n) for kind in NUMBERS for n in (2, 3, 4)]
+    numbers = {**INTEGERS, **FLOATS}
+    kinds = [(kind, n) for kind in numbers for n in (2, 3, 4)]
     body = "".join(f"{{ {t}{n} v({t}(1)); v[{n - 1}] = {t}({n + 5}); packed_{t}{n} p(v); y[{i}] = sizeof(p) * 100 + int(p[{n - 1}]); }}\n"
                    for i, (t, n) in enumerate(kinds))  # fmt: skip
     y = np.zeros(len(kinds), np.int32)
     device.compile(HEAD + f"kernel void k(device int* y) {{ {body} }}").kernel("k")(y, grid=1, threadgroup=1)
-    np.testing.assert_array_equal(y, [NUMBERS[kind] * n * 100 + n + 5 for kind, n in kinds])
+    np.testing.assert_array_equal(y, [np.dtype(numbers[kind]).itemsize * n * 100 + n + 5 for kind, n in kinds])
 
 
 @pytest.mark.usefixtures("each_compiler")

@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import metalmm
-import ml_dtypes
 import numpy as np
 import pytest
+from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 pytestmark = pytest.mark.usefixtures("each_compiler")
-FLOATS = {"half": np.float16, "bfloat": ml_dtypes.bfloat16, "float": np.float32}
-INTEGERS = {"char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32, "long": np.int64, "ulong": np.uint64}  # fmt: skip
 TYPES: dict[str, Any] = {"bool": np.bool_, **INTEGERS, **FLOATS}
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 OF_INTEGERS = {"%": lambda a, b: a - b * int(a / b), "&": operator.and_, "|": operator.or_, "^": operator.xor}
 SHIFTS = {"<<": operator.lshift, ">>": operator.rshift}
-COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 LOGICAL = {"&&": lambda a, b: bool(a) and bool(b), "||": lambda a, b: bool(a) or bool(b)}
 ALL = {**ARITHMETIC, **OF_INTEGERS, **SHIFTS, **COMPARISONS, **LOGICAL}
 HEAD = """#include <metal_stdlib>

@@ -2,7 +2,8 @@
 
 `array()` has each kernel by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
 fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
-that an id has is there. Every value of one is there with each kernel that takes it. So is each pair of alignment by operand type and alignment by format of a strategy.
+that an id has is there. Each of their values is there with each kernel that takes it. So is each pair of alignment by operand type and of
+alignment by format of a strategy.
 """
 
 from __future__ import annotations
@@ -189,8 +190,12 @@ def _pairs(rows: list[Row], have: set[tuple[Any, ...]]) -> list[Row]:
 def _ways(v: metalmm.Variant) -> tuple[Any, ...]:
     """The more, the more a debug device may find: simdgroups that share a column, several sets of them, wide vectors; few threads."""
     split = v.params.get("split", 1)
-    of_sets = (split > 1, split > 1 and v.threads > 32 * split)
-    return *of_sets, *(v.params.get(name, 0) for name in ("wide", "vec4", "width")), -v.threads
+    return split > 1, split > 1 and v.threads > 32 * split, *_vectors(v), -v.threads
+
+
+def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
+    """How wide a kernel loads by its parameters."""
+    return tuple(v.params.get(name, 0) for name in ("wide", "vec4", "width"))
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
@@ -205,8 +210,10 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
         free = set(free_alignments(ranked[-1]))
         ways = [(ranked[-1], free), (ranked[-1], free & {"vec", "vec8"}), (ranked[0], set[str]())]
         ways = [(v, chosen) for v in vs for chosen in (free, set[str]())] if ALL_OF_IT else ways[turn % 3 :] + ways[: turn % 3]
-        for v, chosen in [(v, chosen) for v, chosen in ways if _is_possible(v, chosen)]:
-            new = what.pairs() | {(what.kernel, *sorted(chosen)), (what.kernel, *_ways(v)[2:-1])}
+        for v, chosen in ways:
+            if not _is_possible(v, chosen):
+                continue
+            new = what.pairs() | {(what.kernel, *sorted(chosen)), (what.kernel, *_vectors(v))}
             if ALL_OF_IT or new - have:
                 have |= new
                 layouts = v.supports["layouts"]
