@@ -77,8 +77,9 @@ def _nvrtc() -> Path:
     from metalmm.compiler import find_compiler
 
     compiler = find_compiler()
-    os.environ["METALMM_FAKE_NVRTC"] = shlex.join([compiler.path, *compiler.flags])
-    os.environ["METALMM_FAKE_PARSED"] = shlex.join(modules._parsed_header(compiler, compiler.flags))
+    flags = [*compiler.flags, "-O1"]  # the host's code is what is looked at
+    os.environ["METALMM_FAKE_NVRTC"] = shlex.join([compiler.path, *flags])
+    os.environ["METALMM_FAKE_PARSED"] = shlex.join(modules._parsed_header(compiler, flags))
     library = BUILD / "libfakenvrtc.so"
     digest = hashlib.sha256(library.read_bytes() + f"{compiler}".encode() + os.environ["METALMM_FAKE_NVRTC"].encode()).hexdigest()[:12]
     link = BUILD / f"libfakenvrtc-{digest}.so"

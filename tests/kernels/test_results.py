@@ -34,8 +34,8 @@ def test_each_shape_and_epilogue_is_within_the_bound(row: Row, device: metalmm.D
 
 def test_long_sums_are_exact(row: Row, device: metalmm.Device) -> None:
     """The float64 bound at k = 4096 and more lets a whole term pass; here none may be missing, nor taken twice."""
-    for i, (n, k) in enumerate(((37, 4097), (64, 4099), (5, 9731), (16, 4096))):
-        call = draw(row, 5, n, k, exact=True, pad=i, seed=i)
+    for i, (n, k) in enumerate(((37, 4097), (5, 9731), (16, 4096))):
+        call = draw(row, 3, n, k, exact=True, pad=i, seed=i)
         rows = np.swapaxes(call.a, -1, -2) if row.layout[0] == "t" else call.a
         rows[..., -1] = 1  # the last term is there
         call.check_equal(device)

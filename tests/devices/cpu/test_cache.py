@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,6 @@ from support.here import COMPILERS
 from support.surroundings import HEAD
 
 GOOD = HEAD + "kernel void k(device float* y) { y[0] = 7.0f; }\n"
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("METALMM_CACHE", str(tmp_path / "cache"))
-    for name in ("_folder", "_wanted", "_temporary"):
-        monkeypatch.setattr(cache, name, None)
-    compiler._remembered.cache_clear()
-    yield tmp_path / "cache"
-    compiler._remembered.cache_clear()
 
 
 def result(device: metalmm.Device, source: str = GOOD) -> float:
@@ -156,12 +145,12 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-ASKED = f'case "$*" in *-dM*) exec {COMPILERS[0]} "$@";; esac\n'
+ASKED = f'case "$*" in *-dM*) exec {COMPILERS[-1]} "$@";; esac\n'
 
 
 def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [c for c in ("g++", "clang++") if shutil.which(c)]
-    wrapper = script(tmp_path / "cxx", f'exec "$(cat {tmp_path}/target)" "$@"\n')
+    wrapper = script(tmp_path / "cxx", f'case "$*" in *c++-header*) exit 1;; esac; exec "$(cat {tmp_path}/target)" "$@"\n')
     monkeypatch.setenv("METALMM_CXX", str(wrapper))
     for name in found:
         (tmp_path / "target").write_text(name)
@@ -175,12 +164,12 @@ def test_a_wrapper_is_asked_each_time(fresh: Path, tmp_path: Path, monkeypatch: 
         ("exit 0\n", metalmm.CompilerNotFoundError, "is no C\\+\\+ compiler that metalmm knows"),
         ("exit 3\n", metalmm.CompilerNotFoundError, "does not work as a C\\+\\+ compiler: (?s:.*)exit status 3, and it said nothing"),
         (
-            ASKED + f'case "$*" in *-shared*) exit 0;; esac; exec {COMPILERS[0]} "$@"\n',
+            ASKED + f'case "$*" in *-shared*) exit 0;; esac; exec {COMPILERS[-1]} "$@"\n',
             metalmm.CompileError,
             "ended as if all were well, and made no file",
         ),
         (
-            ASKED + f'case "$*" in *-shared*) kill -9 $$;; esac; exec {COMPILERS[0]} "$@"\n',
+            ASKED + f'case "$*" in *-shared*) kill -9 $$;; esac; exec {COMPILERS[-1]} "$@"\n',
             metalmm.CompileError,
             "was ended by SIGKILL; there may have been too little memory",
         ),

@@ -36,15 +36,6 @@ def result(device: metalmm.Device, source: str = GOOD) -> float:
     return float(y[0])
 
 
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("METALMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_folder", None)
-    compiler._remembered.cache_clear()
-    yield tmp_path / "cache"
-    compiler._remembered.cache_clear()
-
-
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     real = compiler.run
@@ -303,6 +294,22 @@ def test_lines_stay_where_they_were() -> None:
     line = next(i for i, row in enumerate(lowered.splitlines()) if "half(1.0)" in row)
     marker = max(i for i, row in enumerate(lowered.splitlines()[:line]) if row.startswith("#"))
     assert int(lowered.splitlines()[marker].split()[1]) + line - marker - 1 == 9
+
+
+def test_what_a_kernel_says_of_unrolling() -> None:
+    """Of a whole loop it is for a GPU's compiler: a CPU's would take twice as long. A number is kept."""
+    loops = {
+        "clang loop unroll(full)": None,
+        "unroll": None,
+        "clang loop unroll_count(4)": 4,
+        "unroll(2)": 2,
+        "clang loop unroll(disable)": 0,
+    }
+    text = "".join(f"#pragma {said}\n  for (int i = 0; i < 9; i++) y[i] += {i}.0f;\n" for i, said in enumerate(loops))
+    for kind, whole, some in (("clang", "", "unroll"), ("gcc", "", "GCC unroll"), ("nvrtc", "unroll", "unroll")):
+        lowered = lowering.lower(f"{HEAD}kernel void k(device float* y [[buffer(0)]]) {{\n{text}}}\n", "k", name="a.metal", compiler=kind)
+        wanted = [whole if count is None else f"{some} {count}" if count else "" for count in loops.values()]
+        assert re.findall(r"#pragma (.*unroll.*)", lowered) == list(filter(None, wanted)), kind
 
 
 class _ArgInfo(ctypes.Structure):
