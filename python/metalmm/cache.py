@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .errors import DeviceError
@@ -117,6 +117,15 @@ def fetch(name: str, build: Callable[[Path], None]) -> Path:
                 elif path.parent != _temporary:
                     _folder = _temporary_folder(f"the kernel cache {path.parent} takes no more ({error.strerror})")
     raise AssertionError
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """Of files, for the name of an entry that is made of them."""
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def has(name: str) -> bool:

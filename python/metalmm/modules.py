@@ -244,18 +244,10 @@ def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
     return [option, str(kept.with_suffix("") if is_implied else kept)] if kept else []
 
 
-def _digest_of(paths: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
 @functools.cache
 def header_digest() -> str:
     """Of all headers that a kernel may include."""
-    return _digest_of([*sorted((compiler.MSL / "runtime").rglob("*.h")), *sorted((compiler.MSL / "include").rglob("*"))])
+    return cache.digest_of([*sorted((compiler.MSL / "runtime").rglob("*.h")), *sorted((compiler.MSL / "include").rglob("*"))])
 
 
 def check_headers() -> None:
@@ -266,7 +258,7 @@ def check_headers() -> None:
 
 @functools.cache
 def _lowering_digest() -> str:
-    return _digest_of(
+    return cache.digest_of(
         Path(str(module.__file__))
         for module in (arithmetic, compiler, control_flow, cpu_target, kernel_source, passes, program, rules, tokens)
     )

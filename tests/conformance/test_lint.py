@@ -12,7 +12,7 @@ from pathlib import Path
 
 import metalmm
 import pytest
-from metalmm import cli, lint_command
+from metalmm import cache, cli, lint_command
 from metalmm.msl import lint
 from support.here import ALL_OF_IT, ROOT
 from support.rows import What
@@ -237,3 +237,18 @@ def test_without_libclang_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 2
     assert "lint needs libclang (none here); pip install libclang" in done.stderr
+
+
+def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clang, wrong = lint._clang(), kernel("float x = 1; float* y = &x; D[0] = *y;")
+    (said, kept), found = lint._declarations(clang), lint.check(wrong, "x.metal")
+    assert said == "-include-pch" and found
+    monkeypatch.setattr(clang.Index, "create", None)
+    assert lint._declarations(clang) == [said, kept], "nothing is parsed"
+    monkeypatch.undo()
+
+    def full(name: str, build: object) -> Path:
+        raise metalmm.DeviceError("no room")
+
+    monkeypatch.setattr(cache, "fetch", full)
+    assert lint._declarations(clang)[0] == "-include" and lint.check(wrong, "x.metal") == found

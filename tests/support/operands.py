@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,12 +188,19 @@ def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> A
     return quantized._stored(form, layout or "nk", whole * of_each + 1, size, signs.astype(w.dtype), -signs.astype(w.dtype))
 
 
-def numbers(rng: np.random.Generator, row: Row, *shape: int) -> Any:
-    return rng.standard_normal(shape, dtype=np.float32).astype(DTYPES[row.dtype])
+@functools.cache
+def _pool(dtype: str, is_whole: bool) -> Any:
+    """Random numbers, drawn and rounded once: operands are parts of it."""
+    rng, count = np.random.default_rng(8), 1 << 20
+    found = rng.integers(-1, 2, count) if is_whole else rng.standard_normal(count, dtype=np.float32)
+    return found.astype(DTYPES[dtype])
 
 
-def whole_numbers(rng: np.random.Generator, row: Row, *shape: int, most: int = 1) -> Any:
-    return rng.integers(-most, most + 1, shape).astype(DTYPES[row.dtype])
+def numbers(rng: np.random.Generator, row: Row, *shape: int, is_whole: bool) -> Any:
+    """Of -1, 0 and 1, or normally distributed."""
+    pool, count = _pool(row.dtype, is_whole), math.prod(shape)
+    start = rng.integers(pool.size - min(count, pool.size) + 1)
+    return np.resize(pool[start : start + count], shape)
 
 
 def widths(row: Row, n: int) -> list[int]:
@@ -209,21 +218,21 @@ def draw(
     rng, v = np.random.default_rng(seed * 7919 + n * 31 + k), row.variant
     m, n, k = fit(row, m, n, k)
     lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
-    make = whole_numbers if exact else numbers
+    make = functools.partial(numbers, rng, row, is_whole=exact)
     group = group or GROUPS[seed % 3] if "affine" in v.storage else None
 
     def store(row: Row, w: Any) -> Any:
         return stored_whole(row, w, group, seed) if exact else stored(row, w, group)
 
     shared = () if is_fused or v.storage != "dense" else lead
-    b = [store(row, make(rng, row, *shared, width, k)) for width in widths(row, n)]
-    a = make(rng, row, *lead, *((k, m) if row.layout[0] == "t" else (m, k)))
+    b = [store(row, make(*shared, width, k)) for width in widths(row, n)]
+    a = make(*lead, *((k, m) if row.layout[0] == "t" else (m, k)))
     return Call(
         row,
         aligned(a, row, pad, seed),
         [aligned(x, row, pad, seed + 1) if v.storage == "dense" else x for x in b],
-        [make(rng, row, width) for width in widths(row, n)] if bias else None,
-        make(rng, row, *lead, m, n) if c and not is_fused else None,
+        [make(width) for width in widths(row, n)] if bias else None,
+        make(*lead, m, n) if c and not is_fused else None,
         alpha if not is_fused else 1.0,
         beta if not is_fused else 0.0,
     )

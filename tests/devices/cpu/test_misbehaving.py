@@ -276,12 +276,12 @@ def test_a_misaligned_vector_that_the_processor_refuses_is_named_as_one(device: 
     [("spins", 0, 1, 1), ("spins", 5, 40, 1), ("waits", 0, 3, 64), ("adds", 0, 1, 8), ("never_down", 0, 1, 8), ("until", 0, 2, 4)],
 )
 def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int, threadgroup: int) -> None:
-    device = metalmm.Device("cpu", threads=threads, timeout=0.1)
+    device = metalmm.Device("cpu", threads=threads, timeout=0.05)
     run = device.compile(KERNELS).kernel(kernel)
     start = time.monotonic()
     for _ in range(2):
         with pytest.raises(
-            metalmm.KernelError, match=rf"kernel '{kernel}': .*stopped.*: it took longer than the device's timeout of 0.1 s"
+            metalmm.KernelError, match=rf"kernel '{kernel}': .*stopped.*: it took longer than the device's timeout of 0.05 s"
         ):
             run(np.zeros(64, np.int32), at(n), grid=grid, threadgroup=threadgroup)
     assert time.monotonic() - start < 20
