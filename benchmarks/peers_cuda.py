@@ -139,7 +139,7 @@ def compile_all(device: metalmm.Device, only: str) -> None:
     jobs: dict[tuple[kernel_source.KernelText, str, int], None] = {}
     for shape in SHAPES:
         for v in candidates(shape, device, only):
-            _, text, kernel = manifest.kernel_text(v, manifest._core._specialization(v, shape.spec))
+            _, text, kernel = manifest.kernel_text(v, manifest._core._specialization(shape.spec))
             if text:
                 jobs[text, kernel, int(device.info["compute_capability"])] = None
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

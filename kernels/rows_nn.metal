@@ -10,9 +10,10 @@ using namespace metal;  // what follows names its types
 #include "include/epilogue.h"
 #include "include/prefetch.h"
 
-template <int W, bool VEC, class T>
-METAL_FUNC void load_row(const device T* p, uint count, thread float (&v)[W]) {
-  if (VEC && W % 4 == 0 && count >= W) {
+// vectors: p stands on a vector of 4.
+template <int W, class T>
+METAL_FUNC void load_row(const device T* p, uint count, bool vectors, thread float (&v)[W]) {
+  if (vectors && W % 4 == 0 && count >= W) {
     for (uint q = 0; q < W / 4; q++) {
       float4 x = float4(reinterpret_cast<const device vec<T, 4>*>(p)[q]);
       for (uint i = 0; i < 4; i++) v[4 * q + i] = x[i];
@@ -23,7 +24,7 @@ METAL_FUNC void load_row(const device T* p, uint count, thread float (&v)[W]) {
 }
 
 // BN = TG / SLICES * W columns a threadgroup.
-template <class T, int ROWS, int W, int SLICES, int TG, bool VEC>
+template <class T, int ROWS, int W, int SLICES, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void rows_nn(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
                                                                device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
                                                                const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
@@ -39,6 +40,7 @@ template <class T, int ROWS, int W, int SLICES, int TG, bool VEC>
   const device T* b = B + group.z * p.stride_b + col;
   uint depth = (p.k + SLICES - 1) / SLICES;
   uint begin = min(slice * depth, p.k), end = min(begin + depth, p.k);
+  bool vectors = b_in_vectors(p, 4);
 
   float sum[ROWS][W] = {};
   if (width > 0) {
@@ -48,7 +50,7 @@ template <class T, int ROWS, int W, int SLICES, int TG, bool VEC>
 #pragma clang loop unroll(full)
       for (uint u = 0; u < 8; u++) {
         if (k + u + AHEAD < end) prefetch(b + (k + u + AHEAD) * p.ldb, 1);
-        load_row<W, VEC>(b + (k + u) * p.ldb, width, v[u]);
+        load_row(b + (k + u) * p.ldb, width, vectors, v[u]);
       }
 #pragma clang loop unroll(full)
       for (uint u = 0; u < 8; u++) {
@@ -62,7 +64,7 @@ template <class T, int ROWS, int W, int SLICES, int TG, bool VEC>
     }
     for (; k < end; k++) {
       float v[W];
-      load_row<W, VEC>(b + k * p.ldb, width, v);
+      load_row(b + k * p.ldb, width, vectors, v);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         if (r >= rows) break;

@@ -31,8 +31,8 @@ METAL_FUNC float dot8(Eight<T> x, Eight<T> y) {
   return (s.x + s.y) + (s.z + s.w);
 }
 
-// TG / 32 / SPLIT sets of COLS columns in a threadgroup. VEC: rows of A and B begin on a vector of 4.
-template <class T, int ROWS, int COLS, int SPLIT, int TG, bool VEC>
+// TG / 32 / SPLIT sets of COLS columns in a threadgroup.
+template <class T, int ROWS, int COLS, int SPLIT, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void simd_columns(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
@@ -50,7 +50,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG, bool VEC>
 
   float sum[ROWS][COLS] = {};
   uint k = begin;
-  if (VEC && columns == COLS) {
+  if (columns == COLS && a_in_vectors(p, 4) && b_in_vectors(p, 4)) {
     uint at = begin + 8 * lane;
     Eight<T> now[COLS];
     if (at + 8 <= end)

@@ -14,8 +14,8 @@ using namespace metal;  // what follows names its types
 #include "include/octet.h"
 #include "include/wait.h"
 
-// TG / 32 / SPLIT sets of COLS columns in a threadgroup. OCTETS: rows of A and B begin on a vector of 8.
-template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS>
+// TG / 32 / SPLIT sets of COLS columns in a threadgroup.
+template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void simd_octets(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
@@ -40,7 +40,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG, bool OCTETS
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
   uint k = begin + lane;
-  if (OCTETS) {
+  if (a_in_vectors(p, 8) && b_in_vectors(p, 8)) {
     uint whole = begin + (end - begin) / 8 * 8;
     for (uint at = begin + 8 * lane; at < whole; at += 256 * DEPTH) {
       Octet<T> y[DEPTH][COLS], x[DEPTH];  // all in flight at once; of A the first row

@@ -55,7 +55,7 @@ METAL_FUNC uint offset_of_load(uint d) {
   return PAIRS ? d / 2 * 64 + d % 2 * 8 : 32 * d;
 }
 
-template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
+template <class T, int TILES, int SPLIT, int DEPTH, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void simd_tiles(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
@@ -83,8 +83,9 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  bool octets = a_in_vectors(p, 8) && b_in_vectors(p, 8);
   uint k = begin;
-  if (OCTETS && k + 32 * DEPTH <= end) {
+  if (octets && k + 32 * DEPTH <= end) {
     const device T* x0 = a0 + begin + EACH * (row / 2);
     const device T* x1 = a1 + begin + EACH * (row / 2);
     const device T* from[TILES];
@@ -119,11 +120,11 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool OCTETS>
     OctetBits<T> y[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) y[t] = OCTETS && left >= 8 ? load_bits(b[t] + at) : bits_of(load_some(b[t] + at, left));
+    for (uint t = 0; t < TILES; t++) y[t] = octets && left >= 8 ? load_bits(b[t] + at) : bits_of(load_some(b[t] + at, left));
     if (k == begin) wait_for_operands();
     at = k + 8 * (row / 2), left = at < end ? end - at : 0;
-    Octet<T> x0 = OCTETS && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
-    Octet<T> x1 = OCTETS && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
+    Octet<T> x0 = octets && left >= 8 ? load_octet(a0 + at) : load_some(a0 + at, left);
+    Octet<T> x1 = octets && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
     multiply(sum, y, x0, x1, row % 2 == 1);
   }
   float2 total[TILES];

@@ -2,7 +2,7 @@
 // block of 32 weights (dense: 8) each at a time, and own COLS columns. SPLIT simdgroups share K where n alone gives too few.
 //
 // `From` is how B is stored (Weights in include/weights.h), `Way` how threads share it (Lanes in include/lanes.h). WIDE: a thread walks its
-// columns alone (cpu/blocks.h). WHOLE: rows of A and B begin on 16 bytes; the manifest's vec8.
+// columns alone (cpu/blocks.h).
 //
 // One output of gemv_nt/l4_d7_tg64, q8_0, k = 896: its four lanes load seven blocks of 32 each, all before the first use and before they
 // wait for A. Of a block, integers become floats, 32 multiply-adds give its sum, which is scaled once. The lanes' four sums meet by
@@ -21,8 +21,14 @@ using namespace metal;  // what follows names its types
 #include "include/column_sums.h"
 #include "include/epilogue.h"
 
+// Whether rows of A and B begin on eight elements, of quantized weights on 16 bytes.
+template <class From>
+METAL_FUNC bool in_vectors(constant MatmulParams& p) {
+  return a_in_vectors(p, 8) && b_in_vectors(p, From::Pack::ID == DENSE ? 8 : 16);
+}
+
 // What a threadgroup does.
-template <bool WIDE, bool WHOLE, class From, class Way, int ROWS, class T>
+template <bool WIDE, class From, class Way, int ROWS, class T>
 METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant MatmulParams& p, uint3 group, Thread me,
                          threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, ACROSS = Way::ACROSS;
@@ -36,7 +42,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
   }
   const WeightsAt only[1] = {w};
   RowsOfA<T> a = {A + group.z * p.stride_a + row0 * p.lda, p.lda, rows};
-  if (!add_up<WIDE, WHOLE, From, Way>(a, only, p.k, first, me, shared, sum)) return;
+  if (!add_up<WIDE, From, Way>(a, only, first, me, shared, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
@@ -49,7 +55,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
 }
 
 // silu(A B0 + bias0) * (A B1 + bias1): a lane has its columns of both matrices by turns.
-template <bool WIDE, bool WHOLE, class From, class Way, int ROWS, class T>
+template <bool WIDE, class From, class Way, int ROWS, class T>
 METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2], Output<T> to, const device T* bias1,
                                 constant MatmulParams& p, uint3 group, Thread me,
                                 threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
@@ -60,7 +66,7 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
   for (uint c = 0; c < COLS; c++)
     added[c] = p.has_bias ? float((c % 2 == 0 ? to.bias : bias1)[min(first + c / 2 * ACROSS, p.n - 1)]) : 0.0f;
   RowsOfA<T> a = {A + group.z * p.stride_a + row0 * p.lda, p.lda, rows};
-  if (!add_up<WIDE, WHOLE, From, Way>(a, w, p.k, first, me, shared, sum)) return;
+  if (!add_up<WIDE, From, Way>(a, w, first, me, shared, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
@@ -74,18 +80,18 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
   }
 }
 
-template <class T, class From, class Way, int ROWS, bool WIDE, bool WHOLE>
+template <class T, class From, class Way, int ROWS, bool WIDE>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void weight_columns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup Shared<typename From::Pack, Way, ROWS> shared;
-  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<WIDE, WHOLE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<From>(p)};
+  multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
-template <class T, class Way, int ROWS, bool WHOLE>
+template <class T, class Way, int ROWS>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void dense_columns(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
@@ -93,13 +99,13 @@ template <class T, class Way, int ROWS, bool WHOLE>
   typedef Weights<T, DENSE, false> From;
   threadgroup Shared<typename From::Pack, Way, ROWS> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
-  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte};
-  multiply<false, WHOLE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<From>(p)};
+  multiply<false, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
 // Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's; of SWIGLU each has
 // the same columns of two.
-template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU, bool WHOLE>
+template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
     const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
@@ -115,9 +121,9 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU, bool
   constant MatmulParams& p1 = params.of[1];
   Thread me = {simdgroup, lane};
   if (SWIGLU) {
-    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte},
-                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte}};
-    multiply_swiglu<WIDE, WHOLE, From, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
+    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte, in_vectors<From>(p0)},
+                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors<From>(p1)}};
+    multiply_swiglu<WIDE, From, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
     return;
   }
   uint groups0 = (p0.n - 1) / Way::COLUMNS + 1, groups1 = (p1.n - 1) / Way::COLUMNS + 1;
@@ -127,8 +133,8 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU, bool
   // A in place of C, which a fused call has not: has_c is 0.
   // clang-format off
   WeightsAt w = {i == 0 ? values0 : i == 1 ? values1 : values2, i == 0 ? scales0 : i == 1 ? scales1 : scales2,
-                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<From>(p)};
   Output<T> to = {i == 0 ? D0 : i == 1 ? D1 : D2, A, i == 0 ? bias0 : i == 1 ? bias1 : bias2};
   // clang-format on
-  multiply<WIDE, WHOLE, From, Own>(A, w, to, p, group, me, shared);
+  multiply<WIDE, From, Own>(A, w, to, p, group, me, shared);
 }

@@ -79,8 +79,7 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
   }
 }
 
-// WHOLE: rows of A and of the weights begin on 16 bytes.
-template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, bool WHOLE>
+template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -114,8 +113,9 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
     column[t] = min(first + 8 * t + row, last);
     total[t] = float2(0.0f);
   }
+  bool whole = a_in_vectors(p, 8) && b_in_vectors(p, 16);  // 16 bytes
   uint k = begin;
-  if (WHOLE && k + 32 * DEPTH <= end) {
+  if (whole && k + 32 * DEPTH <= end) {
     const device T* x0 = from0 + begin + 8 * brought;
     const device T* x1 = from1 + begin + 8 * brought;
     Cursor from[TILES];
@@ -165,13 +165,13 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
-      y[t] = WHOLE && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
+      y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
       by[t] = Stored::load<FORMAT>(c);
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;
-    Octet<T> x0 = WHOLE && left >= 8 ? load_octet(from0 + at) : load_some(from0 + at, left);
-    Octet<T> x1 = WHOLE && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
+    Octet<T> x0 = whole && left >= 8 ? load_octet(from0 + at) : load_some(from0 + at, left);
+    Octet<T> x1 = whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
     multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, low);
   }
   wait_for_operands();

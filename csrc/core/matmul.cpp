@@ -268,15 +268,6 @@ MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu) {
   return s;
 }
 
-unsigned specialization_if_dense(const Variant& v, const MatmulSpec& s) {
-  bool is_dense = s.b_storage.is_dense();
-  MatmulParams p = {};
-  p.lda = s.transpose_a ? s.m : s.k;
-  p.ldb = is_dense ? (s.transpose_b ? s.k : s.n) : static_cast<uint32_t>(s.b_storage.ld(s.k));
-  if (s.batch > 1) p.stride_a = s.m * s.k, p.stride_b = is_dense ? s.k * s.n : 0;
-  return v.specialization(s, p);
-}
-
 void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool rows_apart) {
   bool same = out.ndim == plan.out_ndim && std::equal(out.shape, out.shape + out.ndim, plan.out_shape);
   if (!same) {

@@ -34,7 +34,6 @@ struct MatmulPlan {
 };
 
 MatmulPlan plan_matmul(const MatmulArgs& args);
-unsigned specialization_if_dense(const Variant& v, const MatmulSpec& spec);  // of operands that lie densely at aligned addresses
 // rows_apart: its rows need not be neighbours, and the plan is told how far apart they are.
 void check_out(MatmulPlan& plan, const MatmulArgs& args, const Tensor& out, bool rows_apart = false);
 

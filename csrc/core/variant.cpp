@@ -81,21 +81,8 @@ bool Variant::supports(const MatmulSpec& s) const {
   return f && f->supports(s);
 }
 
-unsigned Variant::specialization(const MatmulSpec& s, const MatmulParams& p) const {
-  unsigned found = s.layout_index(), type = operand_type(s.a_type) << kTypeShift;
-  const Form* of_b = form(s);
-  unsigned specializes = of_b ? of_b->specializes : 0;
-  type |= (s.b_storage.index() * kEnds + s.end()) << kKindShift;
-  if ((specializes & ~(kTransposeA | kTransposeB)) == 0) return found | type;
-  if (s.m % tiling.bm == 0) found |= kAlignM;
-  if (tiling.bn && s.n % tiling.bn == 0) found |= kAlignN;
-  if (s.k % bk == 0) found |= kAlignK;
-  uint32_t starts = p.lda | p.stride_a | p.vec_offset_a, starts_b = p.ldb | p.stride_b | p.vec_offset_b;
-  if (!s.b_storage.is_dense()) starts_b = starts_b % 16 ? 1 : 0;  // bytes
-  starts |= starts_b;
-  if (starts % 4 == 0) found |= kVec4;
-  if (starts % 8 == 0) found |= kVec8;
-  return (found & (specializes | kTransposeA | kTransposeB)) | type;
+unsigned MatmulSpec::specialization() const {
+  return layout_index() | operand_type(a_type) << kTypeShift | (b_storage.index() * kEnds + end()) << kKindShift;
 }
 
 std::string Variant::lacks(const MatmulSpec& s) const {

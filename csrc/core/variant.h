@@ -27,6 +27,7 @@ struct MatmulSpec {
   std::string text() const;
   const char* layout() const;  // nn, nt, tn or tt
   unsigned layout_index() const { return (transpose_a ? 1u : 0u) | (transpose_b ? 2u : 0u); }
+  unsigned specialization() const;  // of the kernel; see below
   uint64_t b_bytes() const;
   uint64_t least_bytes() const;  // that must move: each operand and the result once
 };
@@ -35,19 +36,9 @@ extern const char* const kLayoutNames[kLayouts];
 constexpr const char* kEndNames[] = {"1", "2", "3", "swiglu"};  // matrices B of one A, or two that end in swiglu
 constexpr unsigned kEnds = std::size(kEndNames);
 
-// What a kernel may be compiled for, beside its parameters: bits; above them the number of the operands' type, then that of B's storage
-// and end. The first two bits are the layout's. Python reads the names of the bits from here.
-enum Specialization : unsigned {
-  kTransposeA = 1,
-  kTransposeB = 2,
-  kAlignM = 4,  // a whole number of tiles
-  kAlignN = 8,
-  kAlignK = 16,
-  kVec4 = 32,  // A and B can be read as vectors of 4 wherever a row begins
-  kVec8 = 64   // of 8: 16 bytes of a 16-bit type, and of quantized weights
-};
-constexpr const char* kSpecializationNames[] = {"ta", "tb", "align_m", "align_n", "align_k", "vec", "vec8"};
-constexpr unsigned kTypeShift = 7, kKindShift = 9;
+// What a kernel is compiled for, beside its parameters: the layout's two bits, above them the number of the operands' type, then that of
+// B's storage and end.
+constexpr unsigned kTransposeA = 1, kTransposeB = 2, kTypeShift = 2, kKindShift = 4;
 static_assert(kOperandTypeCount <= 1 << (kKindShift - kTypeShift));
 constexpr unsigned kOfAKind = 1 << kKindShift;  // specializations
 constexpr unsigned kKinds = kStorages * kEnds;
@@ -65,9 +56,8 @@ struct Tiling {
 struct Form {
   unsigned storages = 0, ends = 0;  // bit per Storage::index(), and per MatmulSpec::end()
   Range m, n, k, batch;
-  std::vector<uint32_t> n_values;                    // empty: any
-  unsigned layouts = 0;                              // bit per layout_index()
-  unsigned specializes = kTransposeA | kTransposeB;  // those that the kernel is compiled for
+  std::vector<uint32_t> n_values;  // empty: any
+  unsigned layouts = 0;            // bit per layout_index()
   bool bias = true, c = true, alpha = true;
   std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
 
@@ -81,7 +71,6 @@ struct Variant {
   uint32_t index = 0;  // in the registry, and in every device's pipeline cache
   bool enabled = true;
   Tiling tiling;
-  uint32_t bk = 1;                   // of a tile, for kAlignK
   std::vector<Form> forms;           // no two take the same B
   std::vector<std::string> devices;  // names of those that it is restricted to; empty: any
   uint32_t device_bits = ~0u;        // the same
@@ -92,7 +81,6 @@ struct Variant {
   std::string missing(const Device& device) const;  // the first of `needs` that the device lacks, or nothing
   const Form* form(const MatmulSpec& spec) const;   // that takes its B, or null
   bool supports(const MatmulSpec& spec) const;
-  unsigned specialization(const MatmulSpec& spec, const MatmulParams& params) const;
   // Empty, or what this variant lacks for the operation, in words.
   std::string lacks(const MatmulSpec& spec) const;
 };

@@ -322,10 +322,8 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   do {  // again where a manifest was loaded meanwhile: a kernel of the one and a tiling of the other do not fit
     before = state.pipelines.changes();
     tiling = variant->tiling;
-    unsigned specialization = variant->specialization(plan.spec, plan.params);
-    for (auto& o : others) specialization &= variant->specialization(plan.spec, o->plan.params);  // what all of them allow
     try {
-      pipeline = pipeline_for(state, device, *variant, specialization);
+      pipeline = pipeline_for(state, device, *variant, plan.spec.specialization());
     } catch (const nb::python_error&) {
       if (!is_automatic || choices_generation == chosen_at) throw;
       chosen_at = choices_generation;  // what was chosen is gone: a manifest was loaded meanwhile
@@ -448,7 +446,6 @@ Form form_of(nb::handle table) {
   f.m = range_of(at("m")), f.n = range_of(at("n")), f.k = range_of(at("k")), f.batch = range_of(at("batch"));
   f.n_values = nb::cast<std::vector<uint32_t>>(at("n_values"));
   f.layouts = bits_of(at("layouts"), kLayoutNames);
-  f.specializes = bits_of(at("specializes"), kSpecializationNames) | kTransposeA | kTransposeB;
   f.bias = nb::cast<bool>(at("bias")), f.c = nb::cast<bool>(at("c")), f.alpha = nb::cast<bool>(at("alpha"));
   for (auto [type, why] : nb::cast<nb::dict>(at("without")))
     for (unsigned i = 0; i < kOperandTypeCount; i++)
@@ -456,10 +453,10 @@ Form form_of(nb::handle table) {
   return f;
 }
 
-void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, uint32_t bk,
-                      std::vector<std::string> devices, std::vector<std::string> needs, const std::string& library, nb::list forms) {
+void register_variant(const std::string& id, bool enabled, uint32_t bm, uint32_t bn, uint32_t threads, std::vector<std::string> devices,
+                      std::vector<std::string> needs, const std::string& library, nb::list forms) {
   Variant v;
-  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads}, v.bk = bk, v.library = library;
+  v.id = id, v.enabled = enabled, v.tiling = {bm, bn, threads}, v.library = library;
   for (nb::handle form : forms) v.forms.push_back(form_of(form));
   v.devices = std::move(devices), v.needs = std::move(needs);
   if (!v.devices.empty()) {
@@ -480,7 +477,7 @@ nb::tuple describe(nb::handle device, nb::handle id, const MatmulSpec& spec) {
   const Variant& v = find_variant(id);
   DeviceState& state = state_of(device);
   check_supports(v, spec, *state.open());
-  std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, specialization_if_dense(v, spec));
+  std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, spec.specialization());
   Size3 grid = matmul_grid(v.tiling, spec);
   return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, p->static_threadgroup_bytes);
 }
@@ -521,7 +518,6 @@ constexpr const char* kFusedDoc =
 
 void bind_matmul(nb::module_& m) {
   bind_spec(m);
-  m.attr("_SPECIALIZATIONS") = names_of(kSpecializationNames);
   m.attr("_TYPE_SHIFT") = kTypeShift;
   m.attr("_KIND_SHIFT") = kKindShift;
   m.attr("_ENDS") = names_of(kEndNames);
@@ -533,8 +529,8 @@ void bind_matmul(nb::module_& m) {
   nb::list types;
   for (DType type : kOperandTypes) types.append(type.name());
   m.attr("_OPERAND_TYPES") = nb::tuple(types);
-  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "bk"_a, "devices"_a,
-        "needs"_a, "library"_a, "forms"_a);
+  m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "devices"_a, "needs"_a,
+        "library"_a, "forms"_a);
   m.def("_unregister_variant", &unregister_variant);
   m.def("_forget_choices", [] { choices_generation++; });
   m.def(
@@ -543,9 +539,9 @@ void bind_matmul(nb::module_& m) {
   m.def("_prepare_pipeline", [](nb::handle device, nb::handle id, const MatmulSpec& spec) { describe(device, id, spec); });
   m.def("_describe", &describe, "Grid, most threads of a threadgroup, bytes of threadgroup memory.");
   m.def(
-      "_specialization", [](nb::handle id, const MatmulSpec& spec) { return specialization_if_dense(find_variant(id), spec); },
-      "What the kernel is compiled for, for operands that lie densely: bits of _SPECIALIZATIONS, and the place of their type in\n"
-      "_OPERAND_TYPES above _TYPE_SHIFT.");
+      "_specialization", [](const MatmulSpec& spec) { return spec.specialization(); },
+      "What a kernel is compiled for: the place of the layout in _LAYOUTS, above _TYPE_SHIFT that of the operands' type in\n"
+      "_OPERAND_TYPES, above _KIND_SHIFT that of B's storage and end.");
   m.def("_forget_pipelines", [](nb::handle device, nb::handle id) {
     nb::inst_ptr<PyDevice>(device)->state->pipelines.forget(find_variant(id));  // a closed device has none left
   });

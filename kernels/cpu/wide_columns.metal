@@ -62,8 +62,7 @@ METAL_FUNC uint dot_rows(const device T* a, const device T* b, uint ldb, uint co
   return k;
 }
 
-// VEC: rows of A and B begin on a vector of 4.
-template <class T, int COLS, int TG, bool VEC>
+template <class T, int COLS, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void wide_columns(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
                                                                     device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
                                                                     const device T* bias [[buffer(4)]],
@@ -74,15 +73,15 @@ template <class T, int COLS, int TG, bool VEC>
   if (first >= p.n) return;  // no barrier follows
   const device T* a = A + group.z * p.stride_a;
   const device T* b = B + group.z * p.stride_b + first * p.ldb;
-  bool whole = first + COLS <= p.n;
+  bool whole = first + COLS <= p.n, vectors = a_in_vectors(p, 4) && b_in_vectors(p, 4);
   float total[COLS] = {};
   uint done = 0;
-  if (VEC && whole) done = dot_rows<COLS>(a, b, p.ldb, p.k, total);
+  if (vectors && whole) done = dot_rows<COLS>(a, b, p.ldb, p.k, total);
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
     if (first + c >= p.n) break;
     float one[1] = {total[c]};
-    if (VEC && !whole) done = dot_rows<1>(a, b + c * p.ldb, p.ldb, p.k, one);
+    if (vectors && !whole) done = dot_rows<1>(a, b + c * p.ldb, p.ldb, p.k, one);
     for (uint k = done; k < p.k; k++) one[0] += float(a[k]) * float(b[c * p.ldb + k]);
     store_result(D, C, bias, p, group.z, 0, first + c, one[0]);
   }

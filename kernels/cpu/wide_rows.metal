@@ -16,8 +16,8 @@ METAL_FUNC float4x4 load16(const device T* p) {
   return float4x4(*reinterpret_cast<const device matrix<T, 4, 4>*>(p));
 }
 
-// BN = TG / SLICES * 16 * QUADS columns a threadgroup. VEC: rows of A and B begin on a vector of 4.
-template <class T, int QUADS, int SLICES, int TG, bool VEC>
+// BN = TG / SLICES * 16 * QUADS columns a threadgroup.
+template <class T, int QUADS, int SLICES, int TG>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void wide_rows(const device T* A [[buffer(0)]], const device T* B [[buffer(1)]],
                                                                  device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
                                                                  const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
@@ -35,7 +35,7 @@ template <class T, int QUADS, int SLICES, int TG, bool VEC>
   float4x4 sum[QUADS][2];  // two chains along K
 #pragma clang loop unroll(full)
   for (uint q = 0; q < QUADS; q++) sum[q][0] = sum[q][1] = float4x4(0.0f);
-  if (VEC && col + W <= p.n) {
+  if (col + W <= p.n && a_in_vectors(p, 4) && b_in_vectors(p, 4)) {
     uint k = begin;
     for (; k + 4 <= end; k += 4) {
       float4 x = float4(*reinterpret_cast<const device vec<T, 4>*>(a + k));

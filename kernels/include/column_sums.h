@@ -17,15 +17,16 @@ struct Shared {
 };
 
 // The sums of this lane's columns, `first` and each 32 / LANES further, of each of MATRICES. False for simdgroups whose sums are with
-// others'. WHOLE: rows of A and of the weights begin on 16 bytes.
-template <bool WIDE, bool WHOLE, class From, class Way, int MATRICES, int ROWS, class T>
-METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint of_k, uint first, Thread me,
+// others'.
+template <bool WIDE, class From, class Way, int MATRICES, int ROWS, class T>
+METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint first, Thread me,
                        threadgroup Shared<typename From::Pack, Way, ROWS>& shared, thread float (&sum)[ROWS][Way::COLS]) {
   typedef typename From::Pack Pack;
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, SPLIT = Way::SPLIT, ACROSS = Way::ACROSS;
   constexpr uint COUNT = Pack::COUNT, WINDOW = Shared<Pack, Way, ROWS>::WINDOW;
   static_assert(!Way::MMA || !WIDE, "a thread that walks columns alone has no tensor cores");
-  uint share = me.simdgroup % SPLIT, at = me.lane % LANES;
+  uint of_k = w[0].k, share = me.simdgroup % SPLIT, at = me.lane % LANES;
+  bool in_vectors = w[0].whole && w[MATRICES - 1].whole;  // of at most two
   uint slice = slice_of<SPLIT, 32>(of_k), begin = metal::min(share * slice, of_k), end = metal::min(begin + slice, of_k);
   // Columns past the last read the last one, and are not stored: no test in the loop.
   Columns<MATRICES, Way::COLS> b;
@@ -42,9 +43,12 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
   if (WIDE) {
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
-    add_blocks_of_columns<WHOLE, From>(a.first, b, begin, whole, sums);
+    if (in_vectors)
+      add_blocks_of_columns<true, From>(a.first, b, begin, whole, sums);
+    else
+      add_blocks_of_columns<false, From>(a.first, b, begin, whole, sums);
     k = whole;
-  } else if (WHOLE && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
+  } else if (in_vectors && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
     uint whole = begin + (end - begin) / COUNT * COUNT;
     uint last = metal::min((SPLIT - 1) * slice, of_k), shortest = metal::min(slice, (of_k - last) / COUNT * COUNT);
     threadgroup float4* staged = shared.staged[Way::STAGED ? share : 0];

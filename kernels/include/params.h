@@ -1,7 +1,9 @@
 // The arguments of every matmul kernel at buffer index 5; csrc/core compiles this file too.
 #pragma once
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+#include <metal_stdlib>
+#else
 #include <cstdint>
 namespace metalmm {
 using uint = std::uint32_t;
@@ -24,7 +26,11 @@ struct FusedParams {
   MatmulParams of[3];
 };
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+// Whether rows of A, or of B, begin on a vector of that many elements; of quantized weights, bytes.
+METAL_FUNC bool a_in_vectors(constant MatmulParams& p, uint size) { return (p.lda | p.stride_a | p.vec_offset_a) % size == 0; }
+METAL_FUNC bool b_in_vectors(constant MatmulParams& p, uint size) { return (p.ldb | p.stride_b | p.vec_offset_b) % size == 0; }
+#else
 static_assert(sizeof(MatmulParams) == 20 * 4, "the kernels and the host must see one layout");
 }  // namespace metalmm
 #endif

@@ -173,7 +173,7 @@ def _explain(args: argparse.Namespace) -> int:
             device = Device(v.devices[0])
         except Error as error:
             raise DeviceError(f"{v} is of device {' and '.join(v.devices)} alone: {error}") from error
-    bits = _core._specialization(v, spec)
+    bits = _core._specialization(spec)
     lines = [
         f"{v}: {v.library or v.instance(bits)}, {v.form(bits).source.name if v.kernel else 'no kernel of ours'}",
         f"  {spec!r}",

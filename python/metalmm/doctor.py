@@ -143,7 +143,7 @@ class Doctor:
 
     def _together(self, group: list[tuple[Variant, Shape]]) -> None:
         if len(group) > 1:
-            pipelines.compile_together(self.device, [(str(v), _core._specialization(v, s.spec)) for v, s in group])
+            pipelines.compile_together(self.device, [(str(v), _core._specialization(s.spec)) for v, s in group])
 
     def _in_groups(self, chosen: list[tuple[Variant, Shape]], build: Callable[[list[tuple[Variant, Shape]]], None]) -> None:
         """What compiles together, while time is left."""

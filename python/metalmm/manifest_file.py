@@ -14,7 +14,7 @@ from .errors import ManifestError
 from .expressions import evaluate
 from .files import harmless, text_of
 from .strategy import Strategy
-from .variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, STORED, TYPE, Form, Variant, is_argument, names_of
+from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, STORED, TRANSPOSES, TYPE, Form, Variant, is_argument, names_of
 
 _SIZES = ("m", "n", "k", "batch")
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
@@ -74,7 +74,7 @@ def _check_known(path: Path, table: Mapping[str, Any], known: Sequence[str]) -> 
 def _arguments(*tables: Mapping[str, Any]) -> set[str]:
     """Names that the templates of some tables have."""
     lists = [words for table in tables if isinstance(words := table.get("template"), list)]
-    return {"bk", *names_of(", ".join(word for words in lists for word in words if isinstance(word, str)))}
+    return set(names_of(", ".join(word for words in lists for word in words if isinstance(word, str))))
 
 
 def _check_keys(where: str, table: Mapping[str, Any], arguments: set[str]) -> None:
@@ -246,7 +246,7 @@ class _Entry:
         """What all of its kernels have in common does not differ."""
         for key in dict.fromkeys(key for table in self.tables for key in table if key not in _OF_FORMS):
             having = [table[key] for table in self.tables if key in table]
-            everywhere = len(having) == len(self.tables) or (key not in _FIELDS and key not in SPECIALIZATIONS)
+            everywhere = len(having) == len(self.tables) or (key not in _FIELDS and key not in TRANSPOSES)
             if not everywhere or any(x != having[0] or type(x) is not type(having[0]) for x in having):
                 raise self.fail(f"'{key}' is not the same in the tables of all its kernels; give it in the family")
 
@@ -305,7 +305,7 @@ class _Entry:
 
     def _parameters(self, template: Sequence[str]) -> None:
         v = self.v
-        params = {key: self.table[key] for key in (*template, "bk") if key in self.table and key not in _FIELDS}
+        params = {key: self.table[key] for key in template if key in self.table and key not in _FIELDS}
         v.params.update(params)
         if decided := next((key for key in (TYPE, *STORED) if key in v.params), None):
             raise self.fail(f"'{decided}' is what the call decides; no parameter has that name")
@@ -313,16 +313,13 @@ class _Entry:
             raise self.fail(
                 "'weights' is a parameter; a kernel of several matrices B says of how many by 'matrices', such as [\"2\", \"3\"]"
             )
-        if missing := [t for t in template if t not in (*v.params, "threads", TYPE, *STORED, *SPECIALIZATIONS)]:
+        if missing := [t for t in template if t not in (*v.params, "threads", TYPE, *STORED, *TRANSPOSES)]:
             raise self.fail(f"template argument '{missing[0]}' has no value")
         for key, value in v.params.items():
             if not isinstance(value, int):
                 raise self.fail(f"parameter '{key}' is {value!r}; parameters are integers or booleans")
-            least = 1 if key == "bk" else -(2**31)
-            if isinstance(value, bool) and key == "bk":
-                raise self.fail(f"parameter 'bk' is {value!r}; it takes a number")
-            if not isinstance(value, bool) and not least <= value <= _UNLIMITED:
-                raise self.fail(f"parameter '{key}' is {value!r}; it takes {least} to 2^32 - 1")
+            if not -(2**31) <= value <= _UNLIMITED:
+                raise self.fail(f"parameter '{key}' is {value!r}; it takes -2^31 to 2^32 - 1")
         given = self.take("tile", list)
         values = {"threads": v.threads, **{k: x for k, x in self.table.items() if isinstance(x, int)}}
         tile = [t if type(t) is int else self._size(t, "tile", values) for t in given]
@@ -402,7 +399,6 @@ def registration(v: Variant) -> dict[str, Any]:
         "bm": v.tile[0],
         "bn": v.tile[1],
         "threads": v.threads,
-        "bk": v.params.get("bk", 1),
         "devices": list(v.devices),
         "needs": list(v.needs),
         "library": v.library,
@@ -421,6 +417,5 @@ def _registration_of(f: Form, v: Variant) -> dict[str, Any]:
         "c": f.supports.get("c", True),
         "alpha": f.supports.get("alpha", True),
         "without": dict(f.without),
-        "specializes": [name for name in SPECIALIZATIONS if name in f.template and name not in v.params],
         **{size: _range(str(v), f.supports, size) for size in _SIZES},
     }

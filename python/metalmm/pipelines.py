@@ -44,7 +44,7 @@ def compile_all(
 
     Returns the errors of those that do not compile.
     """
-    specs = {(str(v), _core._specialization(v, spec)): spec for v, spec in operations}
+    specs = {(str(v), _core._specialization(spec)): spec for v, spec in operations}
     failures: dict[Needed, Error] = {}
 
     def build(group: list[Needed]) -> None:

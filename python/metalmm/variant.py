@@ -14,9 +14,7 @@ from . import _core, kernel_source
 from .device import Device
 from .expressions import evaluate
 
-# What a kernel can be compiled for, beside its parameters: template arguments whose values come from the call. ta, tb: transposes;
-# align_*: a whole number of tiles (bm, bn, and the parameter bk); vec: A and B can be read as vectors of 4 wherever a row begins.
-SPECIALIZATIONS: tuple[str, ...] = _core._SPECIALIZATIONS
+TRANSPOSES = ("ta", "tb")  # template arguments that say the layout
 LAYOUTS: tuple[str, ...] = _core._LAYOUTS  # the index is transpose_a + 2 * transpose_b
 OPERAND_TYPES: tuple[str, ...] = _core._OPERAND_TYPES
 STORAGES: tuple[str, ...] = _core._STORAGES  # of B, whatever the group
@@ -167,9 +165,8 @@ class Variant(str):
         return _core._lacks(self, spec)
 
     def instance(self, specialization: int) -> str:
-        """The kernel's template-id, such as ``columns<half, 64, 128, 128, true, 8>``; specialization: what the extension says of a call,
-        bits of SPECIALIZATIONS, the operands' type and the kind of B above them."""
-        chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(SPECIALIZATIONS)}
+        """The kernel's template-id, such as ``columns<half, 64, 128, 128, true, 8>``; specialization: of a call, by the extension."""
+        chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(TRANSPOSES)}
         chosen[TYPE] = _MSL_TYPES[OPERAND_TYPES[type_of(specialization)]]
         form, (storage, end) = self.form(specialization), _b_of(specialization)
         layout, _, blocks = storage.partition(":")
@@ -182,14 +179,11 @@ class Variant(str):
         return next(f for f in self.forms if f.takes(*_b_of(specialization)))
 
     def specializations(self) -> Iterator[int]:
-        """Every one that a call can ask for, some more than once."""
+        """Every one that a call can ask for."""
         for form in self.forms:
-            free = [i for i, name in enumerate(SPECIALIZATIONS) if name in form.template and name not in (*self.params, "ta", "tb")]
-            for storage, end in itertools.product(form.storages, form.ends):
+            for of_b in itertools.product(form.storages, form.ends):
                 for dtype, layout in itertools.product(form.types, form.supports["layouts"]):
-                    for chosen in itertools.product((0, 1), repeat=len(free)):
-                        given = sum(bit << i for bit, i in zip(chosen, free, strict=True))
-                        yield specialization_of(dtype, layout, storage, end) | given
+                    yield specialization_of(dtype, layout, *of_b)
 
     def instances(self) -> Iterator[str]:
         """The template-id of each of them; none of a library's."""
@@ -201,7 +195,7 @@ class Variant(str):
         The waits are how often a thread waits for loads that none before it hides, one round after another. The bytes of a thread are
         those of B that it has in flight meanwhile.
         """
-        form = self.form(_core._specialization(self, spec))
+        form = self.form(_core._specialization(spec))
         if not form.flight:
             return None
         numbers = {**self.numbers(), "dense": int(spec.b_storage == "dense"), "swiglu": int(spec.swiglu)}
@@ -249,7 +243,7 @@ def type_of(specialization: int) -> int:
 
 
 def specialization_of(dtype: str, layout: str, storage: str = "dense", end: str = "1") -> int:
-    """Of a call with those operands, where nothing is aligned."""
+    """Of a call with those operands."""
     kind = STORAGES.index(storage) * len(ENDS) + ENDS.index(end)
     return kind << _core._KIND_SHIFT | OPERAND_TYPES.index(dtype) << _core._TYPE_SHIFT | LAYOUTS.index(layout)
 

@@ -17,6 +17,6 @@ def test_tiles_of_depths_that_no_id_has(depth: int, split: int, device: metalmm.
     asked = next(c for c in space.candidates["small_m"] if c.values == (2, split, depth, 128))
     v = manifest.get(asked.id).of("dense", "1")
     assert v
-    for given in (frozenset({"vec8"}), frozenset[str]()):
+    for seed in (0, 9):  # rows on whole vectors, and off them
         for m, n, k in ((3, 67, 1040), (8, 130, 896), (2, 64, 33 * depth)):
-            draw(Row(v, "float16", "nt", given, "-"), m, n, k, exact=True).check_equal(device)
+            draw(Row(v, "float16", "nt", "-"), m, n, k, exact=True, seed=seed).check_equal(device)

@@ -15,14 +15,14 @@ from support.rows import Row, What, array, known
 
 ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense"]
 LIBRARIES = [v for v in ALL if v.library]
-# Of each strategy, format and end the last row, whose alignments are not those of the first. On a fake, of each strategy and end.
+# Of each strategy, format and end the last row. On a fake, of each strategy and end.
 IS_FAKE = bool(FAKE or FAKE_CUDA)
 STRATEGIES = {
     (row.variant.kernel, row.variant.end) if IS_FAKE else What.of(row.variant): row
     for row in (array(known()) if DEVICE != "cpu" else ())  # there tests/kernels runs every row
     if row.dtype == "float16" or not IS_FAKE
 }
-OF_LIBRARIES = [Row(v, dtype, layout, frozenset(), "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
+OF_LIBRARIES = [Row(v, dtype, layout, "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
 
 
 @pytest.mark.parametrize("row", [*STRATEGIES.values(), *OF_LIBRARIES], ids=str)

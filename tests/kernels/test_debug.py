@@ -11,7 +11,7 @@ import pytest
 from metalmm import numerics
 from support.here import DEVICE
 from support.operands import Call, draw, placed
-from support.rows import Row, free_alignments
+from support.rows import Row
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the CPU device's debug mode")
 
@@ -53,8 +53,8 @@ def test_every_element_is_written_once_in_any_order(debug_row: Row, device: meta
 
 def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.Device) -> None:
     """Right on x86 either way, and not on a GPU."""
-    for i, (m, n, k) in enumerate(((3, 66, 128), (37, 33, 131), (3, 40, 448))):
-        draw(debug_row, m, n, k, batch=2, bias=True, c=True, beta=1.0, exact=True, pad=i, seed=i).check_equal(device)
+    for i, (m, n, k, seed) in enumerate(((3, 66, 128, 1), (37, 33, 131, 3), (3, 40, 448, 7))):  # of WAYS, those with a part off
+        draw(debug_row, m, n, k, batch=2, bias=True, c=True, beta=1.0, exact=True, pad=i, seed=seed).check_equal(device)
     if ":" not in (storage := debug_row.variant.storage) and storage != "dense":  # rows of integers off 16 bytes beside an A on them
         call = draw(debug_row, 3, 66, 40, exact=True)
         call.a = placed(call.a, -call.a.shape[-1] % 8)
@@ -63,13 +63,13 @@ def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.D
 
 def test_a_kernel_that_looks_for_whole_vectors_itself(debug_row: Row, device: metalmm.Device) -> None:
     """Rows that begin on whole vectors and end within one; and matrices that stand an element off, though their rows do not."""
-    if {"vec", "vec8"} & set(free_alignments(debug_row.variant)) or debug_row.variant.storage != "dense":
+    if debug_row.variant.storage != "dense":
         return
     call = draw(debug_row, 3, 64, 130, exact=True)
     call.a, call.b = placed(call.a, -call.a.shape[-1] % 8), [placed(x, -x.shape[-1] % 8) for x in call.b]
     call.check_equal(device)
     call = draw(debug_row, 3, 64, 128, batch=2, exact=True)
-    call.a, call.b = apart(call.a), [apart(x) for x in call.b]
+    call.a, call.b = apart(call.a), [apart(x) if x.ndim == 3 else x for x in call.b]  # those of a fused call have no batch
     call.check_equal(device)
 
 

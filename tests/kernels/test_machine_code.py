@@ -77,7 +77,7 @@ def test_too_much_threadgroup_memory_is_said_in_bytes() -> None:
 def test_loads_are_as_wide_as_the_kernel_says() -> None:
     """16 bytes in one instruction, and nothing in local memory: what simd_octets is for."""
     source = kernel_source.KERNELS / "simd_octets.metal"
-    instance = "simd_octets<half, 1, 2, 1, 4, 128, true>"
+    instance = "simd_octets<half, 1, 2, 1, 4, 128>"
     text = KernelText(kernel_source.assemble(source, instance), str(source))
     msl = metalmm.compiler.preprocess(text.text, text.name, for_metal=True)
     lowered = cuda.cxx.lower(msl, kernel_source.host_name(instance), {}, compiler="nvrtc")

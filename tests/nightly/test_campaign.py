@@ -20,7 +20,7 @@ from metalmm import manifest
 from support import counting
 from support.here import COMPILERS, DEVICE
 from support.operands import DTYPES, draw, size_limits
-from support.rows import Row, _choices, known
+from support.rows import Row, known
 
 SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
 
@@ -49,7 +49,7 @@ def drawn_point(rng: random.Random, v: metalmm.Variant) -> metalmm.Variant:
 def drawn_call(rng: random.Random, compiler: str) -> Any:
     v = rng.choice(rng.choice(list(by_kernel().values())))
     v = drawn_point(rng, v) if rng.random() < 0.5 else v
-    row = Row(v, rng.choice(v.types), rng.choice(v.supports["layouts"]), rng.choice(_choices(v)), compiler)
+    row = Row(v, rng.choice(v.types), rng.choice(v.supports["layouts"]), compiler)
     least, most = size_limits(v, "m")
     size = lambda: rng.choice((rng.randint(1, 40), rng.randint(41, 700), rng.randint(1, 9) * 32))  # noqa: E731
     call = draw(

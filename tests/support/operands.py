@@ -1,4 +1,4 @@
-"""Operands that a row's instance takes, and the call that takes them: sizes and addresses fit its alignments."""
+"""Operands that a row's variant takes, and the call that takes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metalmm import numerics, quantized
 
 from .counting import count_case
 from .here import DEVICE, FAKE_CUDA
-from .rows import Row, free_alignments
+from .rows import Row
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 GROUPS = (32, 64, 128)  # of affine weights
@@ -108,52 +108,15 @@ def size_limits(v: metalmm.Variant, size: str) -> tuple[int, int]:
 
 
 def fit(row: Row, m: int, n: int, k: int) -> tuple[int, int, int]:
-    """Near sizes that the instance takes: within the variant's limits, whole tiles where it is compiled for those, else none."""
-    v, free = row.variant, free_alignments(row.variant)
-    least, most = size_limits(v, "m")
-    m = min(max(m, least), most)
-    if isinstance(values := v.supports.get("n"), list):
+    """Near sizes that the variant takes."""
+    least, most = size_limits(row.variant, "m")
+    if isinstance(values := row.variant.supports.get("n"), list):
         n = min(values, key=lambda x: abs(x - n))
-
-    def along(size: int, tile: int, name: str) -> int:
-        if name in row.alignments:
-            return -(-size // tile) * tile
-        return size + 1 if name in free and tile > 1 and size % tile == 0 else size
-
-    m, n = along(m, v.tile[0], "align_m"), along(n, v.tile[1] or 1, "align_n")
-    k = along(k, int(v.params.get("bk", 1)), "align_k")
-    return m, n, with_rows_of(row, m, n, k)
+    return min(max(m, least), most), n, k
 
 
-def with_rows_of(row: Row, m: int, n: int, k: int, *, is_contiguous: bool = False) -> int:
-    """A k with which rows begin at whole vectors where the instance is compiled for those: rows of quantized weights, which are contiguous;
-    others if they are, or if there is one alone, which lies as far apart as it is long."""
-    step, v = 4 if "vec" in row.alignments else 8, row.variant
-    if not row.alignments & {"vec", "vec8"}:
-        return k
-    is_dense = v.storage == "dense"
-    if not is_dense and not v.storage.endswith(":canonical"):  # whole 16 bytes
-        step = 32 if "4" in v.storage else 16
-    of_a, of_b = m if row.layout[0] == "n" else k, n if row.layout[1] == "t" else k
-    if step <= 8 and not is_contiguous and of_a > 1 and (of_b > 1 or not is_dense):
-        return k
-    k = -(-k // step) * step
-    tile = int(v.params.get("bk", 1)) if "align_k" in free_alignments(v) and "align_k" not in row.alignments else 0
-    return k + step if tile and k % tile == 0 else k
-
-
-def aligned(x: Any, row: Row, pad: int = 0, turn: int = 0) -> Any:
-    """The same numbers at an address and in rows that the instance takes: whole vectors of 4 or 8 where it is compiled for those, and no
-    larger ones; else off them. NaN between rows, `pad` elements more. turn: which of such places."""
-    free = {"vec", "vec8"} & set(free_alignments(row.variant))
-    step = 4 if "vec" in free else 8
-    offset = turn % 4
-    if row.alignments & free:
-        pad = -(-(x.shape[-1] + pad) // step) * step - x.shape[-1]
-        offset = turn % 2 * 4 if step == 4 else 0
-    elif free:
-        offset = 1 + turn % (step - 1)
-    return placed(x, pad, offset)
+# How far rows of A, and of B, begin behind a vector of eight: on one, on one of four, on none. Kernels look whether all do.
+WAYS = ((0, 0), (4, 0), (0, 0), (0, 1), (0, 0), (0, 4), (0, 0), (1, 0), (0, 0), (1, 1))
 
 
 def placed(x: Any, pad: int = 0, offset: int = 0) -> Any:
@@ -164,6 +127,11 @@ def placed(x: Any, pad: int = 0, offset: int = 0) -> Any:
     view = store[start : start + need].reshape(*x.shape[:-1], x.shape[-1] + pad)[..., : x.shape[-1]]
     view[...] = x
     return view
+
+
+def aligned(x: Any, offset: int, pad: int = 0) -> Any:
+    """`placed`, every row of it: eight times some elements apart, but where they stand on no vector."""
+    return placed(x, pad if offset % 4 else pad + -(x.shape[-1] + pad) % 8, offset)
 
 
 def stored(row: Row, w: Any, group: int | None = None) -> Any:
@@ -216,7 +184,7 @@ def draw(
 ) -> Call:  # fmt: skip
     """A call of about that size; exact: of whole numbers."""
     rng, v = np.random.default_rng(seed * 7919 + n * 31 + k), row.variant
-    m, n, k = fit(row, m, n, k)
+    (m, n, k), (of_a, of_b) = fit(row, m, n, k), WAYS[seed % len(WAYS)]
     lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
     make = functools.partial(numbers, rng, row, is_whole=exact)
     group = group or GROUPS[seed % 3] if "affine" in v.storage else None
@@ -229,8 +197,8 @@ def draw(
     a = make(*lead, *((k, m) if row.layout[0] == "t" else (m, k)))
     return Call(
         row,
-        aligned(a, row, pad, seed),
-        [aligned(x, row, pad, seed + 1) if v.storage == "dense" else x for x in b],
+        aligned(a, of_a, pad),
+        [aligned(x, of_b, pad) if v.storage == "dense" else x for x in b],
         [make(width) for width in widths(row, n)] if bias else None,
         make(*lead, m, n) if c and not is_fused else None,
         alpha if not is_fused else 1.0,

@@ -2,8 +2,7 @@
 
 `array()` has each kernel by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
 fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
-that an id has is there. Each of their values is there with each kernel that takes it. So is each pair of alignment by operand type and of
-alignment by format of a strategy.
+that an id has is there. Each of their values is there with each kernel that takes it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from typing import Any
 
 import metalmm
 from metalmm import kernel_source, manifest
-from metalmm.variant import LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, specialization_of
+from metalmm.variant import LAYOUTS, OPERAND_TYPES, specialization_of
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
-
-ALIGNMENTS = SPECIALIZATIONS[2:]  # ta and tb are the layout's
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,11 @@ class What:
 
 @dataclass(frozen=True)
 class Row:
-    """An instance of a variant that is compiled: for which B, alignments, type and layout, by which compiler."""
+    """An instance of a variant that is compiled: for which B, type and layout, by which compiler."""
 
     variant: metalmm.Variant  # of one kind
     dtype: str
     layout: str
-    alignments: frozenset[str]  # that are given, of free_alignments()
     compiler: str
     debug: bool = False
     b: tuple[str, str] = field(init=False)  # a variant's kinds are equal, as its id is
@@ -61,39 +57,11 @@ class Row:
 
     @property
     def specialization(self) -> int:
-        bits = sum(1 << SPECIALIZATIONS.index(name) for name in self.alignments)
-        return specialization_of(self.dtype, self.layout, self.variant.storage, self.variant.end) | bits
+        return specialization_of(self.dtype, self.layout, self.variant.storage, self.variant.end)
 
     def __str__(self) -> str:
-        given = "+".join(sorted(self.alignments)) or "plain"
         b = f"-{self.variant.storage}" * (self.variant.storage != "dense") + f"-{self.variant.end}" * (self.variant.end != "1")
-        return f"{self.variant}{b}-{self.dtype}-{self.layout}-{given}-{self.compiler}{'-debug' if self.debug else ''}"
-
-
-def free_alignments(v: metalmm.Variant) -> list[str]:
-    """Those that a kernel is compiled for and that a call of the variant may or may not have."""
-    fixed = {"align_m"} if v.tile[0] == 1 else set()
-    return [name for name in ALIGNMENTS if name in v.template and name not in v.params and name not in fixed]
-
-
-def _given(v: metalmm.Variant, chosen: set[str]) -> frozenset[str]:
-    always = {"align_m"} if v.tile[0] == 1 and "align_m" in v.template and "align_m" not in v.params else set[str]()
-    return frozenset(chosen | always)
-
-
-def _choices(v: metalmm.Variant) -> list[frozenset[str]]:
-    """Of alignments: all, none, and each alone given or missing, so that each pair of two is there. With METALMM_TEST_ALL every combination."""
-    free = set(free_alignments(v))
-    found = [free, set[str](), *({x} for x in sorted(free)), *(free - {x} for x in sorted(free))]
-    if ALL_OF_IT:
-        found = [set(x) for count in range(len(free) + 1) for x in itertools.combinations(sorted(free), count)]
-    return list(dict.fromkeys(_given(v, x) for x in found if _is_possible(v, x)))
-
-
-def _is_possible(v: metalmm.Variant, chosen: set[str]) -> bool:
-    """Rows of 4-bit weights are whole vectors where k is a multiple of 32, a tile's depth."""
-    is_in_rows = "4" in v.storage and not v.storage.endswith(":canonical")
-    return not (is_in_rows and "vec8" in chosen and "align_k" in free_alignments(v) and "align_k" not in chosen)
+        return f"{self.variant}{b}-{self.dtype}-{self.layout}-{self.compiler}{'-debug' if self.debug else ''}"
 
 
 SOURCES = set(os.environ.get("METALMM_TEST_SOURCES", "").split())  # kernels made of one of these files alone: tests/mutants
@@ -126,11 +94,10 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [
-            Row(v, dtype, layout, given, compiler)
+            Row(v, dtype, layout, compiler)
             for v in itertools.chain.from_iterable(members.values())
             for dtype in v.types
             for layout in v.supports["layouts"]
-            for given in _choices(v)
             for compiler in compilers
         ]
     have = set[tuple[Any, ...]]()
@@ -142,15 +109,14 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             known_ids.add(v)
             layouts = v.supports["layouts"]
             rows.append(_newest([v], v.types[0], layouts[next(turn) % len(layouts)], quickest, have))
-    return rows + _pairs(rows, have)
+    return rows
 
 
 def _newest(vs: Sequence[metalmm.Variant], dtype: str, layout: str, compiler: str, have: set[tuple[Any, ...]]) -> Row:
-    """Of that id and with those alignments that make most pairs which no row before has."""
+    """Of the id that makes most pairs which no row before has."""
     v = max(vs, key=lambda v: len(values_of(v, dtype) - have))
-    row = max((Row(v, dtype, layout, given, compiler) for given in _choices(v)), key=lambda row: len(pairs_of(row) - have))
-    have |= pairs_of(row) | values_of(v, dtype)
-    return row
+    have |= values_of(v, dtype)
+    return Row(v, dtype, layout, compiler)
 
 
 def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
@@ -167,26 +133,6 @@ def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[
             yield _newest(fitting, dtype, layout, compiler, have)
 
 
-def pairs_of(row: Row) -> set[tuple[Any, ...]]:
-    """Pairs of an alignment with other axes and with tuning parameters that the row has."""
-    has = {(name, name in row.alignments) for name in free_alignments(row.variant)}
-    tuning = [(name, value) for name, value in row.variant.params.items() if name not in ("ta", "tb")]
-    beside = [("type", row.dtype), ("storage", row.variant.storage), ("layout", row.layout), *tuning, *has]
-    return {(row.variant.kernel, a, b) for a in has for b in beside if a != b}
-
-
-def _pairs(rows: list[Row], have: set[tuple[Any, ...]]) -> list[Row]:
-    """Rows for those that are missing."""
-    added = list[Row]()
-    for row in rows:
-        for given in _choices(row.variant):
-            other = Row(row.variant, row.dtype, row.layout, given, row.compiler)
-            if pairs_of(other) - have:
-                have |= pairs_of(other)
-                added.append(other)
-    return added
-
-
 def _ways(v: metalmm.Variant) -> tuple[Any, ...]:
     """The more, the more a debug device may find: simdgroups that share a column, several sets of them, wide vectors; few threads."""
     split = v.params.get("split", 1)
@@ -199,23 +145,18 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
-    """Compiled for a debug device: of each kernel the id of most ways with all alignments and with that of rows alone, and the one of
-    fewest with none; of its formats and ends one of these, by turns. With METALMM_TEST_ALL every id with all and with none."""
+    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns.
+    With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
         members[What.of(v)].append(v)
     rows, have = dict[Row, None](), set[tuple[Any, ...]]()
     for turn, (what, vs) in enumerate(members.items()):
         ranked = sorted(vs, key=_ways)
-        free = set(free_alignments(ranked[-1]))
-        ways = [(ranked[-1], free), (ranked[-1], free & {"vec", "vec8"}), (ranked[0], set[str]())]
-        ways = [(v, chosen) for v in vs for chosen in (free, set[str]())] if ALL_OF_IT else ways[turn % 3 :] + ways[: turn % 3]
-        for v, chosen in ways:
-            if not _is_possible(v, chosen):
-                continue
-            new = what.pairs() | {(what.kernel, *sorted(chosen)), (what.kernel, *_vectors(v))}
+        for v in vs if ALL_OF_IT else (ranked[-1 + turn % 2], ranked[-(turn % 2)]):
+            new = what.pairs() | {(what.kernel, *_vectors(v))}
             if ALL_OF_IT or new - have:
                 have |= new
                 layouts = v.supports["layouts"]
-                rows[Row(v, "float16", layouts[-(turn % 2)], _given(v, chosen), COMPILERS[-1], debug=True)] = None
+                rows[Row(v, "float16", layouts[-(turn % 2)], COMPILERS[-1], debug=True)] = None
     return list(rows)

@@ -11,7 +11,7 @@ import pytest
 from metalmm import _core, manifest, old_ids
 from metalmm.errors import ManifestError
 from metalmm.strategy import Strategy
-from metalmm.variant import ENDS, LAYOUTS, OPERAND_TYPES, SPECIALIZATIONS, STORAGES, specialization_of, type_of
+from metalmm.variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, specialization_of, type_of
 from support.surroundings import refused
 
 STRATEGIES = manifest.strategies(manifest.BUILTIN)
@@ -83,11 +83,11 @@ def test_the_kernel_follows_from_b() -> None:
         also_n = () if end == "1" else (8,) * (int(end.replace("swiglu", "2")) - 1)
         spec = metalmm.MatmulSpec(1, 8, 64, b_storage=storage, also_n=also_n, swiglu=end == "swiglu", transpose_b=True)
         assert not v.lacks(spec)
-        bits = _core._specialization(v, spec)
+        bits = _core._specialization(spec)
         assert v.instance(bits) == kind.instance(bits), "of one kind as of all"
         is_fused, form = end != "1", storage.partition(":")[0]
         assert kind.kernel == ("fused_columns" if is_fused else "dense_columns" if form == "dense" else "weight_columns")
-        asked = specialization_of("float16", "nt", storage, end) | 1 << SPECIALIZATIONS.index("vec8")
+        asked = specialization_of("float16", "nt", storage, end)
         assert bits == asked and OPERAND_TYPES[type_of(bits)] == "float16" and LAYOUTS[bits & 3] == "nt"
         if form != "dense" or is_fused:
             layout = "true" if storage.endswith(":canonical") else "false"
@@ -184,7 +184,7 @@ v = { threads = 64 }
         ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = []', r"matrices is \[\]; it lists some of 1, 2"),
         ('storage = "q8_0"', 'storage = "q8_0"\nbaseline = ["nt"]', "'baseline' is not the same in the tables of all its kernels"),
         ('storage = "q8_0"', 'storage = "q8_0"\ndevices = ["cuda"]', "'devices' is not the same in the tables"),
-        ('"format", "threads"]', '"format", "threads", "vec"]\nvec = false', "'vec' is not the same in the tables"),
+        ('"format", "threads"]', '"format", "threads", "ta"]\nta = false', "'ta' is not the same in the tables"),
         ('"format", "threads"]', '"format", "threads", "weights"]\nweights = 2', "says of how many by 'matrices'"),
         ('"format", "threads"]', '"format", "threads", "swiglu"]\nswiglu = true', "'swiglu' is what the call decides"),
         ('storage = "q8_0"', 'storage = "q8_0"\nsearch = {}', "'search' is of a strategy, a family whose table has 'name'"),

@@ -172,7 +172,7 @@ def measure(
             if before and before.rounds > turn:
                 continue
             tried = {str(v): trials.get((str(v), shape), check.Checked()) for v in vs}
-            failures = {str(v): text for v in vs if (text := uncompiled.get((str(v), _core._specialization(v, shape.spec))))}
+            failures = {str(v): text for v in vs if (text := uncompiled.get((str(v), _core._specialization(shape.spec))))}
             failures |= {name: text for name, trial in tried.items() if (text := trial.failed or trial.wrong)}
             copies = runner.cold_copies(shape, device) if args.cold else 1
             chosen = [v for v in vs if str(v) in before.survivors()] if before else vs
