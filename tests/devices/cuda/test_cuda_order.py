@@ -310,8 +310,9 @@ def test_what_a_dispatch_with_numpy_memory_wrote_is_not_read_early(device: metal
 
 
 @needs_fake
-def test_what_a_batch_before_wrote_is_not_read_early(device: metalmm.Device) -> None:
-    """It may be at work when this batch begins: an event between them, so the fake has it, holds nothing up."""
+def test_what_a_batch_before_wrote_is_not_read_early(device: metalmm.Device, like: Callable[..., None]) -> None:
+    """It is at work when this batch begins: an event between them, so the fake has it, holds nothing up."""
+    like(kernel_us=50_000)
     x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
     w, u = device.array(half(64, 64)), device.array(half(64, 64))
     first, second = device.batch(), device.batch()
