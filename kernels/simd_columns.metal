@@ -12,21 +12,18 @@ using namespace metal;  // what follows names its types
 
 #include "include/epilogue.h"
 #include "include/lanes.h"
+#include "include/octet.h"
 #include "include/prefetch.h"
 
+// p stands on a vector of 4.
 template <class T>
-struct Eight {
-  vec<T, 4> low, high;
-};
-
-template <class T>
-METAL_FUNC Eight<T> load8(const device T* p) {
+METAL_FUNC Octet<T> load8(const device T* p) {
   const device vec<T, 4>* v = reinterpret_cast<const device vec<T, 4>*>(p);
   return {v[0], v[1]};
 }
 
 template <class T>
-METAL_FUNC float dot8(Eight<T> x, Eight<T> y) {
+METAL_FUNC float dot8(Octet<T> x, Octet<T> y) {
   float4 s = float4(x.low) * float4(y.low) + float4(x.high) * float4(y.high);
   return (s.x + s.y) + (s.z + s.w);
 }
@@ -37,11 +34,10 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint SETS = TG / 32 / SPLIT;
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  threadgroup float partial[SETS][SPLIT][ROWS][COLS];
+  typedef Lanes<32, COLS, SPLIT, 1, TG> Way;
+  threadgroup float partial[Way::JOINED][ROWS][COLS];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  uint first = (group.x * SETS + set) * COLS;
+  uint first = (group.x * Way::SETS + set) * COLS;
   uint columns = first < p.n ? min(uint(COLS), p.n - first) : 0;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
   const device T* a = A + group.z * p.stride_a + row0 * p.lda;
@@ -52,11 +48,11 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
   uint k = begin;
   if (columns == COLS && a_in_vectors(p, 4) && b_in_vectors(p, 4)) {
     uint at = begin + 8 * lane;
-    Eight<T> now[COLS];
+    Octet<T> now[COLS];
     if (at + 8 <= end)
       for (uint c = 0; c < COLS; c++) now[c] = load8(b + c * p.ldb + at);
     for (; at + 8 <= end; at += 256) {
-      Eight<T> next[COLS];
+      Octet<T> next[COLS];
       bool more = at + 264 <= end;
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
@@ -65,7 +61,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         if (r >= rows) break;
-        Eight<T> x = load8(a + r * p.lda + at);
+        Octet<T> x = load8(a + r * p.lda + at);
         for (uint c = 0; c < COLS; c++) sum[r][c] += dot8(x, now[c]);
       }
 #pragma clang loop unroll(full)
@@ -86,18 +82,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
     if (r >= rows) break;
     for (uint c = 0; c < COLS; c++) sum[r][c] = simd_sum(sum[r][c]);
   }
-  if (SPLIT > 1) {
-    if (lane == 0)
-      for (uint r = 0; r < rows; r++)
-        for (uint c = 0; c < COLS; c++) partial[set][share][r][c] = sum[r][c];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (share != 0) return;
-    for (uint r = 0; r < rows; r++)
-      for (uint c = 0; c < COLS; c++) {
-        sum[r][c] = partial[set][0][r][c];
-        for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[set][s][r][c];
-      }
-  }
+  if (!join_shares<Way>(partial, Thread{simdgroup, lane}, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)

@@ -20,11 +20,10 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG>
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint SETS = TG / 32 / SPLIT;
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  threadgroup float partial[SETS][SPLIT][ROWS][COLS];
+  typedef Lanes<32, COLS, SPLIT, DEPTH, TG> Way;
+  threadgroup float partial[Way::JOINED][ROWS][COLS];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  uint first = (group.x * SETS + set) * COLS, last = p.n - 1;
+  uint first = (group.x * Way::SETS + set) * COLS, last = p.n - 1;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
   const device T* a = A + group.z * p.stride_a + row0 * p.lda;
   uint slice = slice_of<SPLIT, 256>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
@@ -87,23 +86,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int DEPTH, int TG>
       float4 s = sums[r][c];
       sum[r][c] = simd_sum((s.x + s.y) + (s.z + s.w));
     }
-  if (SPLIT > 1) {
-#pragma clang loop unroll(full)
-    for (uint r = 0; r < ROWS; r++)
-#pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++)
-        if (lane == c) partial[set][share][r][c] = sum[r][c];
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (share != 0) return;
-#pragma clang loop unroll(full)
-    for (uint r = 0; r < ROWS; r++)
-#pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++) {
-        sum[r][c] = partial[set][0][r][c];
-#pragma clang loop unroll(full)
-        for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[set][s][r][c];
-      }
-  }
+  if (!join_shares<Way>(partial, Thread{simdgroup, lane}, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)

@@ -13,7 +13,7 @@ template <class Pack, class Way, int ROWS>
 struct Shared {
   enum : uint { WINDOW = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH };
   float4 staged[Way::STAGED ? Way::SPLIT : 1][Way::STAGED ? (WINDOW + 31) / 32 * PITCH : 1];
-  float partial[Way::SPLIT > 1 ? Way::THREADS / 32 : 1][ROWS][Way::ACROSS * Way::COLS];
+  float partial[Way::JOINED][ROWS][Way::ACROSS * Way::COLS];
 };
 
 // The sums of this lane's columns, `first` and each 32 / LANES further, of each of MATRICES. False for simdgroups whose sums are with
@@ -90,22 +90,5 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
       for (uint step = LANES / 2; step > 0; step /= 2) total += metal::simd_shuffle_xor(total, step);
       sum[r][c] = total;
     }
-  if (SPLIT > 1) {
-#pragma clang loop unroll(full)
-    for (uint r = 0; r < ROWS; r++)
-#pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++)
-        if (at == c % LANES) shared.partial[me.simdgroup][r][c * ACROSS + me.lane / LANES] = sum[r][c];
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (share != 0) return false;
-#pragma clang loop unroll(full)
-    for (uint r = 0; r < ROWS; r++)
-#pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++) {
-        sum[r][c] = shared.partial[me.simdgroup][r][c * ACROSS + me.lane / LANES];
-#pragma clang loop unroll(full)
-        for (uint s = 1; s < SPLIT; s++) sum[r][c] += shared.partial[me.simdgroup + s][r][c * ACROSS + me.lane / LANES];
-      }
-  }
-  return true;
+  return join_shares<Way>(shared.partial, me, sum);
 }

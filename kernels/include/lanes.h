@@ -18,9 +18,10 @@ struct Lanes {
     THREADS = TG,
     STAGED = X,
     MMA = M,
-    ACROSS = 32 / L,             // columns that a simdgroup has at once
-    SETS = TG / 32 / S,          // of SPLIT simdgroups
-    COLUMNS = SETS * ACROSS * C  // of a threadgroup
+    ACROSS = 32 / L,              // columns that a simdgroup has at once
+    SETS = TG / 32 / S,           // of SPLIT simdgroups
+    COLUMNS = SETS * ACROSS * C,  // of a threadgroup
+    JOINED = S > 1 ? TG / 32 : 1  // simdgroups whose sums meet
   };
   static_assert(TG / 32 % S == 0 && TG / 32 / S > 0, "whole sets of SPLIT simdgroups");
 
@@ -35,6 +36,31 @@ struct Lanes {
 template <int SPLIT, int PIECE>
 METAL_FUNC uint slice_of(uint k) {
   return SPLIT == 1 ? k : ((k + SPLIT - 1) / SPLIT + PIECE - 1) / PIECE * PIECE;
+}
+
+// Adds the sums of the SPLIT simdgroups that share K. False for those whose sums are with the first's. Of the lanes that share a column,
+// as all of their sums are alike, each writes some.
+template <class Way, int ROWS>
+METAL_FUNC bool join_shares(threadgroup float (&partial)[Way::JOINED][ROWS][Way::ACROSS * Way::COLS], Thread me,
+                            thread float (&sum)[ROWS][Way::COLS]) {
+  constexpr uint LANES = Way::LANES, COLS = Way::COLS, SPLIT = Way::SPLIT, ACROSS = Way::ACROSS;
+  if (SPLIT == 1) return true;
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++)
+      if (me.lane % LANES == c % LANES) partial[me.simdgroup][r][c * ACROSS + me.lane / LANES] = sum[r][c];
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  if (me.simdgroup % SPLIT != 0) return false;
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      sum[r][c] = partial[me.simdgroup][r][c * ACROSS + me.lane / LANES];
+#pragma clang loop unroll(full)
+      for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[me.simdgroup + s][r][c * ACROSS + me.lane / LANES];
+    }
+  return true;
 }
 
 // Neighbouring rows of A, `ld` elements apart.
