@@ -65,7 +65,8 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  Place place = place_of(lane);
+  threadgroup float places[TG / 32][64];
+  Place place = place_of(places[simdgroup], lane);
   uint row = place.row, pair = place.column / 2;
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
   const device T* a = A + group.z * p.stride_a;

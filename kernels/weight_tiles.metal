@@ -90,10 +90,11 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
+  threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  Place place = place_of(lane);
-  if (MMA) place = {lane / 4, lane % 4 * 2};
+  Place place = {lane / 4, lane % 4 * 2};  // of MMA, and of nobody else for certain
+  if (!MMA) place = place_of(numbers[simdgroup], lane);
   uint row = place.row, pair = place.column / 2, brought = MMA ? pair : row / 2, low = low_pair<FORMAT>(p.low_byte);
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
   const device T* a = A + group.z * p.stride_a;

@@ -15,13 +15,14 @@ METAL_FUNC void put(thread metal::simdgroup_matrix<T, 8, 8>& matrix, metal::vec<
   matrix.thread_elements()[1] = pair.y;
 }
 
-// MSL does not say. Matrices of another compiler's runtime have `row` and `column`; what has none is Apple's.
-template <class Matrix, class Row = decltype(Matrix::row())>
-METAL_FUNC Place place_in(uint, int) {
-  return {Matrix::row(), Matrix::column()};
+// MSL does not say, so the device is asked, by way of 64 floats of each simdgroup: on NVIDIA's tensor cores it is another place than on
+// Apple's GPUs, and a kernel that follows it saves a shuffle for each matrix.
+METAL_FUNC Place place_of(threadgroup float* own, uint lane) {
+  own[2 * lane] = float(2 * lane);
+  own[2 * lane + 1] = float(2 * lane + 1);
+  metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  metal::simdgroup_float8x8 numbered;
+  simdgroup_load(numbered, own, 8);
+  uint first = uint(numbered.thread_elements()[0]);
+  return {first / 8, first % 8};
 }
-template <class Matrix>
-METAL_FUNC Place place_in(uint lane, long) {
-  return {(lane / 4 & 4) + lane / 2 % 4, (lane / 4 & 2) * 2 + lane % 2 * 2};
-}
-METAL_FUNC Place place_of(uint lane) { return place_in<metal::simdgroup_float8x8>(lane, 0); }

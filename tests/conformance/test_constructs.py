@@ -7,8 +7,7 @@ import itertools
 import metalmm
 import numpy as np
 import pytest
-from metalmm.kernel_source import KERNELS
-from support.here import DEVICE, REAL_GPU
+from support.here import REAL_GPU
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -138,21 +137,6 @@ def test_elements_of_a_matrix(body: str, device: metalmm.Device) -> None:
     np.testing.assert_array_equal(y, np.arange(64) / 2)
     with pytest.raises(metalmm.CompileError):
         device.compile(source.replace(body, "m.thread_elements() = float2(1, 2); float2 v(1);")).kernel("k")
-
-
-def test_the_place_of_a_lanes_elements(device: metalmm.Device) -> None:
-    """kernels/include/place.h; and what it says of Apple's GPUs, whose layout the CPU device has."""
-    body = "threadgroup float all[64]; all[2 * lane] = x[2 * lane]; all[2 * lane + 1] = x[2 * lane + 1]; simdgroup_barrier(mem_flags::mem_threadgroup);"
-    body += " simdgroup_float8x8 m; simdgroup_load(m, all, 8); Place own = place_of(lane), apples = place_in<float>(lane, 0);"
-    body += " device float* at = y + 8 * own.row + own.column; at[0] = m.thread_elements()[0]; at[1] = m.thread_elements()[1];"
-    body += " z[lane] = 8 * own.row + own.column; z[32 + lane] = 8 * apples.row + apples.column;"
-    arguments = "device float* y, device float* x, device float* z, uint lane [[thread_index_in_simdgroup]]"
-    x, y, z = np.arange(64, dtype=np.float32), np.zeros(64, np.float32), np.zeros((2, 32), np.float32)
-    source = f'#include "place.h"\n{HEAD}kernel void k({arguments}) {{ {body} }}'
-    device.compile(source, include_dirs=[KERNELS / "include"]).kernel("k")(y, x, z, threads=32, threadgroup=32)
-    np.testing.assert_array_equal(y, x)
-    assert sorted(z[0]) == sorted(z[1]) == list(range(0, 64, 2))
-    assert DEVICE != "cpu" or (z[0] == z[1]).all()
 
 
 PARTED = {
