@@ -61,22 +61,28 @@ def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.D
         call.check_equal(device)
 
 
-def test_a_kernel_that_looks_for_whole_vectors_itself(debug_row: Row, device: metalmm.Device) -> None:
-    """Rows that begin on whole vectors and end within one; and matrices that stand an element off, though their rows do not."""
-    if debug_row.variant.storage != "dense":
-        return
-    call = draw(debug_row, 3, 64, 130, exact=True)
-    call.a, call.b = placed(call.a, -call.a.shape[-1] % 8), [placed(x, -x.shape[-1] % 8) for x in call.b]
-    call.check_equal(device)
-    call = draw(debug_row, 3, 64, 128, batch=2, exact=True)
-    call.a, call.b = apart(call.a), [apart(x) if x.ndim == 3 else x for x in call.b]  # those of a fused call have no batch
-    call.check_equal(device)
+def test_one_thing_alone_off_vectors(debug_row: Row, device: metalmm.Device) -> None:
+    """Rows, matrices of a batch or the first element, of A or of one B: a kernel must look at each. Of quantized weights, their bytes."""
+    call = draw(debug_row, max(3, debug_row.variant.tile[0]), 40, 160, batch=2, exact=True)
+    given = [call.a, *call.b]
+    for what in ("rows", "matrices", "begin"):
+        for which in dict.fromkeys((0, 1, len(call.b))):  # A, the first B, the last
+            offs = [{what: 2} if i == which else {} for i in range(len(given))]
+            call.a, *call.b = (standing(x, **off) if isinstance(x, np.ndarray) else x for x, off in zip(given, offs, strict=True))
+            if isinstance(quantized := given[which], metalmm.QuantizedArray):
+                line = standing(quantized.values.reshape(1, 1, -1), begin=4 if what == "begin" else 8)
+                call.b[which - 1] = dataclasses.replace(quantized, values=line.reshape(quantized.values.shape))
+            call.check_equal(device)
 
 
-def apart(x: Any) -> Any:
-    """The same matrices, one element further apart than they are long, the first on a whole vector."""
-    each = int(np.prod(x.shape[1:])) + 1
-    flat = placed(np.zeros((1, len(x) * each), x.dtype))[0]
-    for i, matrix in enumerate(x):
-        flat[i * each : i * each + each - 1] = matrix.reshape(-1)
-    return np.lib.stride_tricks.as_strided(flat, x.shape, (each * x.itemsize, x.shape[2] * x.itemsize, x.itemsize))
+def standing(x: Any, rows: int = 0, matrices: int = 0, begin: int = 0) -> Any:
+    """The same numbers on vectors of eight, of bytes of sixteen, but for what is so many elements off them."""
+    vector = 16 if x.itemsize == 1 else 8
+    count, height = (x.shape[0] if x.ndim == 3 else 1), x.shape[-2]
+    ld = -(-x.shape[-1] // vector) * vector + rows
+    each = -(-height * ld // vector) * vector + matrices
+    store = np.zeros(count * each + 64, x.dtype)
+    flat = store[-(store.ctypes.data // x.itemsize) % vector + begin :]
+    view = np.lib.stride_tricks.as_strided(flat, (count, height, x.shape[-1]), (each * x.itemsize, ld * x.itemsize, x.itemsize))
+    view[...] = x
+    return view if x.ndim == 3 else view[0]
