@@ -58,7 +58,7 @@ template <class T, int ROWS, int OCTETS, int DEPTH, int TG>
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0);
   const device T* a = A + group.z * p.stride_a + row0 * p.lda;
   const device T* b = B + group.z * p.stride_b + min(col, p.n - 1);
-  bool whole = count == 8 && (p.ldb | p.stride_b | p.vec_offset_b) % 8 == 0;
+  bool whole = count == 8 && b_in_vectors(p, 8);
 
   static_assert(TG % WIDTH == 0, "a thread stores of one column");
   static_assert(TG % 32 == 0 && 32 % OCTETS == 0, "a simdgroup's lanes have whole rows");

@@ -89,7 +89,7 @@ def add_point(variant: str) -> str:
 
 
 def kernel_sha256(variant: str, spec: _core.MatmulSpec) -> str | None:
-    """Of the MSL that runs for operands that lie densely; of nothing for a library's matmul. None for a variant that there is not."""
+    """Of the MSL that runs; of nothing for a library's matmul. None for a variant that there is not."""
     try:
         text = get(variant).assemble(_core._specialization(spec))
     except Error:

@@ -56,7 +56,7 @@ class Form:
 
     Attributes:
         source, kernel: The .metal file, and the template in it; of a library's matmul the kernel is empty.
-        spelling: The template's arguments as its instances have them, such as ``type, Lanes<lanes, columns>, vec8``.
+        spelling: The template's arguments as its instances have them, such as ``type, Lanes<lanes, columns>``.
         storages, ends: The B that it takes, some of STORAGES and of ENDS.
         supports: Sizes, layouts and epilogue.
         without: Why it does not take operands of a type.

@@ -246,9 +246,19 @@ def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(monkeypatch:
     monkeypatch.setattr(clang.Index, "create", None)
     assert lint._declarations(clang) == [said, kept], "nothing is parsed"
     monkeypatch.undo()
+    header = lint._DECLARATIONS.parent / "functions.h"
+    before = header.stat()
+    try:
+        os.utime(header)  # installed anew
+        assert lint._unit(clang, "").spelling and lint.check(wrong, "x.metal") == found
+    finally:
+        os.utime(header, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def full(name: str, build: object) -> Path:
         raise metalmm.DeviceError("no room")
 
+    Path(kept).write_bytes(b"damaged")
+    monkeypatch.setattr(cache, "fetch", lambda name, build: Path(kept))
+    assert lint.check(wrong, "x.metal") == found
     monkeypatch.setattr(cache, "fetch", full)
     assert lint._declarations(clang)[0] == "-include" and lint.check(wrong, "x.metal") == found

@@ -67,7 +67,7 @@ def test_rows_further_apart_than_they_are_long(row: Row, device: metalmm.Device)
 @pytest.mark.parametrize("end", [True, False], ids=["end", "begin"])
 def test_nothing_is_read_or_written_outside_an_operand(row: Row, device: metalmm.Device, pages: list[Pages], end: bool) -> None:
     sizes = ((3, 1, 1, 1), (3, 67, 133, 1), (3, 130, 61, 2), (3, 37, 896, 1), (3, 21, 928, 1), (3, 3, 1039, 1))
-    for i, (m, n, k, batch) in enumerate((*sizes, (28, 124, 128, 1))):  # the last: rows on vectors, cut off in a tile
+    for i, (m, n, k, batch) in enumerate((*sizes, (36, 124, 128, 1))):  # the last: rows on vectors, cut off in a tile
         call = draw(row, m, n, k, batch=batch, bias=True, c=True, beta=1.0, exact=True, seed=i)
         free = iter(pages)
 

@@ -145,7 +145,8 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
-    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns.
+    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns, and
+    what splits K or has several rows of A.
     With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
@@ -154,9 +155,9 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     for turn, (what, vs) in enumerate(members.items()):
         ranked = sorted(vs, key=_ways)
         for v in vs if ALL_OF_IT else (ranked[-1 + turn % 2], ranked[-(turn % 2)]):
-            new = what.pairs() | {(what.kernel, *_vectors(v))}
+            layout, many = v.supports["layouts"][-(turn % 2)], {name: v.params.get(name, 1) > 1 for name in ("split", "rows")}
+            new = what.pairs() | {(what.kernel, *_vectors(v)), *((what.kernel, *x) for x in (*many.items(), ("layout", layout)))}
             if ALL_OF_IT or new - have:
                 have |= new
-                layouts = v.supports["layouts"]
-                rows[Row(v, "float16", layouts[-(turn % 2)], COMPILERS[-1], debug=True)] = None
+                rows[Row(v, "float16", layout, COMPILERS[-1], debug=True)] = None
     return list(rows)

@@ -41,9 +41,12 @@ _ARGUMENTS = [
     "-Wno-unknown-attributes",
     "-Wconditional-type-mismatch",
     "-Wc99-designator",
+    "-Xclang",
+    "-fvalidate-ast-input-files-content",  # headers that are kept once parsed: the same text, installed anew, is the same
 ]
 _INPUT = "msl.clcpp"
 _DECLARATIONS = resource("csrc/msl") / "lint" / "declarations.h"
+_PLAIN = ["-include", str(_DECLARATIONS)]
 
 # The MSL specification's list of what of C++ is not in the language.
 _BANNED = {
@@ -259,14 +262,23 @@ def _declarations(clang: Any) -> list[str]:
     """Arguments that name MSL's declarations as libclang keeps them once parsed: a small kernel is checked in a tenth of the time by them."""
 
     def parse(target: Path) -> None:
-        arguments = [*_ARGUMENTS, "-Xclang", "-fno-pch-timestamp"]  # the same headers, installed anew, are the same
         options = clang.TranslationUnit.PARSE_INCOMPLETE
-        clang.Index.create().parse(str(_DECLARATIONS), args=arguments, options=options).save(str(target))
+        clang.Index.create().parse(str(_DECLARATIONS), args=_ARGUMENTS, options=options).save(str(target))
 
     try:
         return ["-include-pch", str(cache.fetch(f"{_declarations_key(clang)}.pch", parse))]
     except (DeviceError, clang.TranslationUnitLoadError, clang.TranslationUnitSaveError):  # where no folder takes it
-        return ["-include", str(_DECLARATIONS)]
+        return _PLAIN
+
+
+def _unit(clang: Any, text: str) -> Any:
+    def parse(declarations: Sequence[str]) -> Any:
+        return clang.Index.create().parse(_INPUT, args=[*_ARGUMENTS, *declarations], unsaved_files=[(_INPUT, text)])
+
+    try:
+        return parse(_declarations(clang))
+    except clang.TranslationUnitLoadError:  # the headers have changed under this process
+        return parse(_PLAIN)
 
 
 class _Checked:
@@ -274,7 +286,7 @@ class _Checked:
 
     def __init__(self, clang: Any, text: str, name: str) -> None:
         self._clang, self._name, self._text = clang, name, text
-        self._unit = clang.Index.create().parse(_INPUT, args=[*_ARGUMENTS, *_declarations(clang)], unsaved_files=[(_INPUT, text)])
+        self._unit = _unit(clang, text)
         self._lines = _places(text, name)
         self._calls = dict[str, tuple[Any, set[str]]]()
 

@@ -473,8 +473,8 @@ class Passes:
             i += 1
 
     def pragmas(self, compiler: str) -> None:
-        """In the compiler's words what a kernel says of unrolling. A CPU's compiler decides itself whether a loop is to go: kernels take half
-        as long to compile, and run as fast."""
+        """In the compiler's words what a kernel says of unrolling. A CPU's compiler decides itself whether to unroll a loop: kernels take
+        half as long to compile. They run as fast, but those of m = 8 with quantized weights, which take up to 1.25 of the time."""
         full = "#pragma unroll" if compiler == "nvrtc" else ""
 
         def replace(match: re.Match[str]) -> str:

@@ -30,9 +30,13 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         if command[0] not in compilers or _RUNTIME not in command:
             return run(command, text)
         *asked, target = command
-        kept = _OF_THE_SUITE / f"{hashlib.sha256(repr((asked, modules.header_digest())).encode()).hexdigest()[:40]}.parsed"
+        kept = (
+            _OF_THE_SUITE
+            / f"{hashlib.sha256(repr((asked, compiler.find_compiler().version, compiler.machine(), modules.header_digest())).encode()).hexdigest()[:40]}.parsed"
+        )
         if not kept.is_file():
             run(command, text)
+            kept.parent.mkdir(parents=True, exist_ok=True)
             own = kept.with_suffix(f".{os.getpid()}")
             shutil.copyfile(target, own)
             own.replace(kept)

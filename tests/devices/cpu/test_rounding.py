@@ -68,4 +68,4 @@ def test_two_columns_of_two_matrices() -> None:
     """Of which clang 14 made a switch to another lane the wrong way round (csrc/msl/runtime/fiber.h)."""
     v = manifest.get("gemv_nt/l4_c2_s4_d2_tg128").of("q4_0", "swiglu")
     with metalmm.Device("cpu") as device:
-        draw(Row(v, "float16", "nt", frozenset({"vec8"}), "-"), 1, 9, 192).check(device)
+        draw(Row(v, "float16", "nt", "-"), 1, 9, 192).check(device)
