@@ -34,6 +34,12 @@ def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: li
         pytest.skip("debug mode is the CPU device's")
     have = set().union(*(What.of(row.variant).pairs() for row in debug_array(every_variant)))
     assert have == set().union(*(What.of(v).pairs() for v in every_variant))
+    for name in ("split", "rows"):
+        ways = (
+            {(v.kernel, v.params.get(name, 1) > 1) for v in vs}
+            for vs in (every_variant, [row.variant for row in debug_array(every_variant)])
+        )
+        assert next(ways) == next(ways), name
 
 
 def test_every_field_of_an_operation_is_an_axis() -> None:

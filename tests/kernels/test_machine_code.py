@@ -32,8 +32,8 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel, end and use of tensor cores one instance, by
-    turns for 9.0 and 8.0. With METALMM_TEST_ALL all for both."""
+    """By capability: of one variant of each kernel, end and use of tensor cores one instance, by turns for 9.0 and 8.0. With
+    METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
     ways = set[tuple[object, ...]]()
     for v in kinds(metalmm.variants()):

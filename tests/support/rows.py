@@ -145,8 +145,8 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
-    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns, and
-    what splits K or has several rows of A.
+    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns. Of
+    each kernel one that splits K and one that does not; one row of A and several.
     With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
@@ -154,9 +154,10 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     rows, have = dict[Row, None](), set[tuple[Any, ...]]()
     for turn, (what, vs) in enumerate(members.items()):
         ranked = sorted(vs, key=_ways)
-        for v in vs if ALL_OF_IT else (ranked[-1 + turn % 2], ranked[-(turn % 2)]):
-            layout, many = v.supports["layouts"][-(turn % 2)], {name: v.params.get(name, 1) > 1 for name in ("split", "rows")}
-            new = what.pairs() | {(what.kernel, *_vectors(v)), *((what.kernel, *x) for x in (*many.items(), ("layout", layout)))}
+        for v in dict.fromkeys((ranked[-1 + turn % 2], ranked[-(turn % 2)], *ranked)):
+            layout = v.supports["layouts"][-(turn % 2)]
+            ways = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows")}}
+            new = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
             if ALL_OF_IT or new - have:
                 have |= new
                 rows[Row(v, "float16", layout, COMPILERS[-1], debug=True)] = None
