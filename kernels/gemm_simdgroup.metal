@@ -1,9 +1,15 @@
-// Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups.
+// Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups. The next
+// tiles are on their way while these are multiplied.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
+#include "cuda/products.h"
+#include "include/dense_b.h"
 #include "include/epilogue.h"
+#include "include/lanes.h"
+#include "include/products.h"
+#include "include/quantized_b.h"
 #include "include/weights.h"
 
 // BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups.
@@ -16,144 +22,150 @@ struct Blocks {
     WM = M_SIMDGROUPS,
     WN = N_SIMDGROUPS,
     TG = WM * WN * 32,
-    PITCH_A = BK + 8,  // off the power of two: fewer bank conflicts
-    PITCH_B = BN + 8,
-    PITCH_D = BN + 4
+    TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
+    TN = BN / WN / 8,
+    PITCH_D = TN * 8 + 4
   };
 };
 
-// A tile in threadgroup memory: PITCH elements from row to row.
-template <int R, int C, int P>
-struct TileOf {
-  enum : uint { ROWS = R, COLS = C, PITCH = P };
+template <class T, class S>
+struct IsFast {
+  enum { VALUE = OnTensorCores<T, S::TM, S::TN>::VALUE };
 };
 
-// Fills it, with zeros beyond the matrix. TRANSPOSED: the matrix lies as columns x rows. WHOLE: the tile's lines in memory do not end in it
-// and begin on a vector of 4, and K does not end in it. Of lines past the last the last one is taken: nobody stores what becomes of them.
-template <class To, int TG, bool TRANSPOSED, bool WHOLE, class Tile, class T>
-METAL_FUNC void load_tile(const device T* source, uint ld, uint row0, uint col0, uint rows, uint cols, threadgroup Tile* tile, uint tid) {
-  constexpr uint COUNT = To::ROWS * To::COLS, PITCH = To::PITCH, W = WHOLE ? 4 : 1;
-  constexpr uint LINE = (TRANSPOSED ? To::ROWS : To::COLS) / W;  // loads of a line: neighbours in memory, neighbouring threads
-  uint lines = TRANSPOSED ? cols : rows, line0 = TRANSPOSED ? col0 : row0;
-  uint length = TRANSPOSED ? rows : cols, along0 = TRANSPOSED ? row0 : col0;
-  for (uint i = tid; i < COUNT / W; i += TG) {
-    uint along = i % LINE * W, across = i / LINE;
-    uint r = TRANSPOSED ? along : across, c = TRANSPOSED ? across : along;
-    if (WHOLE) {
-      const device T* line = source + min(line0 + across, lines - 1) * ld;
-      vec<T, 4> v = *reinterpret_cast<const device vec<T, 4>*>(line + along0 + along);
+// Threadgroup memory: tiles, as many of each as there is room for; then results.
+template <class T, class A, class B, class S>
+struct Memory {
+  enum : uint {
+    MOST = Straight<A::SWIZZLED>::MOST_STAGES,
+    LIMIT = A::SWIZZLED ? 48 * 1024 : 32 * 1024,
+    OF_B = A::SIZE,  // elements
+    OF_FACTORS = A::SIZE + B::In::SIZE,
+    TILES = OF_FACTORS * sizeof(T) + B::Of::FACTORS * sizeof(Factor) + B::WORDS * 4,  // bytes
+    ROOM = LIMIT / TILES,
+    STAGES = ROOM == 0 ? 1
+    : ROOM < MOST      ? ROOM
+                       : MOST,
+    AHEAD = A::SWIZZLED ? STAGES - 1 : 1,
+    RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
+    BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
+  };
+  float4 all[BYTES / 16];
+
+  METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
+  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B; }
+  METAL_FUNC threadgroup Factor* factors(uint stage) threadgroup {
+    return reinterpret_cast<threadgroup Factor*>(tile_a(stage) + OF_FACTORS);
+  }
+  METAL_FUNC threadgroup uint* words(uint stage) threadgroup {
+    return reinterpret_cast<threadgroup uint*>(factors(stage) + B::Of::FACTORS);
+  }
+};
+
+// What a threadgroup multiplies.
+template <class T>
+struct Task {
+  const device T* a;
+  WeightsAt w;
+  uint row0, col0;  // its first
+  Thread me;
+  Place place;
+
+  METAL_FUNC uint index() const thread { return me.simdgroup * 32 + me.lane; }
+};
+
+// What a thread brings for one step.
+template <bool TA, bool WHOLE, class S, class B, class T>
+struct Next {
+  typedef Tile<S::BM, S::BK, TA, IsFast<T, S>::VALUE> A;
+  typedef Memory<T, A, B, S> Sizes;
+  Brought<T, A, S::TG> of_a;
+  B of_b;
+
+  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory) thread {
+    of_a.template begin<WHOLE>(task.a, p.lda, TA ? uint2(task.row0, k) : uint2(k, task.row0), TA ? p.k : p.m, task.index());
+    of_b.template begin<WHOLE>(task.w, k, task.col0, memory.words(0), task.index());
+  }
+  METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
+    uint2 left = {p.k - k, p.m - task.row0};
+    uint after = stage + 1 == Sizes::STAGES ? 0 : stage + 1;
+    of_a.template load<WHOLE>(TA ? left.yx : left, S::BK * (TA ? p.lda : 1), memory.tile_a(stage), task.index());
+    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), memory.words(after), task.index());
+  }
+  METAL_FUNC void put(thread const Task<T>& task, uint k, threadgroup Sizes& memory, uint stage) const thread {
+    of_a.put(memory.tile_a(stage), task.index());
+    of_b.put(task.w, k, task.col0, memory.tile_b(stage), memory.factors(stage), memory.words(stage), task.index());
+  }
+};
+
+// From k to `end`; WHOLE: all of it is.
+template <bool TA, bool WHOLE, class S, class B, class T>
+METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
+                          threadgroup typename Next<TA, WHOLE, S, B, T>::Sizes& memory, thread Products<T, S::TM, S::TN>& sums) {
+  typedef typename Next<TA, WHOLE, S, B, T>::A A;
+  typedef typename Next<TA, WHOLE, S, B, T>::Sizes Sizes;
+  typedef Straight<A::SWIZZLED> Copies;
+  typedef Step<A, typename B::In, S::BK, B::Of::SCALING> Each;
+  constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
+  uint sm = task.me.simdgroup / S::WN * S::TM * 8, sn = task.me.simdgroup % S::WN * S::TN * 8;
+  Next<TA, WHOLE, S, B, T> next;
+  next.begin(task, p, k, memory);
 #pragma clang loop unroll(full)
-      for (uint j = 0; j < 4; j++) tile[TRANSPOSED ? (r + j) * PITCH + c : r * PITCH + c + j] = Tile(v[j]);
-    } else {
-      bool inside = line0 + across < lines && along0 + along < length;
-      tile[r * PITCH + c] = Tile(inside ? source[(line0 + across) * ld + along0 + along] : T(0.0f));
+  for (uint d = 0; d < AHEAD; d++) {
+    if (k + d * BK < end) next.load(task, p, k + d * BK, memory, d % STAGES);
+    Copies::close();
+  }
+  for (uint stage = 0; k < end; k += BK) {
+    if (AHEAD == 0) next.load(task, p, k, memory, stage), Copies::close();
+    Copies::template wait<AHEAD>();
+    next.put(task, k, memory, stage);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (AHEAD > 0) {
+      uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+      if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
+      Copies::close();
     }
-  }
-}
-
-// The tile of B from k0, col0 on.
-template <class T, class S, bool TB>
-struct DenseTile {
-  typedef T Element;
-  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint col0) { return b_in_vectors(p, 4) && (TB || col0 + S::BN <= p.n); }
-  template <bool WHOLE>
-  static METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, uint tid) {
-    const device T* b = reinterpret_cast<const device T*>(w.values);
-    load_tile<TileOf<S::BK, S::BN, S::PITCH_B>, S::TG, TB, WHOLE>(b, w.ldb, k0, col0, w.k, w.n, tile, tid);
-  }
-};
-
-// Of quantized weights in float, which holds scale * integer exactly; half would not. WHOLE: eight neighbours are one load.
-template <class From, class S>
-struct WeightTile {
-  typedef float Element;
-  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, 16); }
-  template <bool WHOLE>
-  static METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup float* tile, uint tid) {
-    constexpr uint BN = S::BN, BK = S::BK, TG = S::TG, PITCH = S::PITCH_B;
-    for (uint i = tid; i < BK * BN / 8; i += TG) {
-      uint along = i % (BK / 8) * 8, c = i / (BK / 8), k = k0 + along;
-      float v[8] = {};
-      if (WHOLE) {
-        Eight x = From::scaled(w, min(col0 + c, w.n - 1), k);
-#pragma clang loop unroll(full)
-        for (uint j = 0; j < 4; j++) v[j] = x.low[j], v[j + 4] = x.high[j];
-      } else if (col0 + c < w.n) {
-#pragma clang loop unroll(full)
-        for (uint j = 0; j < 8; j++)
-          if (k + j < w.k) v[j] = From::one(w, col0 + c, k + j);
-      }
-#pragma clang loop unroll(full)
-      for (uint j = 0; j < 8; j++) tile[(along + j) * PITCH + c] = v[j];
-    }
-  }
-};
-
-// Threadgroup memory of `multiply`.
-template <class Tile, class S>
-struct Shared {
-  Tile a[S::BM * S::PITCH_A];
-  Tile b[S::BK * S::PITCH_B];
-  float d[S::BM * S::PITCH_D];
-};
-
-// What a threadgroup adds up.
-template <class S>
-struct Sums {
-  enum : uint { TM = S::BM / S::WM / 8, TN = S::BN / S::WN / 8 };  // 8 x 8 tiles of a simdgroup
-  simdgroup_float8x8 of[TM][TN];
-};
-
-// BK of k, from k0 on. WHOLE: both tiles are.
-template <class TileB, class S, bool TA, bool WHOLE, class T>
-METAL_FUNC void add_tile(const device T* a, WeightsAt w, constant MatmulParams& p, uint3 from, uint tid, uint simdgroup,
-                         threadgroup Shared<typename TileB::Element, S>& shared, thread Sums<S>& sums) {
-  typedef typename TileB::Element Tile;
-  constexpr uint TM = Sums<S>::TM, TN = Sums<S>::TN, PITCH_A = S::PITCH_A, PITCH_B = S::PITCH_B;
-  load_tile<TileOf<S::BM, S::BK, S::PITCH_A>, S::TG, TA, WHOLE>(a, p.lda, from.y, from.z, p.m, p.k, shared.a, tid);
-  TileB::template load<WHOLE>(w, from.z, from.x, shared.b, tid);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  const threadgroup Tile* of_a = shared.a + simdgroup / S::WN * TM * 8 * PITCH_A;
-  const threadgroup Tile* of_b = shared.b + simdgroup % S::WN * TN * 8;
-#pragma clang loop unroll(full)
-  for (uint k = 0; k < S::BK; k += 8) {
-    simdgroup_matrix<Tile, 8, 8> fa[TM], fb[TN];
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < TM; i++) simdgroup_load(fa[i], of_a + 8 * i * PITCH_A + k, PITCH_A);
-#pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) simdgroup_load(fb[j], of_b + k * PITCH_B + 8 * j, PITCH_B);
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < TM; i++)
-#pragma clang loop unroll(full)
-      for (uint j = 0; j < TN; j++) simdgroup_multiply_accumulate(sums.of[i][j], fa[i], fb[j], sums.of[i][j]);
+    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), memory.factors(stage) + sn, uint2(sm, sn), task.place,
+                            task.me.lane);
+    if (STAGES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-template <class TileB, class S, bool TA, class T>
-METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, uint3 group, uint tid, uint simdgroup,
-                         threadgroup Shared<typename TileB::Element, S>& shared) {
-  constexpr uint BM = S::BM, BN = S::BN, BK = S::BK, WN = S::WN, TG = S::TG, PITCH_D = S::PITCH_D;
-  constexpr uint TM = Sums<S>::TM, TN = Sums<S>::TN;
-  uint row0 = group.y * BM, col0 = group.x * BN, k = 0;
-  uint sm = simdgroup / WN * TM * 8, sn = simdgroup % WN * TN * 8;
-  Sums<S> sums;
-#pragma clang loop unroll(full)
-  for (uint i = 0; i < TM; i++)
-#pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) sums.of[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  if (a_in_vectors(p, 4) && (!TA || row0 + BM <= p.m) && TileB::is_whole(p, col0))
-    for (; k + BK <= p.k; k += BK) add_tile<TileB, S, TA, true>(a, w, p, uint3(col0, row0, k), tid, simdgroup, shared, sums);
-  for (; k < p.k; k += BK) add_tile<TileB, S, TA, false>(a, w, p, uint3(col0, row0, k), tid, simdgroup, shared, sums);
+template <bool TA, class S, class B, class T>
+METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch,
+                         threadgroup typename Next<TA, true, S, B, T>::Sizes& memory) {
+  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D;
+  uint row0 = task.row0, col0 = task.col0, lane = task.me.lane, simdgroup = task.me.simdgroup;
+  if (B::Of::SCALING != PLAIN) {
+    task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  Products<T, TM, TN> sums;
+  sums.clear();
+  bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Of::is_whole(p, col0);
+  uint end = whole ? p.k / S::BK * S::BK : 0;
+  add_steps<TA, true, S, B>(task, p, 0, end, memory, sums);
+  add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
+  row0 += simdgroup / S::WN * TM * 8, col0 += simdgroup % S::WN * TN * 8;
+  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < TM; i++)
-#pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) simdgroup_store(sums.of[i][j], shared.d + (sm + 8 * i) * PITCH_D + sn + 8 * j, PITCH_D);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = tid; i < BM * BN; i += TG) {
-    uint r = i / BN, c = i % BN;
-    if (row0 + r < p.m && col0 + c < p.n) store_result(to.D, to.C, to.bias, p, group.z, row0 + r, col0 + c, shared.d[r * PITCH_D + c]);
+  for (uint i = 0; i < TM; i++) {
+    sums.template put<PITCH_D>(i, rows, lane);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint e = lane; e < 64 * TN; e += 32) {
+      uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
+      if (row >= p.m || col >= p.n) continue;
+      float sum = rows[e / (8 * TN) * PITCH_D + e % (8 * TN)];
+      if (!B::Of::is_good(p, sum)) {
+        sum = 0.0f;
+        for (uint k = 0; k < p.k; k++) sum += B::Of::one(task.w, col, k) * float(task.a[TA ? k * p.lda + row : row * p.lda + k]);
+      }
+      store_result(to.D, to.C, to.bias, p, batch, row, col, sum);
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
@@ -161,20 +173,24 @@ template <class T, class S, bool TA, bool TB>
 [[kernel, max_total_threads_per_threadgroup(int(S::TG))]] void gemm_simdgroup(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup Shared<T, S> shared;
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  typedef DenseB<T, S::BK, S::BN, S::TG, TB, IsFast<T, S>::VALUE> OfB;
+  threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
   WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
-  multiply<DenseTile<T, S, TB>, S, TA>(A + group.z * p.stride_a, w, Output<T>{D, C, bias}, p, group, tid, simdgroup, shared);
+  Task<T> task = {A + group.z * p.stride_a, w, group.y * S::BM, group.x * S::BN, {simdgroup, lane}, {0, 0}};
+  multiply<TA, S, OfB>(task, Output<T>{D, C, bias}, p, group.z, memory);
 }
 
 template <class T, class From, class S, bool TA>
 [[kernel, max_total_threads_per_threadgroup(int(S::TG))]] void gemm_weights(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
-    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
-  threadgroup Shared<float, S> shared;
+    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, IsFast<T, S>::VALUE> OfB;
+  threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  multiply<WeightTile<From, S>, S, TA>(A + group.z * p.stride_a, w, Output<T>{D, C, bias}, p, group, tid, simdgroup, shared);
+  Task<T> task = {A + group.z * p.stride_a, w, group.y * S::BM, group.x * S::BN, {simdgroup, lane}, {0, 0}};
+  multiply<TA, S, OfB>(task, Output<T>{D, C, bias}, p, group.z, memory);
 }

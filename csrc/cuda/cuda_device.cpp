@@ -101,8 +101,12 @@ Info CudaDevice::info() const {
 
 Info CudaDevice::counters() const { return {{"allocations", static_cast<int64_t>(pool_->allocations())}}; }
 
-// As Apple's GPUs have it: what runs here runs there. Grids of any size: larger ones are more than one launch.
-Limits CudaDevice::limits() const { return {}; }
+// Grids of any size: larger ones are more than one launch.
+Limits CudaDevice::limits() const {
+  Limits limits;
+  limits.threadgroup_memory = 48 * 1024;  // what any kernel may have on these GPUs
+  return limits;
+}
 
 std::shared_ptr<Buffer> CudaDevice::new_buffer(size_t size) {
   check_here();

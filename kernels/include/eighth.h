@@ -78,3 +78,12 @@ METAL_FUNC uint low_pair(uint low_byte) {
   uint low = Packing<FORMAT>::BITS == 8 ? low_byte : low_byte >> 4;
   return low * 0x10001u;  // not an or, which NVIDIA's compiler would make part of each mask
 }
+
+// All eight in their order, less `zero`.
+template <int FORMAT>
+METAL_FUNC Octet<half> in_order(Eighth<FORMAT> y, float zero, uint low_byte) {
+  uint low = low_pair<FORMAT>(low_byte);
+  metal::half2 a = y.pair(0, low, zero), b = y.pair(1, low, zero), c = y.pair(2, low, zero), d = y.pair(3, low, zero);
+  if (Packing<FORMAT>::BITS == 8) return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
+  return {{a.x, b.x, c.x, d.x}, {a.y, b.y, c.y, d.y}};
+}

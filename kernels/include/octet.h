@@ -41,6 +41,16 @@ METAL_FUNC Octet<T> load_octet(const device T* p) {
 }
 
 template <class T>
+METAL_FUNC void store_bits(threadgroup T* p, OctetBits<T> x) {
+  *reinterpret_cast<threadgroup metal::uint4*>(p) = x.bits;
+}
+template <>
+METAL_FUNC void store_bits(threadgroup float* p, OctetBits<float> x) {
+  threadgroup metal::float4* v = reinterpret_cast<threadgroup metal::float4*>(p);
+  v[0] = x.low, v[1] = x.high;
+}
+
+template <class T>
 METAL_FUNC OctetBits<T> bits_of(Octet<T> x) {
   return {metal::uint4(as_type<metal::uint2>(x.low), as_type<metal::uint2>(x.high))};
 }

@@ -238,20 +238,6 @@ struct Weights {
   static METAL_FUNC float scale(Cursor c) { return float(*reinterpret_cast<const device S*>(c.scales)); }
   static METAL_FUNC float bias(Cursor c) { return Packing<FORMAT>::HAS_BIAS ? float(*reinterpret_cast<const device S*>(c.biases)) : 0.0f; }
 
-  // Eight weights from a multiple of eight on, where rows begin on sixteen bytes.
-  static METAL_FUNC Eight scaled(WeightsAt w, uint column, uint k) {
-    Cursor c = at(w, column, k);
-    Piece p = nothing();
-    if (Packing<FORMAT>::BITS == 4)
-      p.bits[0].x = *reinterpret_cast<const device uint*>(c.values);
-    else
-      p.bits[0].xy = *reinterpret_cast<const device metal::uint2*>(c.values);
-    Eight x = integers(p, 0, w.low_byte);
-    metal::float4 by = metal::float4(scale(c)), then = metal::float4(bias(c));
-    if (Packing<FORMAT>::SCALED) return {by * x.low, by * x.high};
-    return {metal::fma(by, x.low, then), metal::fma(by, x.high, then)};
-  }
-
   // One weight, wherever it stands.
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) {
     Cursor c = at(w, column, k);

@@ -230,7 +230,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
 
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
-        m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 else 1
+        m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 and key.m <= 8 else 1
         return Key(m, n, k, 1, layout, False, False, False, "float16", storage)
 
     measured = [

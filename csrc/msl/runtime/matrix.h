@@ -64,7 +64,7 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   d.thread_elements()[1] = static_cast<D>(p[1]);
 }
 
-// What kernels/cuda/tensor.h has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16 of half, sums in float. How they round
+// What kernels/cuda has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16, sums in float. How they round
 // is not written down; here they add eight products to a sum at once, cut off one bit below the largest's last, and cut off the result.
 struct Mma {
   static float cut_off_sum(float sum, const float (&products)[8]) {
@@ -91,7 +91,7 @@ struct Mma {
     return nearest;
   }
   // Sums in the slots of their size; a lane's two words of A's first eight columns, of its last eight and of B in a matrix each.
-  static void all(metalmm::abi::Simdgroup* g, uint mask) {
+  template <class T> static void all(metalmm::abi::Simdgroup* g, uint mask) {
     metalmm::fiber::check_whole(mask);
     for (uint i = 0; i < 4 * 32; i++) {
       uint lane = i / 4, element = i % 4, row = lane / 4 * 4, column = (lane % 4 * 2 + element % 2) * 4;
@@ -99,7 +99,7 @@ struct Mma {
       for (uint half = 0; half < 2; half++) {
         float products[8];
         for (uint k = 0; k < 4; k++) {  // pairs
-          half2 x = as_type<half2>(g->matrices[half][2 * (row + k) + element / 2]), y = as_type<half2>(g->matrices[2][2 * (column + k) + half]);
+          vec<T, 2> x = as_type<vec<T, 2>>(g->matrices[half][2 * (row + k) + element / 2]), y = as_type<vec<T, 2>>(g->matrices[2][2 * (column + k) + half]);
           for (int i = 0; i < 2; i++) products[2 * k + static_cast<uint>(i)] = static_cast<float>(x[i]) * static_cast<float>(y[i]);
         }
         sum = cut_off_sum(sum, products);
@@ -109,7 +109,7 @@ struct Mma {
   }
 };
 // Not inlined, as above: a kernel has dozens.
-static __attribute__((noinline, unused)) float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+template <class T = half> __attribute__((noinline, unused)) static float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
   auto* context = metalmm::fiber::context();
   auto* g = context->group;
   uint lane = context->lane & 31;
@@ -117,8 +117,36 @@ static __attribute__((noinline, unused)) float4 mma_16x8x16(float4 sum, uint4 a,
   const uint2 words[] = {a.xy, a.zw, b};
   for (uint i = 0; i < 3; i++)
     for (uint j = 0; j < 2; j++) g->matrices[i][2 * lane + j] = as_type<float>(words[i][static_cast<int>(j)]);
-  metalmm::fiber::meet(context, g, lane, &Mma::all, METALMM_SITE_VALUE);
+  metalmm::fiber::meet(context, g, lane, &Mma::all<T>, METALMM_SITE_VALUE);
   return metalmm::fiber::slots<float4>(g->out)[lane];
 }
+
+// Four matrices of 16-bit elements: lane i brings where line i % 8 of matrix i / 8 is.
+template <bool Transposed> struct LoadMatrices {
+  static constexpr bool uses_arg = false;
+  static void run(uint, const ulong* lines, const uint*, uint4* out) {
+    for (uint i = 0; i < 4 * 32; i++) {
+      uint lane = i / 4, matrix = i % 4, first = lane / 4, second = lane % 4 * 2;
+      ushort word[2];
+      for (uint j = 0; j < 2; j++) {
+        uint line = Transposed ? second + j : first, element = Transposed ? first : second + j;
+        word[j] = reinterpret_cast<const ushort*>(lines[8 * matrix + line])[element];
+      }
+      __builtin_memcpy(reinterpret_cast<char*>(out + lane) + 4 * matrix, word, 4);
+    }
+  }
+};
+METALMM_INLINE uint4 load_matrices(const void* line, METALMM_SITE) {
+  return metalmm::fiber::exchange<LoadMatrices<false>, ulong, uint4>(reinterpret_cast<ulong>(line), 0, METALMM_SITE_VALUE);
+}
+METALMM_INLINE uint4 load_transposed(const void* line, METALMM_SITE) {
+  return metalmm::fiber::exchange<LoadMatrices<true>, ulong, uint4>(reinterpret_cast<ulong>(line), 0, METALMM_SITE_VALUE);
+}
+
+// At once: what a kernel forgets to wait for is not seen here.
+template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, Bytes); }
+METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(p); }
+METALMM_INLINE void close_copies() {}
+template <uint N> METALMM_INLINE void wait_for_copies() {}
 
 }  // namespace metalmm::msl::library

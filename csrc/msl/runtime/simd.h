@@ -295,7 +295,9 @@ METALMM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 
   X(simdgroup_multiply) X(simdgroup_multiply_accumulate) X(simdgroup_store) X(threadgroup_barrier)
 namespace metal {
 METALMM_SIMD_NAMES(METALMM_EXPORT)
-using metalmm::msl::library::mma_16x8x16;  // ours: kernels/cuda/tensor.h
+// ours: kernels/cuda
+using metalmm::msl::library::mma_16x8x16, metalmm::msl::library::load_matrices, metalmm::msl::library::load_transposed;
+using metalmm::msl::library::copy_later, metalmm::msl::library::address_of, metalmm::msl::library::close_copies, metalmm::msl::library::wait_for_copies;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;

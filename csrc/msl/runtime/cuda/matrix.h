@@ -110,13 +110,45 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
 #endif
 }
 
-// What kernels/cuda/tensor.h has of tensor cores: mma.m16n8k16 of half, sums in float, lanes as PTX says.
-METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b) {
+// What kernels/cuda has of tensor cores: mma.m16n8k16 of half or bfloat, sums in float, lanes as PTX says.
+template <class T = half> METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b) {
   float4 d;
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(sum[0]), "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#define METALMM_MMA(type)                                                                                                               \
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};" \
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                                                                         \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(sum[0]), "f"(sum[1]), "f"(sum[2]), "f"(sum[3]))
+  if constexpr (is_same<T, half>::value) METALMM_MMA("f16");
+  else METALMM_MMA("bf16");
+#undef METALMM_MMA
   return d;
 }
+
+// Four 8 x 8 matrices of 16-bit elements in threadgroup memory, as mma wants them: lane i brings the address of line i % 8 of matrix i / 8,
+// which stands on 16 bytes. Transposed: a lane's two elements are of two lines.
+METALMM_INLINE uint4 load_matrices(const void* line) {
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(static_cast<uint>(__cvta_generic_to_shared(line))) : "memory");
+  return x;
+}
+METALMM_INLINE uint4 load_transposed(const void* line) {
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(static_cast<uint>(__cvta_generic_to_shared(line))) : "memory");
+  return x;
+}
+
+// Bytes to threadgroup memory, on their way while the thread goes on. close_copies: those since the last one are a group.
+// wait_for_copies: all but the last N groups of this thread are there.
+template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) {
+  uint target = static_cast<uint>(__cvta_generic_to_shared(to));
+  if constexpr (Bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(target), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(target), "l"(from), "n"(Bytes) : "memory");
+}
+METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(p); }
+METALMM_INLINE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
 }  // namespace metalmm::msl::library

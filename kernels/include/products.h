@@ -1,0 +1,111 @@
+// What a simdgroup adds up of the products of two tiles in threadgroup memory.
+#pragma once
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+
+#include "place.h"
+#include "tile.h"
+
+// How B's tile stands for its weights.
+enum Scaling {
+  PLAIN,   // it holds them
+  SCALED,  // integers, of each column and 32 of k with a factor
+  SHIFTED  // and with what is added to each product besides: `rest` times A
+};
+
+// Of a column and 32 of k.
+struct Factor {
+  float scale, rest;
+};
+
+// K of k: tiles of a threadgroup, and of B's its Factors, `columns` of them for each 32 of k.
+template <class TileA, class TileB, int K_, Scaling SCALING_>
+struct Step {
+  typedef TileA A;
+  typedef TileB B;
+  enum : uint { K = K_, SCALING = SCALING_, COLUMNS = TileB::TRANSPOSED ? TileB::LINES : TileB::LENGTH };
+};
+
+// TM x TN sums of 8 x 8 of a simdgroup. PAIRS: ../cuda/products.h has them otherwise.
+template <class T, int TM, int TN, bool PAIRS = OnTensorCores<T, TM, TN>::VALUE>
+struct Products {
+  metal::simdgroup_float8x8 of[TM][TN];
+
+  METAL_FUNC void clear() thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < TN; j++) of[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+  // a, b: the tiles; from: the simdgroup's first row and column; by: that column's; place: of the lane.
+  template <class Step>
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, const threadgroup Factor* by, uint2 from, Place place, uint) thread {
+    constexpr uint K = Step::K;
+    a += Step::A::at(from.x, 0), b += Step::B::at(0, from.y);
+    if (Step::SCALING == PLAIN) {
+#pragma clang loop unroll(full)
+      for (uint k = 0; k < K; k += 8) add_eight<Step>(a, b, k);
+      return;
+    }
+#pragma clang loop unroll(full)
+    for (uint k = 0; k < K; k += 32) {
+      Products block, of_a;
+      block.clear();
+      of_a.clear();
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 32 && k + i < K; i += 8) {
+        block.template add_eight<Step>(a, b, k + i);
+        if (Step::SCALING == SHIFTED) of_a.template add_rows<Step>(a, k + i);
+      }
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < TN; j++) {
+        const threadgroup Factor* two = by + k / 32 * Step::COLUMNS + 8 * j + place.column;
+        Factor f[2] = {two[0], two[1]};
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
+          for (uint e = 0; e < 2; e++) {
+            float sum = metal::fma(f[e].scale, block.of[i][j].thread_elements()[e], of[i][j].thread_elements()[e]);
+            if (Step::SCALING == SHIFTED) sum = metal::fma(f[e].rest, of_a.of[i][0].thread_elements()[e], sum);
+            of[i][j].thread_elements()[e] = sum;
+          }
+      }
+    }
+  }
+  // The ith eight rows, to PITCH floats from row to row.
+  template <int PITCH>
+  METAL_FUNC void put(uint i, threadgroup float* rows, uint) thread {
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TN; j++) simdgroup_store(of[i][j], rows + 8 * j, PITCH);
+  }
+
+  template <class Step>
+  METAL_FUNC void add_eight(const threadgroup T* a, const threadgroup T* b, uint k) thread {
+    typedef typename Step::B B;
+    metal::simdgroup_matrix<T, 8, 8> left[TM], right[TN];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < TM; i++) load_rows<Step>(left[i], a, i, k);
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < TN; j++) simdgroup_load(right[j], b + B::at(k, 8 * j), B::PITCH, metal::ulong2(0), B::TRANSPOSED);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < TM; i++)
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < TN; j++) simdgroup_multiply_accumulate(of[i][j], left[i], right[j], of[i][j]);
+  }
+  // Sums of A's rows, in the first column's place.
+  template <class Step>
+  METAL_FUNC void add_rows(const threadgroup T* a, uint k) thread {
+    metal::simdgroup_matrix<T, 8, 8> ones = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < TM; i++) {
+      metal::simdgroup_matrix<T, 8, 8> left;
+      load_rows<Step>(left, a, i, k);
+      simdgroup_multiply_accumulate(of[i][0], left, ones, of[i][0]);
+    }
+  }
+  template <class Step>
+  static METAL_FUNC void load_rows(thread metal::simdgroup_matrix<T, 8, 8>& left, const threadgroup T* a, uint i, uint k) {
+    typedef typename Step::A A;
+    simdgroup_load(left, a + A::at(8 * i, k), A::PITCH, metal::ulong2(0), A::TRANSPOSED);
+  }
+};

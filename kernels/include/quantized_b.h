@@ -1,0 +1,97 @@
+// Quantized weights as tile B of a GEMM.
+#pragma once
+#include <metal_stdlib>
+
+#include "eighth.h"
+#include "params.h"
+#include "products.h"
+#include "weights.h"
+
+// What of integers goes to a tile of T: themselves, in float weights.
+template <class T>
+struct Integers {
+  static METAL_FUNC Octet<T> scaled(Octet<half> x, float, float) {
+    return {metal::vec<T, 4>(metal::float4(x.low)), metal::vec<T, 4>(metal::float4(x.high))};
+  }
+};
+template <>
+struct Integers<half> {
+  static METAL_FUNC Octet<half> scaled(Octet<half> x, float, float) { return x; }
+};
+template <>
+struct Integers<float> {
+  static METAL_FUNC Octet<float> scaled(Octet<half> x, float scale, float bias) {
+    metal::float4 by = metal::float4(scale), more = metal::float4(bias);
+    return {metal::fma(by, metal::float4(x.low), more), metal::fma(by, metal::float4(x.high), more)};
+  }
+};
+
+// BK x BN weights of a threadgroup of TG. In 16 bits the tile holds integers, less one that is next to -bias / scale; the scale of a column
+// and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float it holds weights.
+template <class T, class From, int BK, int BN>
+struct QuantizedTile {
+  typedef typename From::Pack Pack;
+  typedef typename From::S S;
+  typedef Eighth<Pack::ID> Bits;
+  enum : uint { IN_FLOAT = sizeof(T) == 4, ACROSS = BK / 8, EIGHTS = BN * ACROSS, FACTORS = (BK + 31) / 32 * BN };
+  static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? SHIFTED : SCALED;
+
+  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, 8); }
+  // Of eight from k on of a column.
+  static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) { return From::at(w, metal::min(column, w.n - 1), metal::min(k, w.k - 1)); }
+  static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
+    return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
+  }
+  // Beyond K nothing, whatever the last is.
+  static METAL_FUNC S scale(WeightsAt w, Cursor c, uint k) { return S(k < w.k ? From::scale(c) : 0.0f); }
+  static METAL_FUNC S bias(WeightsAt w, Cursor c, uint k) { return S(k < w.k ? From::bias(c) : 0.0f); }
+
+  // The `eight`th of the tile, and, of those with 32 of k the first, their factor.
+  static METAL_FUNC void put(Bits y, float scale, float bias, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
+    uint along = eight % ACROSS * 8;
+    float zero = zero_of<Pack::ID>(scale, bias);
+    if (Pack::HAS_BIAS) zero = IN_FLOAT ? 0.0f : metal::clamp(zero, 0.0f, 255.0f);  // bfloat has 8 bits
+    store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
+    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+  }
+  // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one.
+  static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
+    if (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE)) return true;
+    return metal::isfinite(sum) && (!Pack::HAS_BIAS || p.k >= SURE);
+  }
+  static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return From::one(w, column, k); }
+};
+
+// What a thread brings of one, by way of registers; STRAIGHT: ../cuda/products.h.
+template <class T, class From, int BK, int BN, int TG, bool STRAIGHT>
+struct QuantizedB {
+  typedef QuantizedTile<T, From, BK, BN> Of;
+  typedef Tile<BK, BN, true, false> In;
+  enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, WORDS = 0 };
+  typename Of::Bits bits[EACH];
+  typename Of::S scale[EACH], bias[EACH];
+
+  template <bool WHOLE>
+  METAL_FUNC void begin(WeightsAt, uint, uint, threadgroup uint*, uint) thread {}
+  template <bool WHOLE>
+  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T*, threadgroup uint*, uint tid) thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++) {
+      uint eight = tid + i * TG, k = k0 + eight % Of::ACROSS * 8;
+      if (Of::EIGHTS % TG != 0 && eight >= Of::EIGHTS) continue;
+      Cursor c = Of::at(w, col0 + eight / Of::ACROSS, k);
+      if (WHOLE)
+        bits[i] = Of::Bits::load(c.values);
+      else
+        bits[i] = Of::some(w, c, k);
+      scale[i] = Of::scale(w, c, k), bias[i] = Of::bias(w, c, k);
+    }
+  }
+  METAL_FUNC void put(WeightsAt w, uint, uint, threadgroup T* tile, threadgroup Factor* by, const threadgroup uint*,
+                      uint tid) const thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++)
+      if (Of::EIGHTS % TG == 0 || tid + i * TG < Of::EIGHTS)
+        Of::put(bits[i], float(scale[i]), float(bias[i]), tid + i * TG, tile + In::template place<TG>(tid, i), by, w.low_byte);
+  }
+};
