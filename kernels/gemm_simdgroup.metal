@@ -10,6 +10,7 @@ using namespace metal;  // what follows names its types
 #include "include/lanes.h"
 #include "include/products.h"
 #include "include/quantized_b.h"
+#include "include/wait.h"
 #include "include/weights.h"
 
 // BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups.
@@ -148,6 +149,7 @@ METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulPara
   uint end = whole ? p.k / S::BK * S::BK : 0;
   add_steps<TA, true, S, B>(task, p, 0, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
+  let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   row0 += simdgroup / S::WN * TM * 8, col0 += simdgroup % S::WN * TN * 8;
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;

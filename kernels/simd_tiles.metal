@@ -97,6 +97,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + offset_of_load<PAIRS>(d));
     }
+    if (k + 64 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
     // What is used up makes room for what is DEPTH further: always as much in flight.
@@ -111,6 +112,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
       }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
+    let_next_begin();
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++)
       multiply(sum, y[d], load_octet(x0 + offset_of_load<PAIRS>(d)), load_octet(x1 + offset_of_load<PAIRS>(d)), row % 2 == 1);

@@ -135,6 +135,7 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
         by[d][t] = Stored::load<FORMAT>(c);
       }
     }
+    if (k + 64 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
     // What is used up makes room for what is DEPTH further: always as much in flight.
@@ -153,6 +154,7 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
       }
       x0 += 32 * DEPTH, x1 += 32 * DEPTH;
     }
+    let_next_begin();
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
     k += 32 * DEPTH;

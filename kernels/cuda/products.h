@@ -108,9 +108,15 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   typedef typename Of::Bits Bits;
   typedef typename Of::S S;
   enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, HAS_BIAS = Of::Pack::HAS_BIAS, WORDS = Of::FACTORS * (1 + HAS_BIAS) };
+  const device uchar* next[EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, threadgroup uint* words, uint tid) thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++) {
+      uint eight = tid + i * TG;
+      next[i] = Of::at(w, col0 + eight / Of::ACROSS, k + eight % Of::ACROSS * 8).values;
+    }
     load_words<false>(w, k, col0, words, tid);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
@@ -121,12 +127,12 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint i = 0; i < EACH; i++) {
       uint eight = tid + i * TG, k = k0 + eight % Of::ACROSS * 8;
       if (Of::EIGHTS % TG != 0 && eight >= Of::EIGHTS) continue;
-      Cursor c = Of::at(w, col0 + eight / Of::ACROSS, k);
       threadgroup uint* to = reinterpret_cast<threadgroup uint*>(tile + In::template place<TG>(tid, i));
       if (WHOLE) {
-        metal::copy_later<Bits::BYTES>(to, c.values);
+        metal::copy_later<Bits::BYTES>(to, next[i]);
+        next[i] += From::bytes_along(w, BK);
       } else {
-        Bits y = Of::some(w, c, k);
+        Bits y = Of::some(w, Of::at(w, col0 + eight / Of::ACROSS, k), k);
         to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
       }
     }
@@ -153,7 +159,10 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   static METAL_FUNC uint half_of(const device uchar* from) { return uint(metal::address_of(from)) / 2 % 2; }
   template <bool WHOLE>
   static METAL_FUNC void load_words(WeightsAt w, uint k0, uint col0, threadgroup uint* words, uint tid) {
-    for (uint i = tid; i < Of::FACTORS; i += TG) {
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < (Of::FACTORS + TG - 1) / TG; j++) {
+      uint i = tid + j * TG;
+      if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
       uint k = k0 + i / BN * 32;
       Cursor c = Of::at(w, col0 + i % BN, k);
       if (WHOLE) {

@@ -143,6 +143,11 @@ struct Weights {
     return w.values + (column * ((w.k - 1) / PER_BYTE + 1) + k / PER_BYTE);
   }
 
+  // From a weight to that `count` further along K, a multiple of 32.
+  static METAL_FUNC uint bytes_along(WeightsAt w, uint count) {
+    return CANONICAL ? count / 32 * BLOCK * w.n : count / Packing<FORMAT>::PER_BYTE;
+  }
+
   static METAL_FUNC const device uchar* further(const device uchar* p, uint elements) {
     return reinterpret_cast<const device uchar*>(reinterpret_cast<const device S*>(p) + elements);
   }

@@ -52,6 +52,11 @@ class KernelText:
         """A kernel of this package that reads weights before anything else, and then says so: kernels/include/wait.h."""
         return self.is_ours and " wait_for_operands();" in self.text
 
+    @property
+    def lets_next(self) -> bool:
+        """A kernel of this package that says when the next one may begin: kernels/include/wait.h."""
+        return self.is_ours and " let_next_begin(" in self.text
+
 
 @dataclass(frozen=True)
 class Code:

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import backends
 from .errors import ManifestError
-from .expressions import evaluate
+from .expressions import evaluate, holds
 from .files import harmless, text_of
 from .strategy import Strategy
 from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, STORED, TRANSPOSES, TYPE, Form, Variant, is_argument, names_of
@@ -368,7 +368,17 @@ class _Entry:
         given = self.take("without", dict, {})
         if unknown := sorted(set(given) - set(OPERAND_TYPES)):
             raise self.fail(f"without knows nothing of '{unknown[0]}'; types of operands are {', '.join(OPERAND_TYPES)}")
-        without = {key: self.reason(text, f"without.{key}") for key, text in given.items()}
+        without = {}
+        for key, value in given.items():
+            text, when = value if isinstance(value, list) and len(value) == 2 else (value, "")
+            try:
+                missing = not when or holds(when, self.v.numbers())
+            except (TypeError, ValueError):
+                raise self.fail(
+                    f"without.{key} has {when!r}; of a list the second is a condition between parameters: + - * // % and comparisons"
+                ) from None
+            if missing:
+                without[key] = self.reason(text, f"without.{key}")
         if silent := [key for key, text in without.items() if not text]:
             raise self.fail(f"'without.{silent[0]}' is empty; it says why")
         if self.table.get("kernel") and TYPE not in template:

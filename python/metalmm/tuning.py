@@ -9,12 +9,13 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from . import _core, files, manifest
+from .backends.protocol import TILES, Tile
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
@@ -199,7 +200,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     - What was tuned for this very shape on this device.
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
     - What was measured best near it on such a device.
-    - The first of the device's preferred variants that takes it.
+    - The first of the device's preferred variants that takes it. Of many rows of A that is the largest tile of which each core gets enough.
     - Any that is on.
     - Any.
 
@@ -242,17 +243,32 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         if distance <= math.log2(_NEAR):
             return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
     storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
-    for of_storage, of_end, name in device.backend.preferred:
-        if of_storage in ("", storage) and of_end in ("", end) and usable(name):
-            return (
-                name,
-                f"nothing is tuned near it on {device_key(device)}; the first of device {device.name}'s preferred that takes it"
-                + _stale_text(stale),
+    for of_storage, of_end, name, *most in device.backend.preferred:
+        if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
+            continue
+        why = f"the first of device {device.name}'s preferred that takes it"
+        if name == TILES:
+            name, why = _tile(
+                device, spec, [t for t in device.backend.tiles.get("dense" if storage == "dense" else "quantized", ()) if usable(t[0])]
             )
+        if name and usable(name):
+            return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
+
+
+def _tile(device: Device, spec: _core.MatmulSpec, tiles: Sequence[Tile]) -> tuple[str, str]:
+    """The largest of which each of the device's cores gets enough threadgroups, and why; empty where none does. In float32, of which
+    tensor cores have no products, none."""
+    cores = device.backend.cores(device) or 0
+    for name, least in tiles if cores and spec.dtype != "float32" else ():
+        bm, bn = manifest.get(name).tile
+        groups = -(-spec.m // bm) * -(-spec.n // bn) * spec.batch
+        if groups >= least * cores and (bm <= spec.m or name == tiles[-1][0]):
+            return name, f"{groups} threadgroups of {bm} x {bn} on {cores} cores, the largest tile that gives each {least:g}"
+    return "", ""
 
 
 def _stale_text(stale: list[str]) -> str:

@@ -9,6 +9,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
+from metalmm.backends.protocol import TILES
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
 from support.decide import QUICK
@@ -76,9 +77,47 @@ def test_what_devices_prefer_is_there() -> None:
             least = v.supports.get("m", 1)
             spec = metalmm.MatmulSpec(least["min"] if isinstance(least, dict) else 1, n, k, transpose_b=layout == "nt", b_storage=storage)
             assert not v.lacks(spec), name
-        for storage, end, name in backend.preferred:
+        for name, least in (tile for tiles in backend.tiles.values() for tile in tiles):
+            assert manifest.get(name).family == "gemm" and least > 0
+        for storage, end, name, *most in backend.preferred:
+            if name == TILES:
+                continue
             takes = {(kind.storage, kind.end) for kind in manifest.get(name).kinds()}
-            assert any(storage in ("", s) and end in ("", e) for s, e in takes), name
+            assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [32]), name
+
+
+def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: how many threadgroups a shape has, on ten cores. Of fewer rows than a tile has it is not taken, of float32 none is."""
+    backend = type(device.backend)
+    large, small = "gemm/bm64_bn64_bk64", "gemm/bm16_bn32_bk128_wm1"
+    monkeypatch.setattr(backend, "winners", ())
+    monkeypatch.setattr(
+        backend, "preferred", (("q4_0", "1", small), ("", "1", "gemm_tiled/baseline", 8), ("", "1", TILES), ("", "1", "gemv/baseline"))
+    )
+    monkeypatch.setattr(backend, "tiles", {"dense": ((large, 2.0), (small, 0.5))})
+    monkeypatch.setattr(backend, "cores", lambda self, device: 10)
+    chosen = {
+        (128, 640, "float16"): large,  # 2 * 10
+        (128, 576, "float16"): small,  # 2 * 9
+        (63, 64 * 20, "float16"): small,
+        (65, 641, "bfloat16"): large,  # 2 * 11
+        (16, 129, "float16"): small,  # 5
+        (16, 128, "float16"): None,  # 4
+        (128, 640, "float32"): None,
+        (8, 640, "float32"): "gemm_tiled/baseline",
+        (9, 640, "float32"): None,
+    }
+    for (m, n, dtype), name in chosen.items():
+        spec = metalmm.MatmulSpec(m, n, 64, transpose_b=True, dtype=dtype)
+        found, why = tuning.choose(device, spec)
+        assert (found in (large, small, "gemm_tiled/baseline")) == (name is not None) and found == (name or found), (m, n, dtype)
+        if name in (large, small):
+            assert "on 10 cores, the largest tile that gives each" in why
+    assert "20 threadgroups of 64 x 64" in tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[1]
+    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, 2, transpose_b=True))[0] == large
+    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, b_storage="q4_0"))[0] == small
+    monkeypatch.setattr(backend, "cores", lambda self, device: None)
+    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[0] not in (large, small)
 
 
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

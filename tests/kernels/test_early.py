@@ -82,5 +82,5 @@ def test_weights_and_bias_alone_are_read_before_the_wait(
 def test_every_kernel_that_waits_is_looked_at() -> None:
     inlined = functools.cache(kernel_source.inline_includes)
     kinds = (v for known in metalmm.variants() for v in known.kinds() if v.source)
-    waiting = {v.kernel for v in kinds if "/wait.h" in inlined(v.source)}
+    waiting = {v.kernel for v in kinds if "wait_for_operands();" in inlined(v.source)}
     assert waiting == {v.kernel for v in early()} and len(waiting) >= 7, waiting

@@ -15,9 +15,16 @@ from support.operands import DTYPES
 def test_every_family_takes_every_type_but_what_a_library_lacks() -> None:
     known = [kind for v in metalmm.variants(device=metalmm.default_device()) for kind in v.kinds()]
     without = [v for v in known if v.without and v.kernel != "weight_tiles" and not v.params.get("mma")]
-    assert {v.family for v in without} <= {"mps", "blas", "mlx", "m1_optimized_v2"}
+    assert {v.family for v in without} <= {"mps", "blas", "mlx", "m1_optimized_v2", "gemm"}
     assert all(set(v.without) == ({"bfloat16"} if v.library else {"float32"}) for v in without)
-    assert sum(not v.library for v in without) == 5, "four tiles of mlx and one of v2 need more than 32 KB in float32"
+    assert sum(not v.library and v.family != "gemm" for v in without) == 5, (
+        "four tiles of mlx and one of v2 need more than 32 KB in float32"
+    )
+    for v in known:  # with eight more to a line, of either kind
+        if v.family == "gemm":
+            bm, bn, bk = (v.params[key] for key in ("bm", "bn", "bk"))
+            fits = 4 * max((bm + bn) * (bk + 8), (bm + bn + 16) * bk) <= 32768
+            assert fits == ("float32" not in v.without), v
     halves = [v for v in known if v.kernel == "weight_tiles" or v.params.get("mma")]
     assert {v.types for v in halves} == {("float16",)}, "8 bits of an integer are exact in half, not in bfloat"
 
@@ -65,9 +72,14 @@ one = { threads = 32, without = { bfloat16 = "slow", float32 = "in words" } }
     (tmp_path / "my.toml").write_text(base)
     (one,) = metalmm.load_variants(tmp_path / "my.toml")
     assert (one.types, one.tile, one.without) == (("float16",), (1, 64), {"bfloat16": "nobody wants it", "float32": "in words"})
+    for condition, types in (("threads < 64", ("float16",)), ("threads * 2 == 32", ("float16", "float32"))):
+        (tmp_path / "my.toml").write_text(base.replace('"in words"', f'["slow", "{condition}"]'))
+        assert metalmm.load_variants(tmp_path / "my.toml")[0].types == types
     for old, new, message in [
         ('without = { bfloat16 = "slow"', 'without = { int8 = "slow"', "without knows nothing of 'int8'"),
         ('float32 = "in words"', 'float32 = "x", float16 = "y"', "without names all types"),
+        ('float32 = "in words"', 'float32 = ["slow", "threads >"]', "without.float32 has 'threads >'; of a list the second is a condition"),
+        ('float32 = "in words"', 'float32 = ["slow", 3]', "without.float32 has 3; of a list the second is a condition"),
         ('"threads * 2"', '"threads ** 2"', r"tile has 'threads \*\* 2'; it takes a number, a parameter"),
         ('"threads * 2"', '"thread"', "tile has 'thread'"),
         ('tile = [1, "threads * 2"]', 'tiles = [1, "threads * 2"]', r"kernels.mine: unknown key 'tiles'; did you mean 'tile'\?"),

@@ -147,6 +147,7 @@ METALMM_INLINE uint4 load_transposed(const void* line, METALMM_SITE) {
 template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, Bytes); }
 METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(p); }
 METALMM_INLINE void close_copies() {}
+METALMM_INLINE void begin_next(bool) {}
 template <uint N> METALMM_INLINE void wait_for_copies() {}
 
 }  // namespace metalmm::msl::library

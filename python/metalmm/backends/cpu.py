@@ -14,7 +14,7 @@ from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
 from ..msl.program import Argument
-from .protocol import Device, Preferred, Winner
+from .protocol import Device, Preferred, Tile, Winner
 
 
 class Options(TypedDict, total=False):
@@ -62,7 +62,10 @@ class _Cpu:
         ("", "", "gemv_nt_vec4/r8_c4_tg128"),
         ("", "", "gemv_nn/r8_w4_s4_tg128"),
         ("", "", "gemm_tiled/baseline"),
+        ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
+        ("", "1", "gemm/bm32_bn32_bk32"),
     )
+    tiles: Mapping[str, Sequence[Tile]] = {}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         options: dict[str, Any] = {
@@ -118,6 +121,9 @@ class _Cpu:
         return {"guards": True, "timeout": timeout}
 
     def memory_gbps(self, device: Device) -> float | None:
+        return None
+
+    def cores(self, device: Device) -> int | None:
         return None
 
     def facts(self, device: Device) -> dict[str, str | None]:

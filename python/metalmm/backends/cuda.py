@@ -12,7 +12,7 @@ from .. import _core, cache, compiler, modules, nvrtc
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
-from .protocol import Device, Preferred, Winner
+from .protocol import TILES, Device, Preferred, Tile, Winner
 
 
 class Options(TypedDict, total=False):
@@ -83,6 +83,9 @@ class _Cuda:
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
         ("affine4:canonical", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         # m of 2 to 8
+        ("dense", "nt", 9728, 896, "small_m/t3_s4_d2_tg128"),
+        ("dense", "nt", 151936, 896, "small_m/t3_s4_d2_tg128"),
+        ("dense", "nt", 896, 4864, "small_m/t2_s4_d4_tg128"),
         *((storage, "nt", 896, 4864, "small_m_mma/t2_s16_d2_tg512") for storage in _core._STORAGES[1:]),
         ("q8_0:canonical", "nt", 151936, 896, "small_m_mma/t4_d3_tg64"),
         ("q4_0:canonical", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
@@ -97,7 +100,6 @@ class _Cuda:
         ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
         ("dense", "1", "gemv_nt_octet/c2_s4_tg128"),
         ("dense", "1", "gemv_nn_octet/o4_d4_tg512"),
-        ("dense", "1", "small_m/t3_s4_d2_tg128"),
         ("dense", "1", "gemv_nn/r8_w4_s4_tg128"),
         ("q8_0", "swiglu", "gemv_nt_mma/d7_tg32"),
         ("q4_0", "2", "gemv_nt_mma/c2_d7_tg128"),
@@ -112,15 +114,38 @@ class _Cuda:
         ("q8_0", "1", "gemv_nt/l4_d7_x_tg256"),  # where half's tensor cores do not serve
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("q8_0", "1", "small_m_mma/t2_s4_d7_tg128"),
-        ("q4_0", "1", "small_m_mma/t2_s4_d7_tg128"),
-        ("q8_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128"),
-        ("q4_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128"),
-        ("affine8", "1", "small_m_mma/t2_s2_d7_tg64"),
-        ("affine8:canonical", "1", "small_m_mma/t2_s2_d7_tg64"),
-        ("", "1", "small_m_mma/t2_s4_d3_tg128"),
+        ("q8_0", "1", "small_m_mma/t2_s4_d7_tg128", 32),
+        ("q4_0", "1", "small_m_mma/t2_s4_d7_tg128", 32),
+        ("q8_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128", 32),
+        ("q4_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128", 32),
+        ("affine8", "1", "small_m_mma/t2_s2_d7_tg64", 32),
+        ("affine8:canonical", "1", "small_m_mma/t2_s2_d7_tg64", 32),
+        ("", "1", "small_m_mma/t2_s4_d3_tg128", 32),
+        ("dense", "1", "small_m/t2_s4_d4_tg128", 8),
+        ("", "1", TILES),
+        ("dense", "1", "small_m/t2_s4_d4_tg128"),  # few tiles
+        ("dense", "1", "gemm/bm16_bn32_bk128_wm1"),
+        ("", "1", "small_m_mma/t2_s4_d7_tg128"),
+        ("", "1", "gemm/bm32_bn32_bk64_wm1"),
         ("", "", "gemm_tiled/baseline"),
     )
+    # By benchmarks/rows_cuda.py on an H100: docs/lab/cuda.md.
+    tiles: Mapping[str, Sequence[Tile]] = {
+        "dense": (
+            ("gemm/bm128_bn128_bk32_wm1_wn4", 3.0),
+            ("gemm/bm64_bn64_bk64", 1.5),
+            ("gemm/bm64_bn32_bk64", 1.5),
+            ("gemm/bm32_bn32_bk64_wm1", 1.5),
+            ("gemm/bm16_bn32_bk128_wm1", 0.5),
+        ),
+        "quantized": (
+            ("gemm/bm128_bn128_bk32_wm1_wn4", 3.0),
+            ("gemm/bm128_bn64_bk32_wm4", 1.5),
+            ("gemm/bm64_bn64_bk64", 1.5),
+            ("gemm/bm64_bn32_bk64", 1.5),
+            ("gemm/bm32_bn32_bk64_wm1", 1.5),
+        ),
+    }
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 4 << 20, **given}
@@ -164,6 +189,9 @@ class _Cuda:
     def memory_gbps(self, device: Device) -> float | None:
         return _GBPS.get(str(device.info["name"]))
 
+    def cores(self, device: Device) -> int | None:
+        return int(device.info["multiprocessors"])
+
     def facts(self, device: Device) -> dict[str, str | None]:
         version = "NVRTC {}.{}".format(*nvrtc.find(str(device.info["driver"])).version)
         return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
@@ -175,6 +203,7 @@ def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
     given += [] if source.is_preprocessed else ["-DMETALMM_MATMUL"]
     given += ["-DMETALMM_CONVERGED"] if source.is_ours else []
     given += ["-DMETALMM_EARLY"] if source.is_early else []
+    given += ["-DMETALMM_LETS_NEXT"] if source.lets_next else []
     return [*given, "-DMETALMM_STOPS"] if stops else given
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from .. import _core, cache
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-from .protocol import Device, Preferred, Winner
+from .protocol import Device, Preferred, Tile, Winner
 
 
 class Options(TypedDict, total=False):
@@ -86,7 +86,6 @@ class _Metal:
         ("", "", "gemv_nn/r8_w4_s4_tg128"),
         ("", "", "mps/baseline"),
         ("", "", "gemm_tiled/baseline"),
-        # Of q8_0 and affine8 in rows, m = 1, it is the first point of the manifest: gemv_nt/l4_d7_tg64.
         ("q4_0", "1", "gemv_nt/l4_c2_d7_x_tg128"),
         ("affine4", "1", "gemv_nt/l4_d7_x_tg32"),
         ("q8_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),
@@ -95,7 +94,11 @@ class _Metal:
         ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
         ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
         ("", "3", "gemv_nt/l4_s7_tg448"),
+        ("", "", "gemv_nt/l4_d7_tg64"),
+        ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
+        ("", "1", "gemm/bm32_bn32_bk32"),
     )
+    tiles: Mapping[str, Sequence[Tile]] = {}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         found = _core._device_names(self.name)
@@ -144,6 +147,9 @@ class _Metal:
 
     def memory_gbps(self, device: Device) -> float | None:
         return _GBPS.get(str(device.info["name"]).removeprefix("Apple "))
+
+    def cores(self, device: Device) -> int | None:
+        return None
 
     def facts(self, device: Device) -> dict[str, str | None]:
         return {"compiler": None, "summary": f"gpu={device.info['name']} cpu={{cpu}} os={{os}}"}

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
 Winner = tuple[str, str, int, int, str]  # B's storage whatever its group, layout, n, k, variant
-Preferred = tuple[str, str, str]  # B's storage and how many matrices or swiglu, "" for any; variant
+# B's storage and how many matrices or swiglu, "" for any; a variant, or TILES for one of `tiles`; up to which m, or any.
+Preferred = tuple[str, str, str] | tuple[str, str, str, int]
+TILES = "tiles"
+Tile = tuple[str, float]  # a variant, and how many threadgroups of it a core must get
 
 
 class Device(Protocol):
@@ -42,6 +45,7 @@ class Backend(Protocol):
         note: What a reader of its times must know.
         winners: What was measured best on such a device, of one matrix in float16: with m of 1; of a variant that takes none, with m of 2 and 8.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
+        tiles: Of "dense" and "quantized" B, for many rows of A: the largest tile first.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Backend(Protocol):
     note: str
     winners: Sequence[Winner]
     preferred: Sequence[Preferred]
+    tiles: Mapping[str, Sequence[Tile]]
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
@@ -82,6 +87,10 @@ class Backend(Protocol):
 
     def memory_gbps(self, device: Device) -> float | None:
         """What its memory moves, where somebody measured it on a GPU of that name."""
+        ...
+
+    def cores(self, device: Device) -> int | None:
+        """How many of them run threadgroups, where the device says."""
         ...
 
     def facts(self, device: Device) -> dict[str, str | None]:

@@ -27,7 +27,8 @@ struct LaunchHead {
   u32 early;           // it may read its weights before those before it are through: none of those writes them
   u32 unused;
 };
-constexpr u32 kEarlyAt = sizeof(LaunchHead) - 8;  // of `early` in it, for NVRTC 13.0 has no offsetof
+// Of `early`, `late` and `beside` in it, for NVRTC 13.0 has no offsetof.
+constexpr u32 kEarlyAt = sizeof(LaunchHead) - 8, kLateAt = kEarlyAt - 4, kBesideAt = kEarlyAt - 8;
 
 struct ArgumentRow {
   u32 kind;     // abi::ArgKind

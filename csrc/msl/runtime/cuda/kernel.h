@@ -195,8 +195,12 @@ struct Signature<void (*)(P...)> {
 // sooner there.
 METALMM_INLINE void begin_launch(const LaunchHead& head) {
 #if __CUDA_ARCH__ >= 900
-  bool waits_first = head.late && !head.beside;
-  if (!waits_first) asm volatile("griddepcontrol.launch_dependents;");
+#ifdef METALMM_LETS_NEXT  // the kernel says when: kernels/include/wait.h
+  bool waits_first = false, lets_next = false;
+#else
+  bool waits_first = head.late && !head.beside, lets_next = !waits_first;
+#endif
+  if (lets_next) asm volatile("griddepcontrol.launch_dependents;");
   u32 group = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   if (threadIdx.x == 0 && group < head.ahead_groups)
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(head.ahead + static_cast<u64>(group) * head.ahead_bytes),

@@ -151,4 +151,15 @@ METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(
 METALMM_INLINE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
+// kernels/include/wait.h says what for.
+METALMM_INLINE void begin_next([[maybe_unused]] bool has_waited) {
+#if __CUDA_ARCH__ >= 900
+  u32 late, beside;
+  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(late) : "n"(cuda::kLateAt));
+  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(beside) : "n"(cuda::kBesideAt));
+  if (!has_waited && late && !beside) return;
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 }  // namespace metalmm::msl::library

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""On an NVIDIA GPU: any number of rows of A, what "auto" takes without a tuning file against cuBLAS in float16; times are the GPU's.
+
+Contenders are CUDA graphs of their own, measured by turns, as in peers_cuda.py, over copies of the weights that together are past the
+second-level cache. cuBLAS multiplies float16 (torch.matmul), ours what --stored says. `chain`: calls that wait for each other, with the
+early start of programmatic launches; `alone`: Device("cuda", overlap=False). Every result is checked against the bound on its first rows.
+
+    python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--variants ID,ID] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+from metalmm import manifest, tuning
+from peers_cuda import CALLS, _compile, medians, of_ours, of_torch
+
+CACHE = 160 << 20  # bytes of copies: three times an H100's second-level cache
+
+
+def spec_of(m: int, n: int, k: int, stored: str) -> metalmm.MatmulSpec:
+    return metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored)
+
+
+def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
+    return [v for v in variants if not manifest.get(v).lacks(spec)] if variants else [tuning.choose(device, spec)[0]]
+
+
+def compile_all(device: metalmm.Device, specs: list[metalmm.MatmulSpec], variants: list[str]) -> None:
+    """Every kernel that is asked for, on all cores, into the cache."""
+    capability, jobs = int(device.info["compute_capability"]), dict[Any, None]()
+    for spec in specs:
+        for v in chosen(device, spec, variants):
+            _, text, kernel = manifest.kernel_text(manifest.get(v), manifest._core._specialization(spec))
+            if text:
+                jobs[text, kernel, capability] = None
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        list(pool.map(_compile, jobs))
+
+
+def measured(devices: dict[str, metalmm.Device], n: int, k: int, stored: str, rows: list[int], variants: list[str]) -> list[dict[str, Any]]:
+    import torch
+
+    rng, found = np.random.default_rng(0), []
+    w = (rng.standard_normal((n, k)) / 8).astype(np.float16)
+    copies = max(3, min(64, CACHE // w.nbytes + 1))
+    others = [torch.from_numpy(w).cuda() for _ in range(copies)]
+    b = w if stored == "dense" else metalmm.quantize(w, stored)
+    held = {name: [d.array(b) if stored == "dense" else b.to(d) for _ in range(copies)] for name, d in devices.items()}
+    options = {"transpose_b": True} if stored == "dense" else {}
+    for m in rows:
+        a, turns = rng.standard_normal((m, k)).astype(np.float16), 1 if m >= 512 else -(-CALLS // copies)
+        x, y = torch.from_numpy(a).cuda(), torch.empty((m, n), dtype=torch.float16, device="cuda")
+        contenders = {"cublas": of_torch([lambda x=x, y=y, o=o: torch.matmul(x, o.t(), out=y) for o in others * turns])}
+        few = a[:4]
+        reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
+        for v in chosen(devices["chain"], spec_of(m, n, k, stored), variants):
+            for name, d in devices.items():
+                left, out = d.array(a), d.empty((m, n))
+                contenders[f"{v} {name}"] = of_ours(d, [d.prepare(v, left, each, out=out, **options) for each in held[name]] * turns)
+                contenders[f"{v} {name}"]()
+                wrong = "" if (abs(np.asarray(out)[:4] - reference) <= bound).all() else " WRONG"
+                if wrong:
+                    print(f"{m} x {n} x {k} {stored}: {v}{wrong}")
+        times = medians(list(contenders.values()), 9)
+        us = {name: t / copies / turns for name, t in zip(contenders, times, strict=True)}
+        found.append({"m": m, "n": n, "k": k, "stored": stored, "cublas": us.pop("cublas"), "us": us})
+        shown = "; ".join(f"{name} {t:.1f} ({found[-1]['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]))
+        print(f"{m} x {n} x {k} {stored}: cuBLAS {found[-1]['cublas']:.1f}; {shown}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--m", default="1,2,4,8,16,32,64,128,512,2048")
+    parser.add_argument("--shapes", default="4096x4096,2048x8192,9728x896,896x4864")
+    parser.add_argument("--stored", default="dense,q8_0,q4_0,affine4")
+    parser.add_argument("--variants", default="")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    devices = {"chain": metalmm.Device("cuda"), "alone": metalmm.Device("cuda", overlap=False)}
+    rows, variants = [int(m) for m in args.m.split(",")], [v for v in args.variants.split(",") if v]
+    shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")]
+    stored = args.stored.split(",")
+    compile_all(devices["chain"], [spec_of(m, n, k, s) for m in rows for n, k in shapes for s in stored], variants)
+    found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, rows, variants)]
+    for s in stored:
+        for m in rows:
+            ratios = [row["cublas"] / min(row["us"].values()) for row in found if (row["m"], row["stored"]) == (m, s) and row["us"]]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                print(f"m={m} {s}: cuBLAS / ours {mean:.2f} in geometric mean, {min(ratios):.2f} to {max(ratios):.2f}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
