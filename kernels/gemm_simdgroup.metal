@@ -8,9 +8,9 @@ using namespace metal;  // what follows names its types
 #include "include/dense_b.h"
 #include "include/epilogue.h"
 #include "include/lanes.h"
+#include "include/next.h"
 #include "include/products.h"
 #include "include/quantized_b.h"
-#include "include/wait.h"
 #include "include/weights.h"
 
 // BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups.

@@ -13,6 +13,7 @@
 using namespace metal;  // what follows names its types
 
 #include "include/lanes.h"
+#include "include/next.h"
 #include "include/octet.h"
 #include "include/place.h"
 #include "include/tiles.h"
@@ -97,7 +98,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) y[d][t] = load_bits(from[t] + offset_of_load<PAIRS>(d));
     }
-    if (k + 64 * DEPTH > end) let_next_begin(false);
+    if (k + 128 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
     // What is used up makes room for what is DEPTH further: always as much in flight.

@@ -15,6 +15,7 @@ using namespace metal;  // what follows names its types
 #include "cuda/tensor.h"
 #include "include/eighth.h"
 #include "include/lanes.h"
+#include "include/next.h"
 #include "include/place.h"
 #include "include/tiles.h"
 #include "include/wait.h"
@@ -135,7 +136,7 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
         by[d][t] = Stored::load<FORMAT>(c);
       }
     }
-    if (k + 64 * DEPTH > end) let_next_begin(false);
+    if (k + 128 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
     // What is used up makes room for what is DEPTH further: always as much in flight.

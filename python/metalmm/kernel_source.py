@@ -54,7 +54,7 @@ class KernelText:
 
     @property
     def lets_next(self) -> bool:
-        """A kernel of this package that says when the next one may begin: kernels/include/wait.h."""
+        """A kernel of this package that says when the next one may begin: kernels/include/next.h."""
         return self.is_ours and " let_next_begin(" in self.text
 
 

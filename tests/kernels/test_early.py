@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,3 +85,12 @@ def test_every_kernel_that_waits_is_looked_at() -> None:
     kinds = (v for known in metalmm.variants() for v in known.kinds() if v.source)
     waiting = {v.kernel for v in kinds if "wait_for_operands();" in inlined(v.source)}
     assert waiting == {v.kernel for v in early()} and len(waiting) >= 7, waiting
+
+
+def test_who_may_let_the_next_one_begin_does_and_nobody_else() -> None:
+    """Of a kernel with that header the device leaves it to the kernel: one that forgot would never let the next one begin early."""
+    for source in {v.source for v in metalmm.variants() if v.source.is_relative_to(kernel_source.KERNELS)}:
+        text = kernel_source.inline_includes(source)
+        calls = len(re.findall(r"\blet_next_begin\((?!bool)", text))
+        assert kernel_source.KernelText(text, str(source)).lets_next == (calls > 0), source
+        assert calls == 0 or "  let_next_begin();" in text, f"{source}: not on the path of large sizes"

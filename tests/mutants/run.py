@@ -36,7 +36,7 @@ LIMIT = 90.0  # seconds of a survivor
 # Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order.
 _RESULTS = "tests/kernels/test_results.py"
 COMPILED = {
-    "kernels/": [f"tests/kernels/test_{name}.py" for name in ("formats", "results", "debug", "early")],
+    "kernels/": [f"tests/kernels/test_{name}.py" for name in ("tensor_cores", "formats", "results", "debug", "early")],
     "csrc/msl/": [
         *(f"tests/conformance/test_{name}.py" for name in ("msl", "msl_rules", "constructs")),
         *("tests/devices/cpu", _RESULTS, "tests/kernels/test_debug.py", "tests/devices/test_matmul.py"),

@@ -83,6 +83,7 @@ class _Cuda:
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
         ("affine4:canonical", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         # m of 2 to 8
+        ("affine4", "nt", 9728, 896, "small_m_mma/t2_s4_d3_tg128"),
         ("dense", "nt", 9728, 896, "small_m/t3_s4_d2_tg128"),
         ("dense", "nt", 151936, 896, "small_m/t3_s4_d2_tg128"),
         ("dense", "nt", 896, 4864, "small_m/t2_s4_d4_tg128"),
@@ -120,6 +121,7 @@ class _Cuda:
         ("q4_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128", 32),
         ("affine8", "1", "small_m_mma/t2_s2_d7_tg64", 32),
         ("affine8:canonical", "1", "small_m_mma/t2_s2_d7_tg64", 32),
+        ("affine4", "1", "small_m_mma/t2_s4_d7_tg128", 8),
         ("", "1", "small_m_mma/t2_s4_d3_tg128", 32),
         ("dense", "1", "small_m/t2_s4_d4_tg128", 8),
         ("", "1", TILES),

@@ -195,7 +195,7 @@ struct Signature<void (*)(P...)> {
 // sooner there.
 METALMM_INLINE void begin_launch(const LaunchHead& head) {
 #if __CUDA_ARCH__ >= 900
-#ifdef METALMM_LETS_NEXT  // the kernel says when: kernels/include/wait.h
+#ifdef METALMM_LETS_NEXT  // the kernel says when: kernels/include/next.h
   bool waits_first = false, lets_next = false;
 #else
   bool waits_first = head.late && !head.beside, lets_next = !waits_first;

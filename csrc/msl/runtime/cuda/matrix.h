@@ -151,7 +151,7 @@ METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(
 METALMM_INLINE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
-// kernels/include/wait.h says what for.
+// kernels/include/next.h says what for.
 METALMM_INLINE void begin_next([[maybe_unused]] bool has_waited) {
 #if __CUDA_ARCH__ >= 900
   u32 late, beside;

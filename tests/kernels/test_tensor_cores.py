@@ -1,0 +1,60 @@
+"""The GEMM as device cuda runs it, kernels/cuda/products.h, on the CPU device's stand-in for tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import metalmm
+import numpy as np
+import pytest
+from support.changed import changed_kernels
+from support.here import DEVICE
+from support.operands import DTYPES
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has them, and the whole array runs there")
+
+# Whole tiles and more steps than stages; edges of each size and K; rows of nothing on vectors; less K than a tile.
+SHAPES = ((32, 64, 512), (33, 40, 136), (50, 71, 263), (17, 33, 31))
+
+
+@pytest.fixture(scope="module")
+def device() -> metalmm.Device:
+    return metalmm.Device("cpu", threadgroup_memory_limit=48 * 1024)
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Mapping[str, metalmm.Variant]:
+    return changed_kernels("cpu_")
+
+
+def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("point", "dtype", "layout"),
+    [
+        *(("bm32_bn32_bk64_wm1", "float16", x) for x in ("nn", "nt", "tn", "tt")),
+        ("bm64_bn32_bk64", "bfloat16", "nt"),
+        ("bm32_bn32_bk32", "bfloat16", "nn"),
+    ],
+)
+def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], point: str, dtype: str, layout: str) -> None:
+    rng, (ta, tb) = np.random.default_rng(1), (x == "t" for x in layout)
+    for m, n, k in SHAPES:
+        a, b = operand(rng, dtype, *((k, m) if ta else (m, k))), operand(rng, dtype, *((n, k) if tb else (k, n)))
+        options = {"transpose_a": ta, "transpose_b": tb, "bias": operand(rng, dtype, n)}
+        found = metalmm.matmul(on_cpu[f"gemm/{point}"], a, b, device=device, **options).astype(np.float64)
+        assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all(), (m, n, k)
+
+
+@pytest.mark.parametrize("storage", ["q8_0", "q4_0", "affine8", "affine4"])
+@pytest.mark.parametrize(("layout", "dtype"), [("nk", "float16"), ("canonical", "bfloat16")])
+def test_quantized_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, layout: str, dtype: str) -> None:
+    """Scales that stand on an odd and an even half of a word, groups of one step and of more; K that ends in a group, and in a tile."""
+    rng = np.random.default_rng(2)
+    for (m, n, k), group in zip(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 96)), (64, 32, 32, 64), strict=True):
+        a, w = operand(rng, dtype, m, k), operand(rng, dtype, n, k)
+        q = metalmm.quantize(w, storage, group=group if storage.startswith("affine") else None, layout=layout)
+        found = metalmm.matmul(on_cpu["gemm/bm32_bn32_bk64_wm1"], a, q, device=device).astype(np.float64)
+        assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
