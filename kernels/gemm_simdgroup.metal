@@ -51,6 +51,7 @@ struct Memory {
     RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
     BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
   };
+  static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
   float4 all[BYTES / 16];
 
   METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }

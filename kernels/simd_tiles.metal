@@ -118,6 +118,8 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
     for (uint d = 0; d < DEPTH; d++)
       multiply(sum, y[d], load_octet(x0 + offset_of_load<PAIRS>(d)), load_octet(x1 + offset_of_load<PAIRS>(d)), row % 2 == 1);
     k += 32 * DEPTH;
+  } else {
+    let_next_begin(false);
   }
   for (; k < end; k += 32) {
     OctetBits<T> y[TILES];

@@ -159,6 +159,8 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
     k += 32 * DEPTH;
+  } else {
+    let_next_begin(false);
   }
   for (; k < end; k += 32) {
     Bits y[TILES];

@@ -52,7 +52,8 @@ struct QuantizedTile {
     float zero = zero_of<Pack::ID>(scale, bias);
     if (Pack::HAS_BIAS) zero = IN_FLOAT ? 0.0f : metal::clamp(zero, 0.0f, 255.0f);  // bfloat has 8 bits
     store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
-    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+    Factor factor = {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = factor;
   }
   // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {

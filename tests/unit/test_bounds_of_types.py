@@ -8,7 +8,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import numerics
+from metalmm import manifest, numerics
 from support.operands import DTYPES
 
 
@@ -20,11 +20,13 @@ def test_every_family_takes_every_type_but_what_a_library_lacks() -> None:
     assert sum(not v.library and v.family != "gemm" for v in without) == 5, (
         "four tiles of mlx and one of v2 need more than 32 KB in float32"
     )
-    for v in known:  # with eight more to a line, of either kind
+    edges = ((16, 32), (80, 32), (96, 32), (16, 96), (32, 96), (48, 64))
+    more = [kind for bm, bn in edges for kind in manifest.get(f"gemm/bm{bm}_bn{bn}_bk64").kinds()]
+    for v in [*known, *more]:  # each tile's lines, and eight more to a line
         if v.family == "gemm":
             bm, bn, bk = (v.params[key] for key in ("bm", "bn", "bk"))
-            fits = 4 * max((bm + bn) * (bk + 8), (bm + bn + 16) * bk) <= 32768
-            assert fits == ("float32" not in v.without), v
+            of_a, of_b = max(bm * (bk + 8), bk * (bm + 8)), max(bn * (bk + 8), bk * (bn + 8))
+            assert (4 * (of_a + of_b) <= 32768) == ("float32" not in v.without), v
     halves = [v for v in known if v.kernel == "weight_tiles" or v.params.get("mma")]
     assert {v.types for v in halves} == {("float16",)}, "8 bits of an integer are exact in half, not in bfloat"
 
