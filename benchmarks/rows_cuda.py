@@ -3,7 +3,8 @@
 
 Contenders are CUDA graphs of their own, measured by turns, as in peers_cuda.py, over copies of the weights that together are past the
 second-level cache. cuBLAS multiplies float16 (torch.matmul), ours what --stored says. `chain`: calls that wait for each other, with the
-early start of programmatic launches; `alone`: Device("cuda", overlap=False). Results are checked against the bound, 18 rows of each; a wrong one ends the run.
+early start of programmatic launches; `alone`: Device("cuda", overlap=False). Of each result up to 18 rows are checked against the bound. A
+wrong one ends the run.
 
     python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--variants ID,ID] [--json FILE]
 """
@@ -13,15 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import metalmm
 import numpy as np
 from metalmm import manifest, tuning
-from peers_cuda import CALLS, _compile, medians, of_ours, of_torch
+from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
 
 CACHE = 160 << 20  # bytes of copies: three times an H100's second-level cache
 
@@ -32,18 +31,6 @@ def spec_of(m: int, n: int, k: int, stored: str) -> metalmm.MatmulSpec:
 
 def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
     return [v for v in variants if not manifest.get(v).lacks(spec)] if variants else [tuning.choose(device, spec)[0]]
-
-
-def compile_all(device: metalmm.Device, specs: list[metalmm.MatmulSpec], variants: list[str]) -> None:
-    """Every kernel that is asked for, on all cores, into the cache."""
-    capability, jobs = int(device.info["compute_capability"]), dict[Any, None]()
-    for spec in specs:
-        for v in chosen(device, spec, variants):
-            _, text, kernel = manifest.kernel_text(manifest.get(v), manifest._core._specialization(spec))
-            if text:
-                jobs[text, kernel, capability] = None
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        list(pool.map(_compile, jobs))
 
 
 def measured(devices: dict[str, metalmm.Device], n: int, k: int, stored: str, rows: list[int], variants: list[str]) -> list[dict[str, Any]]:
@@ -91,7 +78,8 @@ def main() -> None:
     rows, variants = [int(m) for m in args.m.split(",")], [v for v in args.variants.split(",") if v]
     shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")]
     stored = args.stored.split(",")
-    compile_all(devices["chain"], [spec_of(m, n, k, s) for m in rows for n, k in shapes for s in stored], variants)
+    specs = [spec_of(m, n, k, s) for m in rows for n, k in shapes for s in stored]
+    compile_all(devices["chain"], [(manifest.get(v), spec) for spec in specs for v in chosen(devices["chain"], spec, variants)])
     found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, rows, variants)]
     for s in stored:
         for m in rows:

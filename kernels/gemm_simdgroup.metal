@@ -27,11 +27,9 @@ struct Blocks {
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4
   };
-};
-
-template <class T, class S>
-struct IsFast {
-  enum { VALUE = OnTensorCores<T, S::TM, S::TN>::VALUE };
+  // A simdgroup's first of the tile.
+  static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
+  static METAL_FUNC uint col(uint simdgroup) { return simdgroup % WN * TN * 8; }
 };
 
 // Threadgroup memory: tiles, as many of each as there is room for; then results.
@@ -79,7 +77,7 @@ struct Task {
 // What a thread brings for one step.
 template <bool TA, bool WHOLE, class S, class B, class T>
 struct Next {
-  typedef Tile<S::BM, S::BK, TA, IsFast<T, S>::VALUE> A;
+  typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
   Brought<T, A, S::TG> of_a;
   B of_b;
@@ -109,7 +107,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   typedef Straight<A::SWIZZLED> Copies;
   typedef Step<A, typename B::In, S::BK, B::Of::SCALING> Each;
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
-  uint sm = task.me.simdgroup / S::WN * S::TM * 8, sn = task.me.simdgroup % S::WN * S::TN * 8;
+  uint sm = S::row(task.me.simdgroup), sn = S::col(task.me.simdgroup);
   Next<TA, WHOLE, S, B, T> next;
   next.begin(task, p, k, memory);
 #pragma clang loop unroll(full)
@@ -118,15 +116,12 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     Copies::close();
   }
   for (uint stage = 0; k < end; k += BK) {
-    if (AHEAD == 0) next.load(task, p, k, memory, stage), Copies::close();
     Copies::template wait<AHEAD>();
     next.put(task, k, memory, stage);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (AHEAD > 0) {
-      uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
-      if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
-      Copies::close();
-    }
+    uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+    if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
+    Copies::close();
     sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), memory.factors(stage) + sn, uint2(sm, sn), task.place,
                             task.me.lane);
     if (STAGES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -152,7 +147,7 @@ METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulPara
   add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
   let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
-  row0 += simdgroup / S::WN * TM * 8, col0 += simdgroup % S::WN * TN * 8;
+  row0 += S::row(simdgroup), col0 += S::col(simdgroup);
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;
 #pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++) {
@@ -177,7 +172,7 @@ template <class T, class S, bool TA, bool TB>
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef DenseB<T, S::BK, S::BN, S::TG, TB, IsFast<T, S>::VALUE> OfB;
+  typedef DenseB<T, S::BK, S::BN, S::TG, TB, OnTensorCores<T, S::TM, S::TN>::VALUE> OfB;
   threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
   WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
@@ -191,7 +186,7 @@ template <class T, class From, class S, bool TA>
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, IsFast<T, S>::VALUE> OfB;
+  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, OnTensorCores<T, S::TM, S::TN>::VALUE> OfB;
   threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   Task<T> task = {A + group.z * p.stride_a, w, group.y * S::BM, group.x * S::BN, {simdgroup, lane}, {0, 0}};

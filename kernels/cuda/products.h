@@ -18,7 +18,7 @@ struct Straight<true> {
   static METAL_FUNC void close() { metal::close_copies(); }
   template <uint AHEAD>
   static METAL_FUNC void wait() {
-    metal::wait_for_copies<(AHEAD > 0 ? AHEAD - 1 : 0)>();
+    metal::wait_for_copies<AHEAD - 1>();
   }
 };
 
@@ -130,7 +130,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       threadgroup uint* to = reinterpret_cast<threadgroup uint*>(tile + In::template place<TG>(tid, i));
       if (WHOLE) {
         metal::copy_later<Bits::BYTES>(to, next[i]);
-        next[i] += From::bytes_along(w, BK);
+        next[i] += From::bytes_along(w, BK / 32);
       } else {
         Bits y = Of::some(w, Of::at(w, col0 + eight / Of::ACROSS, k), k);
         to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];

@@ -49,7 +49,8 @@ struct Products {
     }
 #pragma clang loop unroll(full)
     for (uint k = 0; k < K; k += 32) {
-      Products block, of_a;
+      Products block;
+      Products<T, TM, 1, false> of_a;  // sums of A's rows
       block.clear();
       of_a.clear();
 #pragma clang loop unroll(full)
@@ -92,7 +93,7 @@ struct Products {
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) simdgroup_multiply_accumulate(of[i][j], left[i], right[j], of[i][j]);
   }
-  // Sums of A's rows, in the first column's place.
+  // Of one column: A's rows by ones.
   template <class Step>
   METAL_FUNC void add_rows(const threadgroup T* a, uint k) thread {
     metal::simdgroup_matrix<T, 8, 8> ones = metal::make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));

@@ -143,10 +143,8 @@ struct Weights {
     return w.values + (column * ((w.k - 1) / PER_BYTE + 1) + k / PER_BYTE);
   }
 
-  // From a weight to that `count` further along K, a multiple of 32.
-  static METAL_FUNC uint bytes_along(WeightsAt w, uint count) {
-    return CANONICAL ? count / 32 * BLOCK * w.n : count / Packing<FORMAT>::PER_BYTE;
-  }
+  // From a weight to that so many blocks of 32 further along K.
+  static METAL_FUNC uint bytes_along(WeightsAt w, uint blocks) { return CANONICAL ? blocks * BLOCK * w.n : blocks * BLOCK; }
 
   static METAL_FUNC const device uchar* further(const device uchar* p, uint elements) {
     return reinterpret_cast<const device uchar*>(reinterpret_cast<const device S*>(p) + elements);
@@ -160,8 +158,8 @@ struct Weights {
   static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint k, uint times) {
     uint groups = (STEP * 32 >> shift(w)) * times;
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = ((k + STEP * 32 * times) >> shift(w)) - (k >> shift(w));
-    uint values = STEP * BLOCK * times;
-    if (CANONICAL) values *= w.n, groups *= w.n;
+    uint values = bytes_along(w, STEP * times);
+    if (CANONICAL) groups *= w.n;
     uint i = c.group + groups;
     if (Packing<FORMAT>::HAS_BIAS) return {c.values + values, further(w.scales, i), further(w.biases, i), i};  // one sum for both
     return {c.values + values, further(c.scales, groups), c.biases, i};

@@ -192,13 +192,17 @@ struct Join {
   METALMM_INLINE ~Join() { __syncwarp(mask); }
 };
 
-// simdgroup_barrier(mem_none): where a kernel of ours that reads weights first comes to the rest (kernels/include/wait.h; kernel.h). The
-// launch's word is read where CUDA puts a kernel's parameters, since no function in between hands it down.
+// Of LaunchHead, read where CUDA puts a kernel's parameters, since no function in between hands it down.
+template <u32 At> METALMM_INLINE u32 word_of_launch() {
+  u32 word;
+  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(word) : "n"(At));
+  return word;
+}
+
+// simdgroup_barrier(mem_none): where a kernel of ours that reads weights first comes to the rest (kernels/include/wait.h; kernel.h).
 METALMM_INLINE void nothing_to_order() {
 #if defined(METALMM_EARLY) && __CUDA_ARCH__ >= 900
-  u32 early;
-  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(early) : "n"(cuda::kEarlyAt));
-  if (early) asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (word_of_launch<cuda::kEarlyAt>()) asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 

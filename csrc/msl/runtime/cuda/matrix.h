@@ -154,9 +154,7 @@ template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async
 // kernels/include/next.h says what for.
 METALMM_INLINE void begin_next([[maybe_unused]] bool has_waited) {
 #if __CUDA_ARCH__ >= 900
-  u32 late, beside;
-  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(late) : "n"(cuda::kLateAt));
-  asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(beside) : "n"(cuda::kBesideAt));
+  u32 late = metalmm::fiber::word_of_launch<cuda::kLateAt>(), beside = metalmm::fiber::word_of_launch<cuda::kBesideAt>();
   if (!has_waited && late && !beside) return;
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
