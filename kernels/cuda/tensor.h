@@ -134,7 +134,7 @@ struct TensorCores<true> {
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT>
   static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
-    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? x.bits.xzyw : x.bits;
+    metal::uint4 w = Packing<FORMAT>::BITS == 4 ? metal::uint4(x.bits.xz, x.bits.yw) : x.bits;
     metal::half4 l = as_type<metal::half4>(w.xy), h = as_type<metal::half4>(w.zw);
     return {as_type<uint>(l.xz), as_type<uint>(l.yw), as_type<uint>(h.xz), as_type<uint>(h.yw)};
   }

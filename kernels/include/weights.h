@@ -206,7 +206,7 @@ struct Weights {
         a = metal::uint4(first << 7, first << 7, first >> 9, first >> 9);
         b = metal::uint4(second << 7, second << 7, second >> 9, second >> 9);
       }
-      metal::float4 scale = metal::float4(by.scale), rest = by.rest.xyxy;
+      metal::float4 scale = metal::float4(by.scale), rest = metal::float4(by.rest, by.rest);
       return {metal::fma(scale, as_type<metal::float4>((a & mask) | power), rest),
               metal::fma(scale, as_type<metal::float4>((b & mask) | power), rest)};
     }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import io
 import itertools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -251,37 +252,51 @@ class _Parser(argparse.ArgumentParser):
         super().error(f"there is no {what} '{wrong[2]}'; did you mean {near[0]}?" if wrong and near else message)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _arguments_of_variants(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--family")
+    parser.add_argument("--all", action="store_true", help="those that are off, too")
+    parser.set_defaults(run=_list)
+
+
+def _arguments_of_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id")
+    parser.add_argument("spec", nargs="*", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
+    parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
+    parser.set_defaults(run=_explain)
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "bench": ("which variant is right and which is fastest on each shape", bench_command.add_arguments),
+    "step": ("a whole decode step as one recording: how long it is under one choice of variants or another", step.add_arguments),
+    "tune": ("measure, and keep the choice for matmul('auto', ...)", tune_command.add_arguments),
+    "compare": ("two bench results: what became faster or slower", compare.add_arguments),
+    "frameworks": ("operations of MLX, PyTorch and metalmm side by side, for what is installed", frameworks.add_arguments),
+    "doctor": (
+        "what works on this device, what does not, and which options suit it: for a first hour, and to send back",
+        doctor.add_arguments,
+    ),
+    "lint": ("MSL type-checked as Apple's compiler does it, without one; needs pip install libclang", lint_command.add_arguments),
+    "report": ("results as one page to show", html.add_arguments),
+    "profile": (
+        "an inference engine's log: sections to read, or the sizes file that bench takes",
+        functools.partial(profile_command.add_arguments, common=_common),
+    ),
+    "variants": ("ids, parameters, what they take, which are off and why", _arguments_of_variants),
+    "explain": ("grid, threads, memory, bytes and barriers of a variant on a shape", _arguments_of_explain),
+}
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Of these arguments: of the other commands it has the names alone, which is a tenth of the time."""
     parser: argparse.ArgumentParser = _Parser(prog="metalmm", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-
-    def add(name: str, what: str, **options: Any) -> argparse.ArgumentParser:
-        parser = commands.add_parser(name, help=what, description=what, parents=[_common()], allow_abbrev=False, **options)
-        parser.set_defaults(schema=f"metalmm-{name}")
-        return parser
-
-    bench_command.add_arguments(add("bench", "which variant is right and which is fastest on each shape"))
-    step.add_arguments(add("step", "a whole decode step as one recording: how long it is under one choice of variants or another"))
-    tune_command.add_arguments(add("tune", "measure, and keep the choice for matmul('auto', ...)"))
-    compare.add_arguments(add("compare", "two bench results: what became faster or slower"))
-    frameworks.add_arguments(add("frameworks", "operations of MLX, PyTorch and metalmm side by side, for what is installed"))
-    doctor.add_arguments(
-        add("doctor", "what works on this device, what does not, and which options suit it: for a first hour, and to send back")
-    )
-    lint_command.add_arguments(add("lint", "MSL type-checked as Apple's compiler does it, without one; needs pip install libclang"))
-    html.add_arguments(add("report", "results as one page to show"))
-    what = "an inference engine's log: sections to read, or the sizes file that bench takes"
-    profile_command.add_arguments(commands.add_parser("profile", help=what, description=what, allow_abbrev=False), _common)
-    listing = add("variants", "ids, parameters, what they take, which are off and why")
-    listing.add_argument("--family")
-    listing.add_argument("--all", action="store_true", help="those that are off, too")
-    listing.set_defaults(run=_list)
-    explain = add("explain", "grid, threads, memory, bytes and barriers of a variant on a shape")
-    explain.add_argument("id")
-    explain.add_argument("spec", nargs="*", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
-    explain.add_argument("--spec", dest="spec_text", help="the same in one argument")
-    explain.set_defaults(run=_explain)
+    for name, (what, add_arguments) in _COMMANDS.items():
+        common = [_common()] if name in words and name != "profile" else []
+        command = commands.add_parser(name, help=what, description=what, parents=common, allow_abbrev=False)
+        if name in words:
+            command.set_defaults(schema=f"metalmm-{name}")
+            add_arguments(command)
     return parser
 
 
@@ -294,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
     try:
         try:
-            args = _parser().parse_args(argv)
+            args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
         except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
             return stop.code if isinstance(stop.code, int) else 2
         files.check_json(args.json, args.schema)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import cache
-from .errors import CompileError, CompilerNotFoundError
+from .errors import CompileError, CompilerNotFoundError, DeviceError
 from .kernel_source import define_text, is_include, line_marker, resource
 
 MSL = resource("csrc/msl")
@@ -255,21 +255,23 @@ def machine() -> str:
 
 _DIRECTIVE = re.compile(r"^[ \t]*(?:#|%:)(.*)$", re.MULTILINE)
 _NAMED = re.compile(r'["<]([^"<>]+)[">]')
+_LINE = re.compile(r"\s*(?:line\b|\d)")  # names a file and reads none
 
 
-def _check_includes(text: str, name: str, folders: list[Path]) -> None:
-    """Raises CompileError for what is no file, and would hold the compiler up."""
+def _included(text: str, name: str, folders: list[Path]) -> set[Path]:
+    """What a directive may read that is not MSL's own. Raises CompileError for what is no file, and would hold the compiler up."""
     seen, waiting = set[Path](), [(text, name, folders)]
     while waiting:
         text, name, beside = waiting.pop()
         # Whatever a directive names: an include may be a macro, an import, or asked about by __has_include.
-        directives = _DIRECTIVE.findall(text.replace("\\\n", ""))
+        directives = [d for d in _DIRECTIVE.findall(text.replace("\\\n", "")) if not _LINE.match(d)]
         named = {name for directive in directives for name in _NAMED.findall(directive) if "\0" not in name}
         for found in {folder / file for file in named for folder in beside or [Path()]} - seen:
             seen.add(found)
             with contextlib.suppress(OSError):  # which is the compiler's to tell
                 if is_include(found, name):
                     waiting.append((found.read_text(errors="replace"), str(found), [found.parent, *folders]))
+    return {path for path in seen if path.exists()}
 
 
 def preprocess(
@@ -280,11 +282,29 @@ def preprocess(
 
     Raises CompileError with the compiler's text.
     """
-    _check_includes(text, name, [Path(d) for d in include_dirs])
+    included = _included(text, name, [Path(d) for d in include_dirs])
     compiler = find_compiler()
     command = [compiler.path, *compiler.preprocess]
     if for_metal:
         command.append(f"-U{_ON_CPU}")
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
-    return run([*command, "-"], f"{line_marker(1, name)}\n{text}")
+    given = f"{line_marker(1, name)}\n{text}"
+    if included:  # of which the cache does not know
+        return run([*command, "-"], given)
+    parts = [*command, compiler.version, _digest_of_msl(), given]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    def keep(target: Path) -> None:
+        target.write_text(run([*command, "-"], given), encoding="utf-8")
+
+    try:
+        return cache.fetch(f"{key}.msl", keep).read_text(encoding="utf-8")
+    except (OSError, DeviceError):  # somebody empties the folder, or none takes anything
+        return run([*command, "-"], given)
+
+
+@functools.cache
+def _digest_of_msl() -> str:
+    """Of the headers that MSL has."""
+    return cache.digest_of(sorted((MSL / "include").rglob("*")))

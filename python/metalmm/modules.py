@@ -87,7 +87,7 @@ class _Kernel:
         """Its C++. Raises CompileError, LoweringError."""
         if not self._lowered:
             source = self.job.source
-            text = source.text if source.is_preprocessed else compiler.preprocess(source.text, source.name)
+            text = source.text if source.is_preprocessed else _preprocessed(source)
             self._lowered = cpu_target.lower(text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind)
         return self._lowered
 
@@ -104,6 +104,14 @@ class _Kernel:
             return kept.read_text()
         except OSError:  # somebody empties the folder
             return _key_of(self.cxx, self.flags, self.lowered())
+
+
+def _preprocessed(source: KernelText) -> str:
+    """Of a kernel of ours all but its last line, which says the instance, is the next one's, too."""
+    if not source.is_ours:
+        return compiler.preprocess(source.text, source.name)
+    all_but, end, instance = source.text.rstrip("\n").rpartition("\n")
+    return compiler.preprocess(all_but, source.name) + end + instance + "\n"
 
 
 def build(job: Job) -> Path:
@@ -174,16 +182,17 @@ def _together(group: dict[str, _Kernel]) -> str:
 
 def _compile(kernel: _Kernel, lowered: str, target: Path) -> None:
     """Makes the module `target` of C++ with that kernel's compiler and flags."""
-    cxx, flags = kernel.cxx, kernel.flags
+    # What it asks for beyond the rest of the runtime: other headers, which are parsed once, too.
+    asked = re.findall(r"^#define (\w+) 1$", lowered.partition(_INCLUDE)[0], re.MULTILINE)
+    cxx, flags = kernel.cxx, [*kernel.flags, *(f"-D{name}" for name in asked)]
     target.with_suffix(".cpp").write_text(lowered)
-    is_plain = lowered.startswith("#include")  # else it asks for more of the runtime than parsed headers have
-    parsed, plain = _parsed_header(cxx, flags) if is_plain else [], [f"-I{compiler.MSL / 'runtime'}"]
+    parsed, plain = _parsed_header(cxx, flags), [f"-I{compiler.MSL / 'runtime'}"]
     try:
-        _compile_to(kernel, target, [*parsed, *plain])
+        _compile_to(kernel, target, [*flags, *parsed, *plain])
     except CompileError as error:
         if not parsed or not _BLAMES.search(str(error)):
             raise
-        _compile_to(kernel, target, plain)
+        _compile_to(kernel, target, [*flags, *plain])
         key = _header_key(cxx, flags)
         if kept := _parsed.get(key):
             kept.unlink(missing_ok=True)  # another process makes them anew
@@ -193,15 +202,15 @@ def _compile(kernel: _Kernel, lowered: str, target: Path) -> None:
     check_headers()
 
 
-def _compile_to(kernel: _Kernel, target: Path, header: Sequence[str]) -> None:
-    path, flags, source = kernel.cxx.path, kernel.flags, target.with_suffix(".cpp")
+def _compile_to(kernel: _Kernel, target: Path, flags: Sequence[str]) -> None:
+    path, source = kernel.cxx.path, target.with_suffix(".cpp")
     try:
         if kernel.job.debug:  # in two steps: a link with the sanitizer's flag would bring its library
             made = str(source.with_suffix(".o"))
-            compiler.run([path, *_without_link(flags), *header, "-c", "-o", made, str(source)])
+            compiler.run([path, *_without_link(flags), "-c", "-o", made, str(source)])
             compiler.run([path, "-shared", "-fPIC", "-o", str(target), made, *_LIBRARIES])
         else:
-            compiler.run([path, *flags, *header, "-o", str(target), str(source), *_LIBRARIES])
+            compiler.run([path, *flags, "-o", str(target), str(source), *_LIBRARIES])
     except CompileError as error:
         if _FULL.search(str(error)):  # which is the folder's fault: the cache takes another
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error

@@ -258,7 +258,8 @@ def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(monkeypatch:
         raise metalmm.DeviceError("no room")
 
     Path(kept).write_bytes(b"damaged")
-    monkeypatch.setattr(cache, "fetch", lambda name, build: Path(kept))
+    fetch = cache.fetch
+    monkeypatch.setattr(cache, "fetch", lambda name, build: Path(kept) if name in kept else fetch(name, build))
     assert lint.check(wrong, "x.metal") == found
     monkeypatch.setattr(cache, "fetch", full)
     assert lint._declarations(clang)[0] == "-include" and lint.check(wrong, "x.metal") == found

@@ -110,9 +110,10 @@ def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, d
     assert builds(calls) == 8, "a mistake is compiled once"
     monkeypatch.setenv("METALMM_LINT", "0")
     swaps = GOOD.replace("y[0] = 7.0f;", "float a = 7.0f, b = 1.0f; metal::swap(a, b); y[0] = b;")
-    assert result(device, swaps) == 7 and builds(calls) == 9 and flag not in next(c for c in reversed(calls) if "-shared" in c)
+    assert result(device, swaps) == 7 and builds(calls) == 9 and parsed() == 4, "other headers, which are parsed once, too"
+    assert {flag, "-DMETALMM_UTILITIES"} <= set(next(c for c in reversed(calls) if "-shared" in c))
     with metalmm.Device("cpu", debug=True) as strict:
-        assert result(strict) == 7 and parsed() == 4
+        assert result(strict) == 7 and parsed() == 5
         assert any(flag in c and "-c" in c for c in calls)
     a, flags = compiler.find_compiler(), ["-O1"]
     keys = {modules._header_key(a, flags), modules._header_key(a, ["-O2"])}
@@ -123,6 +124,7 @@ def test_headers_are_parsed_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, d
 @pytest.mark.usefixtures("each_compiler")
 def test_parsed_headers_that_are_not_to_be_had(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     monkeypatch.setattr(modules, "_parsed", {})
+    monkeypatch.setenv("METALMM_LINT", "0")  # whose declarations are parsed, too
     calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[compiler.find_compiler().kind]
     monkeypatch.setattr(compiler, "run", lambda command, text=None: "" if "c++-header" in command else run(command, text))
     assert result(device) == 7 and result(device, GOOD.replace("7.0f", "8.0f")) == 8
@@ -139,6 +141,7 @@ FALLS = {
 def test_parsed_headers_at_which_a_compiler_falls_over(fresh: Path, monkeypatch: pytest.MonkeyPatch, device: metalmm.Device) -> None:
     """Damaged where it looks late, it does not say of what."""
     monkeypatch.setattr(modules, "_parsed", {})
+    monkeypatch.setenv("METALMM_LINT", "0")  # whose declarations are parsed, too
     calls, run, (flag, files) = counting(monkeypatch), compiler.run, PARSED[compiler.find_compiler().kind]
 
     def fall(command: Any, text: str | None = None) -> str:
@@ -294,6 +297,32 @@ def test_lines_stay_where_they_were() -> None:
     line = next(i for i, row in enumerate(lowered.splitlines()) if "half(1.0)" in row)
     marker = max(i for i, row in enumerate(lowered.splitlines()[:line]) if row.startswith("#"))
     assert int(lowered.splitlines()[marker].split()[1]) + line - marker - 1 == 9
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_the_preprocessor_leaves_is_kept_but_of_files_that_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls, text = counting(monkeypatch), f'{HEAD}#line 7 "{tmp_path}"\n#if __has_include("mine.h")\n#include "mine.h"\n#endif\nMINE\n'
+    for defines, mine, runs in ((None, "", 1), (None, "", 1), ({"MINE": 5}, "", 2), (None, "five", 3), (None, "six", 4)):
+        if mine:
+            Path("mine.h").write_text(f"#define MINE {mine}\n")
+        found = compiler.preprocess(text, "a.metal", defines=defines).split()[-1]
+        assert (found, len([c for c in calls if "-undef" in c])) == (mine or ("5" if defines else "MINE"), runs)
+
+
+def test_swizzles_that_few_use_are_asked_for() -> None:
+    """They cost every other text half of its compilation."""
+    for expression, asks in (
+        ("v.xy", False),
+        ("v.x", False),
+        ("p->zw", False),
+        ("v.xyz", True),
+        ("v.xyxy.xy", True),
+        ("p->rg", True),
+        ("q.xyzzy", False),
+    ):
+        text = f"{HEAD}struct Q {{ float xyzzy; }};\nkernel void k(device float4* p) {{ float4 v = *p; Q q; auto x = {expression}; }}\n"
+        assert ("METALMM_ALL_SWIZZLES" in lowering.lower(text, "k", name="a.metal")) == asks, expression
 
 
 def test_what_a_kernel_says_of_unrolling() -> None:

@@ -7,6 +7,7 @@ refused: a missed ``threadgroup`` would silently become a variable of each threa
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping
 
@@ -27,6 +28,7 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
+_RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # csrc/msl/runtime/types.h
 _POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
 _NUMBER_TYPES = _POSITION_TYPES | {
     f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
@@ -263,19 +265,21 @@ class CpuTarget:
         tokens[i].text = " ".join(lines)
         return True
 
-    def _wanted_utilities(self) -> str:
-        """C++'s own helpers, which stand in metal:: only for a program that asks for them there: another may have a global `move`."""
+    def _wanted(self) -> str:
+        """What of the runtime's headers few programs ask for, in C++. C++'s own helpers stand in metal:: only for those: another may have a
+        global `move`."""
         tokens = self.source.tokens
-        asked = any(
+        utilities = any(
             a.text == "metal" and b.text == "::" and c.text in ("declval", "move", "forward", "swap", "decay")
             for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
         )
-        return "#define METALMM_UTILITIES 1\n" if asked else ""
+        swizzles = any(a.text in (".", "->") and _RARE_SWIZZLE.match(b.text) for a, b in itertools.pairwise(tokens))
+        return "#define METALMM_UTILITIES 1\n" * utilities + "#define METALMM_ALL_SWIZZLES 1\n" * swizzles
 
     def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
         table = ", ".join(specs) or "{}"
         return (
-            self._wanted_utilities()
+            self._wanted()
             + '#include "msl.h"\n'
             + self.source.text()
             + '\n# 1 "<metalmm entry>"\n'
