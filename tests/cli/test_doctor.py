@@ -30,7 +30,7 @@ def states(data: dict[str, Any]) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a first run compiles and measures in seconds."""
-    monkeypatch.setattr(doctor, "_ROUNDS", 5)
+    monkeypatch.setattr(doctor, "_ROUNDS", 3)
     families = ("gemv", "gemm_tiled", "mps", "blas", "planted")
     monkeypatch.setattr(doctor, "variants", lambda *a, **k: [v for v in metalmm.variants(*a, **k) if v.family in families])
     shape = Shape("x", 1, 1, 128, 96, False, True, False, 1.0, 0.0)

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.."
 dir=${METALMM_FAKE_CUDA_BUILD:-build/fake-cuda}
 mkdir -p "$dir"
 cxx=${CXX:-$(command -v g++ || command -v clang++)}
-flags=(-std=c++17 -O2 -g -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread)
+flags=(-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread)
 [ "$(uname -m)" = x86_64 ] && flags+=(-mf16c)  # clang's halves without a run-time library
 build() {  # target sources
   local target=$1

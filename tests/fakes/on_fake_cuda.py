@@ -77,7 +77,7 @@ def _nvrtc() -> Path:
     from metalmm.compiler import find_compiler
 
     compiler = find_compiler()
-    flags = [*compiler.flags, "-O1"]  # the host's code is what is looked at
+    flags = [*compiler.flags, "-O0"]  # the host's code is what is looked at
     os.environ["METALMM_FAKE_NVRTC"] = shlex.join([compiler.path, *flags])
     os.environ["METALMM_FAKE_PARSED"] = shlex.join(modules._parsed_header(compiler, flags))
     library = BUILD / "libfakenvrtc.so"

@@ -22,7 +22,7 @@ modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kern
 TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
 
 
-_ROW_FIXTURES = ("row", "quantized_row", "affine_row", "single_affine_row", "wide_row", "debug_row")
+_ROW_FIXTURES = ("row", "dense_row", "quantized_row", "affine_row", "single_affine_row", "wide_row", "debug_row")
 
 
 def sort_key(row: Row) -> tuple[Any, ...]:
@@ -105,6 +105,15 @@ def _prepared(row: Row) -> Iterator[Row]:
 
 @pytest.fixture(scope="session", params=ROWS, ids=str)
 def row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    yield from _prepared(request.param)
+
+
+DENSE_ROWS = [row for row in ROWS if row.variant.storage == "dense" and row.variant.weights == 1 and row.dtype != "float32"]
+
+
+@pytest.fixture(scope="session", params=DENSE_ROWS, ids=str)
+def dense_row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    """Of one matrix of 16-bit numbers."""
     yield from _prepared(request.param)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics
 from support.here import ALL_OF_IT, DEVICE, LINUX
-from support.operands import draw, fit, placed, sizes_of
+from support.operands import draw, fit, is_large, placed, sizes_of
 from support.pages import Pages
 from support.rows import Row
 
@@ -34,18 +35,17 @@ def test_each_shape_and_epilogue_is_within_the_bound(row: Row, device: metalmm.D
 
 def test_long_sums_are_exact(row: Row, device: metalmm.Device) -> None:
     """The float64 bound at k = 4096 and more lets a whole term pass; here none may be missing, nor taken twice."""
-    for i, (n, k) in enumerate(((37, 4097), (5, 9731), (16, 4096))):
+    for i, (n, k) in enumerate(((37, 4097), (5, 9731), (16, 4096))[: 1 if is_large(row.variant) else 3]):
         call = draw(row, 3, n, k, exact=True, pad=i, seed=i)
         rows = np.swapaxes(call.a, -1, -2) if row.layout[0] == "t" else call.a
         rows[..., -1] = 1  # the last term is there
         call.check_equal(device)
 
 
-def test_long_sums_are_as_good_as_those_of_float32(row: Row, device: metalmm.Device) -> None:
+def test_long_sums_are_as_good_as_those_of_float32(dense_row: Row, device: metalmm.Device) -> None:
     """The bound grows with k, and lets tensor cores' sums pass, which cut off what they add: here is what a benchmark asks, and twice
     what NumPy's float32 is off by."""
-    if row.variant.storage != "dense" or row.variant.weights > 1 or row.dtype == "float32":
-        return
+    row = dense_row
     call = draw(row, 9, 40, 8200, seed=5)
     (out,), ((reference, _),) = call.run(device), call.judged()
     a, b = (np.swapaxes(x, -1, -2) if swapped else x for x, swapped in ((call.a, row.layout[0] == "t"), (call.b[0], row.layout[1] == "t")))
@@ -64,14 +64,17 @@ def test_rows_further_apart_than_they_are_long(row: Row, device: metalmm.Device)
 
 
 @pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has a copy of the memory")
-@pytest.mark.parametrize("end", [True, False], ids=["end", "begin"])
-def test_nothing_is_read_or_written_outside_an_operand(row: Row, device: metalmm.Device, pages: list[Pages], end: bool) -> None:
-    sizes = ((3, 1, 1, 1), (3, 67, 133, 1), (3, 130, 61, 2), (3, 37, 896, 1), (3, 21, 928, 1), (3, 3, 1039, 1))
+def test_nothing_is_read_or_written_outside_an_operand(row: Row, device: metalmm.Device, pages: list[Pages]) -> None:
+    """Operands end, or begin, where a page does: by turns, of another row's sizes the other way."""
+    turn, sizes = (
+        zlib.crc32(str(row).encode()),
+        ((3, 1, 1, 1), (3, 67, 133, 1), (3, 130, 61, 2), (3, 37, 896, 1), (3, 21, 928, 1), (3, 3, 1039, 1)),
+    )
     for i, (m, n, k, batch) in enumerate((*sizes, (36, 124, 128, 1))):  # the last: rows on vectors, cut off in a tile
         call = draw(row, m, n, k, batch=batch, bias=True, c=True, beta=1.0, exact=True, seed=i)
-        free = iter(pages)
+        free, end = iter(pages), (turn + i) % 2 == 0
 
-        def put(x: Any, free: Iterator[Pages] = free) -> Any:
+        def put(x: Any, free: Iterator[Pages] = free, end: bool = end) -> Any:
             if isinstance(x, metalmm.QuantizedArray):
                 return replace(x, **{name: put(part) for name in ("values", "scales", "biases") if (part := getattr(x, name)) is not None})
             return next(free).put(x, end)

@@ -211,10 +211,16 @@ SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64,
           (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
 
 
+def is_large(v: metalmm.Variant) -> bool:
+    """Of a tile of which most is computed for nothing at the sizes here: it gets fewer long sums."""
+    return v.tile[0] * v.tile[1] >= 64 * 64
+
+
 def sizes_of(row: Row) -> list[tuple[int, int, int]]:
     """The shapes, and those on both sides of the row's tile, as the instance takes them."""
     bm, bn = row.variant.tile
     least, most = size_limits(row.variant, "m")
     tiles = [(m, n, 77) for m, n in zip((bm - 1, bm, bm + 1, 2 * bm + 1), (bn + 1, bn - 1, bn, 2 * bn + 3), strict=True)]
-    wanted = [*SHAPES, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
+    shapes = [shape for shape in SHAPES if shape[2] < 2000 or not is_large(row.variant)]
+    wanted = [*shapes, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
     return list(dict.fromkeys(fit(row, *shape) for shape in wanted))

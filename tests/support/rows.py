@@ -147,13 +147,14 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns. Of
     each kernel one that splits K and one that does not; one row of A and several.
-    With METALMM_TEST_ALL every id."""
+    Of tiles none over 64 by 64, which the test's sizes would not fill. With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
         members[What.of(v)].append(v)
     rows, have = dict[Row, None](), set[tuple[Any, ...]]()
     for turn, (what, vs) in enumerate(members.items()):
-        ranked = sorted(vs, key=_ways)
+        small = [v for v in vs if v.tile[0] * v.tile[1] <= 64 * 64]
+        ranked = sorted(vs if ALL_OF_IT else small or vs, key=_ways)
         for v in dict.fromkeys((ranked[-1 + turn % 2], ranked[-(turn % 2)], *ranked)):
             layout = v.supports["layouts"][-(turn % 2)]
             ways = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows")}}

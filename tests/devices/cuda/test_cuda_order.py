@@ -109,10 +109,10 @@ def test_nothing_is_early_beside_another_nor_alone_nor_timed(device: metalmm.Dev
 
 def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None:
     """Vectors and weights that matmuls read and write in any order give in a recording, again and again, what they give one by one."""
-    rng = np.random.default_rng(3)
+    rng, size = np.random.default_rng(3), 64 if FAKE else 128
     for _ in range(4):
-        vectors = [rng.standard_normal((1, 128)).astype(np.float16) for _ in range(5)]
-        matrices = [(rng.standard_normal((128, 128)) / 12).astype(np.float16) for _ in range(5)]
+        vectors = [rng.standard_normal((1, size)).astype(np.float16) for _ in range(5)]
+        matrices = [(rng.standard_normal((size, size)) / size**0.5).astype(np.float16) for _ in range(5)]
         steps: list[tuple[str, Any]] = []
         for _ in range(24):
             i, j, k = rng.permutation(5)[:3]
@@ -124,7 +124,7 @@ def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None
             batch = device.batch()
             for kind, (variant, i, j, k) in steps:
                 options: dict[str, Any] = {"transpose_b": variant != ROWS}
-                options |= {"bias": {"bias": v[k].reshape((128,))}, "c": {"c": v[k], "beta": 0.5}}.get(kind, {})
+                options |= {"bias": {"bias": v[k].reshape((size,))}, "c": {"c": v[k], "beta": 0.5}}.get(kind, {})
                 call = (GEMM, w[i], w[j]) if kind == "matrix" else (variant, v[i], w[j])
                 options = {"out": w[k], "alpha": 0.1} if kind == "matrix" else {**options, "out": v[j], "alpha": 0.5}
                 batch.matmul(*call, **options) if batched else metalmm.matmul(*call, device=device, **options)
@@ -310,8 +310,10 @@ def test_what_a_dispatch_with_numpy_memory_wrote_is_not_read_early(device: metal
 
 
 @needs_fake
-def test_what_a_batch_before_wrote_is_not_read_early(device: metalmm.Device, like: Callable[..., None]) -> None:
-    """It is at work when this batch begins: an event between them, so the fake has it, holds nothing up."""
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_a_batch_before_wrote_is_not_read_early(others: int, device: metalmm.Device, like: Callable[..., None]) -> None:
+    """It is at work when this batch begins: an event between them, so the fake has it, holds nothing up. Nor do `others`, which wait
+    for what is before them and are not early."""
     like(kernel_us=50_000)
     x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
     w, u = device.array(half(64, 64)), device.array(half(64, 64))
@@ -319,6 +321,8 @@ def test_what_a_batch_before_wrote_is_not_read_early(device: metalmm.Device, lik
     first.matmul(GEMM, x, u, out=h)
     first.matmul(OCTETS, x, u, transpose_b=True, out=w[3:4])
     second.matmul(GEMM, h, u, out=y)
+    for _ in range(others):
+        second.matmul(GEMM, h, u, out=y)
     second.matmul(OCTETS, y, w, transpose_b=True, out=z)
     before = FAKE.early()
     for batch in (first, second):

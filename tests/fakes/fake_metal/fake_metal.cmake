@@ -3,7 +3,8 @@ set(FAKE ${CMAKE_CURRENT_LIST_DIR})
 set(FAKE_INCLUDE ${CMAKE_CURRENT_BINARY_DIR}/fake_metal)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${FAKE}/make_headers.py ${FAKE}/metal_api.json)
 execute_process(COMMAND ${Python_EXECUTABLE} ${FAKE}/make_headers.py ${FAKE}/metal_api.json ${FAKE_INCLUDE} COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
-file(WRITE ${FAKE_INCLUDE}/objc/blocks_runtime.h "// GNUstep asks for it under -fblocks; nothing here makes a block.\n")
+# GNUstep asks for it under -fblocks; nothing here makes a block.
+file(GENERATE OUTPUT ${FAKE_INCLUDE}/objc/blocks_runtime.h CONTENT "\n")
 execute_process(COMMAND gnustep-config --variable=GNUSTEP_SYSTEM_HEADERS OUTPUT_VARIABLE GNUSTEP_HEADERS OUTPUT_STRIP_TRAILING_WHITESPACE
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND gcc -print-file-name=include OUTPUT_VARIABLE GCC_HEADERS OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)

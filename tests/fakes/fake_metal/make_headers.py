@@ -250,7 +250,9 @@ def main():
     for framework in FRAMEWORKS:
         path = args.outdir / framework / f"{framework}.h"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(api.header(framework, chosen))
+        text = api.header(framework, chosen)
+        if not path.exists() or path.read_text() != text:  # what includes it is compiled again
+            path.write_text(text)
         print(path)
 
 
