@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import operator
+from collections.abc import Callable, Sequence
 
 import metalmm
 import numpy as np
@@ -334,17 +338,45 @@ def test_a_half_fma_rounds_once(device: metalmm.Device) -> None:
     np.testing.assert_array_equal(y, expected)
 
 
-def test_products_before_a_lane_of_a_quad(device: metalmm.Device) -> None:
-    source = HEAD + (
-        "kernel void k(device const float* x, device float* y, uint i [[thread_position_in_grid]]) {"
-        " y[2 * i] = quad_prefix_exclusive_product(x[i]); y[2 * i + 1] = quad_prefix_inclusive_product(x[i]); }"
-    )
-    x = np.random.default_rng(4).integers(2, 8, 64).astype(np.float32)
-    y = np.zeros((64, 2), np.float32)
-    device.compile(source).kernel("k")(x, y, threads=64, threadgroup=32)
-    running = np.cumprod(x.reshape(-1, 4), axis=1)
-    np.testing.assert_array_equal(y[:, 1], running.reshape(-1))
-    np.testing.assert_array_equal(y[:, 0], np.c_[np.ones(16), running[:, :3]].reshape(-1))
+Lanes = Sequence[int]
+_OF_LANES: dict[str, Callable[[Lanes, int], int]] = {
+    "sum(x)": lambda v, i: sum(v),
+    "product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v),
+    "min(x)": lambda v, i: min(v),
+    "max(x)": lambda v, i: max(v),
+    "and(x)": lambda v, i: functools.reduce(operator.and_, v),
+    "or(x)": lambda v, i: functools.reduce(operator.or_, v),
+    "xor(x)": lambda v, i: functools.reduce(operator.xor, v),
+    "any(x == 9)": lambda v, i: 9 in v,
+    "all(x > 2)": lambda v, i: min(v) > 2,
+    "prefix_inclusive_sum(x)": lambda v, i: sum(v[: i + 1]),
+    "prefix_exclusive_sum(x)": lambda v, i: sum(v[:i]),
+    "prefix_inclusive_product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v[: i + 1]),
+    "prefix_exclusive_product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v[:i]),
+    "broadcast(x, ushort(2))": lambda v, i: v[2],
+    "broadcast_first(x)": lambda v, i: v[0],
+    "shuffle(x, ushort(3 - i % 4))": lambda v, i: v[3 - i % 4],
+    "shuffle_xor(x, ushort(3))": lambda v, i: v[i ^ 3],
+    "shuffle_up(x, ushort(1))": lambda v, i: v[max(i - 1, 0)],
+    "shuffle_down(x, ushort(1))": lambda v, i: v[min(i + 1, len(v) - 1)],
+    "shuffle_rotate_up(x, ushort(1))": lambda v, i: v[i - 1],
+    "shuffle_rotate_down(x, ushort(3))": lambda v, i: v[(i + 3) % len(v)],
+}
+
+
+@pytest.mark.parametrize(("group", "size"), [("simd", 32), ("quad", 4)])
+def test_every_function_of_a_group_of_lanes(group: str, size: int, device: metalmm.Device) -> None:
+    """Of simdgroups and of quads, at lanes of which each has another number. Past the end of a shuffle a lane reads anything: not asked."""
+    rows = "".join(f" y[{i} * 64 + i] = int({group}_{call});" for i, call in enumerate(_OF_LANES))
+    source = f"{HEAD}kernel void k(device const int* a, device int* y, uint i [[thread_position_in_grid]]) {{ int x = a[i]; float f = 1 + (x == 9);{rows} }}"
+    a, y = np.random.default_rng(4).integers(1, 11, 64).astype(np.int32), np.zeros((len(_OF_LANES), 64), np.int32)
+    a[:32] = a[:32] % 2 + 7  # of which none is 9, and all are over 2
+    device.compile(source).kernel("k")(a, y, threads=64, threadgroup=64)
+    for (call, function), got in zip(_OF_LANES.items(), y, strict=True):
+        for i, found in enumerate(got):
+            lanes, at = [int(x) for x in a[i // size * size :][:size]], i % size
+            is_past = ("shuffle_up" in call and at == 0) or ("shuffle_down" in call and at == size - 1)
+            assert is_past or found == int(function(lanes, at)), f"{group}_{call}, lane {i}: {found}"
 
 
 def test_counts_of_simdgroups_and_quads(device: metalmm.Device) -> None:

@@ -84,7 +84,7 @@ STRICT_SIMD1(simd_prefix_exclusive_sum) STRICT_SIMD1(simd_prefix_inclusive_produ
             STRICT_SIMD2(simd_broadcast) STRICT_SIMD2(simd_shuffle) STRICT_SIMD2(simd_shuffle_xor) STRICT_SIMD2(simd_shuffle_up)
                 STRICT_SIMD2(simd_shuffle_down) STRICT_SIMD2(simd_shuffle_rotate_up) STRICT_SIMD2(simd_shuffle_rotate_down)
                     STRICT_SIMD2(quad_broadcast) STRICT_SIMD2(quad_shuffle) STRICT_SIMD2(quad_shuffle_xor) STRICT_SIMD2(quad_shuffle_up)
-                        STRICT_SIMD2(quad_shuffle_down) template <class T, STRICT_NUM(T)>
+                        STRICT_SIMD2(quad_shuffle_down) STRICT_SIMD2(quad_shuffle_rotate_up) STRICT_SIMD2(quad_shuffle_rotate_down) template <class T, STRICT_NUM(T)>
                         T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
 template <class T, STRICT_NUM(T)>
 T simd_shuffle_and_fill_down(T, T, ushort, ushort = 32);
