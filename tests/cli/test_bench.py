@@ -184,6 +184,9 @@ def test_arguments_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run(tmp_path, "--backends", "gemw")[0] == 2
     assert "--backends gemw: no such family" in capsys.readouterr().err
     assert run(tmp_path, "--shapes", "n=7")[0] == 2
+    assert run(tmp_path, "--top", "0")[0] == 2 and "--top takes at least 1" in capsys.readouterr().err
+    specs = [word for n, calls in ((64, 2), (32, 9)) for word in ("--spec", f"n={n} k=32 nt calls={calls}")]
+    assert len(run(tmp_path, *specs, "--top", "1", "--backends", "gemv_nt_vec4")[1]["shapes"]) == 1
     assert run(tmp_path, "--sizes", str(tmp_path / "none.md"))[0] == 2
     monkeypatch.setenv("MATMUL_BACKENDS", "nothing")
     assert run(tmp_path)[0] == 2

@@ -297,6 +297,13 @@ def test_odd_figures_of_a_sizes_file(line: str) -> None:
     assert sizes.parse(line).shapes[0].n == 2
 
 
+def test_what_follows_another_line_is_no_figure_of_a_shape() -> None:
+    shape = "op=x | batch=1 | m=1 | n=2 | k=3 | tA=0 | tB=0:\n  backend=a: count=4 | total=1ms\n"
+    assert (
+        sizes.parse(f"{shape}something else: count=5 | total=2ms\n  backend=a: count=9 | total=9ms\n").shapes == sizes.parse(shape).shapes
+    )
+
+
 def test_odd_things_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = {"op": "matmul", "backend": "x", "batch": "1", "m": "1", "n": "8", "k": "4", "tA": "0", "tB": "1"}
     events = [event("GpuOpCompleted", op_name="k", duration_us=us) for us in (10**400, -5, 1.7e308, 3)]

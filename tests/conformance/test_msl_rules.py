@@ -106,6 +106,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {"constants": {8: 6}},
         [6] * 4,
     ),
+    "remainders in an index": (
+        f"constant int n [[function_constant(-7 % 4 + 11)]];\nconstant int q [[function_constant(7 % 4)]];\nkernel void k(device int* o, {I}) {{ o[i] = n + 10 * q; }}",
+        {"constants": {8: 6, 3: 2}},
+        [26] * 4,
+    ),
     "metal::_disjunction": (
         f"kernel void k(device int* o, {I}) {{ o[i] = metal::_disjunction<metal::is_same<int, float>, metal::is_integral<int>>::value; }}",
         {},

@@ -36,6 +36,7 @@ LIMIT = 90.0  # seconds of a survivor
 # Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order.
 _RESULTS = "tests/kernels/test_results.py"
 COMPILED = {
+    "csrc/msl/runtime/matrix.h": ["tests/kernels/test_tensor_cores.py", "tests/conformance/test_msl.py", _RESULTS],
     "kernels/": [f"tests/kernels/test_{name}.py" for name in ("tensor_cores", "formats", "results", "debug", "early")],
     "csrc/msl/": [
         *(f"tests/conformance/test_{name}.py" for name in ("msl", "msl_rules", "constructs")),
@@ -103,7 +104,8 @@ class Worker:
                 return self.first_failure(["tests/devices/cuda"], fake="cuda")
             for folder, tests in COMPILED.items():
                 if mutant.file.startswith(folder):
-                    return self.first_failure(tests, path.name if folder == "kernels/" else SOME_ROWS)
+                    first = [mutant.tests] if mutant.tests else []
+                    return self.first_failure([*first, *tests], path.name if folder == "kernels/" else SOME_ROWS)
             cache = "throwaway" if WRITES_TO_CACHE.match(mutant.file) else "cache"
             killer = self.first_failure(of_line.tests(mutant.file, whole.count("\n", 0, mutant.offset) + 1, LIMIT), cache=cache)
             return killer or (self.first_failure([_RESULTS], SOME_ROWS) if is_built else "")

@@ -46,12 +46,12 @@ class CpuTarget:
     def lower(
         self,
         kernel: str,
-        constants: Mapping[int | str, bool | int | float] | None = None,
-        compiler: str = "gcc",
+        constants: Mapping[int | str, bool | int | float] | None,
+        compiler: str,
         *,
-        stops: bool = False,
-        converged: bool = False,
-        choose: Collection[str] = (),
+        stops: bool,
+        converged: bool,
+        choose: Collection[str],
     ) -> str:
         """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see Passes.conditionals and
         Passes.promotions."""
