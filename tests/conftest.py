@@ -14,7 +14,7 @@ from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE
 
 import metalmm
 import pytest
-from metalmm import backends, manifest
+from metalmm import backends, cache, manifest
 from metalmm.bench import runner
 from support import counting
 
@@ -92,7 +92,7 @@ def _no_rule_of_metal_is_broken() -> Iterator[None]:
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for Metal's archives; the modules behind the fake stay where they are."""
-    monkeypatch.setattr(backends.metal, "cache", SimpleNamespace(folder=lambda: tmp_path))
+    monkeypatch.setattr(backends.metal, "cache", SimpleNamespace(folder=lambda: tmp_path, key_of=cache.key_of))
     return tmp_path
 
 

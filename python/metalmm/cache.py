@@ -128,6 +128,11 @@ def digest_of(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def key_of(*texts: str) -> str:
+    """The name of an entry that is made of these texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
+
+
 def has(name: str) -> bool:
     """Whether `fetch` would find it."""
     return _intact(folder() / name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -258,9 +257,9 @@ _NAMED = re.compile(r'["<]([^"<>]+)[">]')
 _LINE = re.compile(r"\s*(?:line\b|\d)")  # names a file and reads none
 
 
-def _included(text: str, name: str, folders: list[Path]) -> set[Path]:
-    """What a directive may read that is not MSL's own. Raises CompileError for what is no file, and would hold the compiler up."""
-    seen, waiting = set[Path](), [(text, name, folders)]
+def _reads_files(text: str, name: str, folders: list[Path]) -> bool:
+    """Whether a directive may read a file that is not MSL's own. Raises CompileError for what is no file, and would hold the compiler up."""
+    seen, waiting, reads = set[Path](), [(text, name, folders)], False
     while waiting:
         text, name, beside = waiting.pop()
         # Whatever a directive names: an include may be a macro, an import, or asked about by __has_include.
@@ -268,10 +267,13 @@ def _included(text: str, name: str, folders: list[Path]) -> set[Path]:
         named = {name for directive in directives for name in _NAMED.findall(directive) if "\0" not in name}
         for found in {folder / file for file in named for folder in beside or [Path()]} - seen:
             seen.add(found)
-            with contextlib.suppress(OSError):  # which is the compiler's to tell
+            try:
                 if is_include(found, name):
+                    reads = True
                     waiting.append((found.read_text(errors="replace"), str(found), [found.parent, *folders]))
-    return {path for path in seen if path.exists()}
+            except OSError:  # which is the compiler's to tell
+                reads = True
+    return reads
 
 
 def preprocess(
@@ -282,7 +284,7 @@ def preprocess(
 
     Raises CompileError with the compiler's text.
     """
-    included = _included(text, name, [Path(d) for d in include_dirs])
+    reads_files = _reads_files(text, name, [Path(d) for d in include_dirs])
     compiler = find_compiler()
     command = [compiler.path, *compiler.preprocess]
     if for_metal:
@@ -290,21 +292,31 @@ def preprocess(
     command += [f"-I{Path(d)}" for d in include_dirs]
     command += [f"-D{key}={define_text(value)}" for key, value in (defines or {}).items()]
     given = f"{line_marker(1, name)}\n{text}"
-    if included:  # of which the cache does not know
+
+    def leave() -> str:
         return run([*command, "-"], given)
-    parts = [*command, compiler.version, _digest_of_msl(), given]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+    if reads_files:  # of which the cache does not know
+        return leave()
 
     def keep(target: Path) -> None:
-        target.write_text(run([*command, "-"], given), encoding="utf-8")
+        target.write_text(leave(), encoding="utf-8")
+        check_headers()
 
+    key = cache.key_of(*command, compiler.version, header_digest(), given)
     try:
         return cache.fetch(f"{key}.msl", keep).read_text(encoding="utf-8")
     except (OSError, DeviceError):  # somebody empties the folder, or none takes anything
-        return run([*command, "-"], given)
+        return leave()
 
 
 @functools.cache
-def _digest_of_msl() -> str:
-    """Of the headers that MSL has."""
-    return cache.digest_of(sorted((MSL / "include").rglob("*")))
+def header_digest() -> str:
+    """Of all headers that a kernel may include."""
+    return cache.digest_of([*sorted((MSL / "runtime").rglob("*.h")), *sorted((MSL / "include").rglob("*"))])
+
+
+def check_headers() -> None:
+    """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
+    if header_digest.__wrapped__() != header_digest():
+        raise CompileError(f"the headers in {MSL} have changed since this process began; begin another")

@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import cache, compiler, kernel_source
-from .compiler import Compiler
+from .compiler import Compiler, check_headers, header_digest
 from .errors import CompileError, Error
 from .kernel_source import Constants, KernelText
 from .msl import arithmetic, control_flow, passes, program, rules, tokens
@@ -87,7 +86,7 @@ class _Kernel:
         """Its C++. Raises CompileError, LoweringError."""
         if not self._lowered:
             source = self.job.source
-            text = source.text if source.is_preprocessed else _preprocessed(source)
+            text = preprocessed(source)
             self._lowered = cpu_target.lower(text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind)
         return self._lowered
 
@@ -106,12 +105,14 @@ class _Kernel:
             return _key_of(self.cxx, self.flags, self.lowered())
 
 
-def _preprocessed(source: KernelText) -> str:
-    """Of a kernel of ours all but its last line, which says the instance, is the next one's, too."""
+def preprocessed(source: KernelText, defines: Mapping[str, object] | None = None, *, for_metal: bool = False) -> str:
+    """See compiler.preprocess. Of a kernel of ours all but its last line, which says the instance, is the next one's, too."""
+    if source.is_preprocessed:
+        return source.text
     if not source.is_ours:
-        return compiler.preprocess(source.text, source.name)
+        return compiler.preprocess(source.text, source.name, defines=defines, for_metal=for_metal)
     all_but, end, instance = source.text.rstrip("\n").rpartition("\n")
-    return compiler.preprocess(all_but, source.name) + end + instance + "\n"
+    return compiler.preprocess(all_but, source.name, defines=defines, for_metal=for_metal) + end + instance + "\n"
 
 
 def build(job: Job) -> Path:
@@ -222,8 +223,7 @@ def _without_link(flags: Sequence[str]) -> list[str]:
 
 
 def _key_of(cxx: Compiler, flags: Sequence[str], *texts: str) -> str:
-    parts = [*texts, cxx.path, cxx.version, " ".join(flags), compiler.machine(), header_digest()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+    return cache.key_of(*texts, cxx.path, cxx.version, " ".join(flags), compiler.machine(), header_digest())
 
 
 def _header_key(cxx: Compiler, flags: Sequence[str]) -> str:
@@ -251,18 +251,6 @@ def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
         except CompileError:  # the kernel's own compilation says it, if there is more to it
             _parsed[key] = kept = None
     return [option, str(kept.with_suffix("") if is_implied else kept)] if kept else []
-
-
-@functools.cache
-def header_digest() -> str:
-    """Of all headers that a kernel may include."""
-    return cache.digest_of([*sorted((compiler.MSL / "runtime").rglob("*.h")), *sorted((compiler.MSL / "include").rglob("*"))])
-
-
-def check_headers() -> None:
-    """A compiler reads them as they are now; what it makes would be kept under the name of those that this process began with."""
-    if header_digest.__wrapped__() != header_digest():
-        raise CompileError(f"the headers in {compiler.MSL} have changed since this process began; begin another")
 
 
 @functools.cache

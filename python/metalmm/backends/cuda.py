@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -217,13 +216,10 @@ def build(
     given = options(capability, source, stops=stops)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
     parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), modules.source_digest()]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+    key = cache.key_of(*parts)
 
     def compile_to(target: Path) -> None:
-        text = source.text
-        if not source.is_preprocessed:
-            text = compiler.preprocess(text, source.name, defines={"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/cuda/tensor.h asks
-
+        text = modules.preprocessed(source, {"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/cuda/tensor.h asks
         places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
         for _ in range(16):
             lowered = cxx.lower(
@@ -242,7 +238,7 @@ def build(
                 extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
         else:
             raise CompileError("NVRTC cannot decide more than 16 conditionals or calls of half and another type, one after another")
-        modules.check_headers()
+        compiler.check_headers()
         target.write_bytes(code)
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -132,7 +131,7 @@ class _Metal:
         chosen = sorted((str(k), repr(v)) for k, v in constants.items())
         info = device.info
         parts = [str(info["name"]), str(info["os"]), source.text, kernel, repr(chosen)]
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+        key = cache.key_of(*parts)
         # Without arguments: Metal's compiler tells them, of the text as its preprocessor leaves it.
         return Code(kernel, source.text, str(cache.folder() / f"{key}.metalarchive"))
 

@@ -7,7 +7,6 @@ may still be refused by Apple's compiler; what is refused here is, as far as the
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import os
 import re
@@ -255,7 +254,7 @@ def _declarations_key(clang: Any) -> str:
         *_ARGUMENTS,
         cache.digest_of(sorted(_DECLARATIONS.parent.iterdir())),
     ]
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
+    return cache.key_of(*texts)
 
 
 def _declarations(clang: Any) -> list[str]:
