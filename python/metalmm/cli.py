@@ -231,7 +231,7 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
     return lines
 
 
-def _common(device: bool = True) -> argparse.ArgumentParser:
+def _common() -> argparse.ArgumentParser:
     """What every command takes."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
@@ -292,7 +292,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (what, add_arguments) in _COMMANDS.items():
-        common = [_common()] if name in words and name != "profile" else []
+        common = [_common()] if name in words and name != "profile" else []  # profile's own commands take it
         command = commands.add_parser(name, help=what, description=what, parents=common, allow_abbrev=False)
         if name in words:
             command.set_defaults(schema=f"metalmm-{name}")

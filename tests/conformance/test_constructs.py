@@ -339,9 +339,16 @@ def test_a_half_fma_rounds_once(device: metalmm.Device) -> None:
 
 
 Lanes = Sequence[int]
+
+
+def _product(v: Lanes) -> int:
+    """Of what the kernel calls f."""
+    return math.prod(1 + (x == 9) for x in v)
+
+
 _OF_LANES: dict[str, Callable[[Lanes, int], int]] = {
     "sum(x)": lambda v, i: sum(v),
-    "product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v),
+    "product(f)": lambda v, i: _product(v),
     "min(x)": lambda v, i: min(v),
     "max(x)": lambda v, i: max(v),
     "and(x)": lambda v, i: functools.reduce(operator.and_, v),
@@ -351,8 +358,8 @@ _OF_LANES: dict[str, Callable[[Lanes, int], int]] = {
     "all(x > 2)": lambda v, i: min(v) > 2,
     "prefix_inclusive_sum(x)": lambda v, i: sum(v[: i + 1]),
     "prefix_exclusive_sum(x)": lambda v, i: sum(v[:i]),
-    "prefix_inclusive_product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v[: i + 1]),
-    "prefix_exclusive_product(f)": lambda v, i: math.prod(1 + (x == 9) for x in v[:i]),
+    "prefix_inclusive_product(f)": lambda v, i: _product(v[: i + 1]),
+    "prefix_exclusive_product(f)": lambda v, i: _product(v[:i]),
     "broadcast(x, ushort(2))": lambda v, i: v[2],
     "broadcast_first(x)": lambda v, i: v[0],
     "shuffle(x, ushort(3 - i % 4))": lambda v, i: v[3 - i % 4],

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from metalmm import numerics
 from support.here import ALL_OF_IT, DEVICE, LINUX
-from support.operands import draw, fit, is_large, placed, sizes_of
+from support.operands import draw, fit, placed, sizes_of
 from support.pages import Pages
-from support.rows import Row
+from support.rows import Row, is_large
 
 EPILOGUES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -66,10 +66,8 @@ def test_rows_further_apart_than_they_are_long(row: Row, device: metalmm.Device)
 @pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has a copy of the memory")
 def test_nothing_is_read_or_written_outside_an_operand(row: Row, device: metalmm.Device, pages: list[Pages]) -> None:
     """Operands end, or begin, where a page does: by turns, of another row's sizes the other way."""
-    turn, sizes = (
-        zlib.crc32(str(row).encode()),
-        ((3, 1, 1, 1), (3, 67, 133, 1), (3, 130, 61, 2), (3, 37, 896, 1), (3, 21, 928, 1), (3, 3, 1039, 1)),
-    )
+    sizes = ((3, 1, 1, 1), (3, 67, 133, 1), (3, 130, 61, 2), (3, 37, 896, 1), (3, 21, 928, 1), (3, 3, 1039, 1))
+    turn = zlib.crc32(str(row).encode())
     for i, (m, n, k, batch) in enumerate((*sizes, (36, 124, 128, 1))):  # the last: rows on vectors, cut off in a tile
         call = draw(row, m, n, k, batch=batch, bias=True, c=True, beta=1.0, exact=True, seed=i)
         free, end = iter(pages), (turn + i) % 2 == 0

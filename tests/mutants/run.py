@@ -104,8 +104,7 @@ class Worker:
                 return self.first_failure(["tests/devices/cuda"], fake="cuda")
             for folder, tests in COMPILED.items():
                 if mutant.file.startswith(folder):
-                    first = [mutant.tests] if mutant.tests else []
-                    return self.first_failure([*first, *tests], path.name if folder == "kernels/" else SOME_ROWS)
+                    return self.first_failure([*mutant.tests.split(), *tests], path.name if folder == "kernels/" else SOME_ROWS)
             cache = "throwaway" if WRITES_TO_CACHE.match(mutant.file) else "cache"
             killer = self.first_failure(of_line.tests(mutant.file, whole.count("\n", 0, mutant.offset) + 1, LIMIT), cache=cache)
             return killer or (self.first_failure([_RESULTS], SOME_ROWS) if is_built else "")

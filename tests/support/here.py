@@ -26,11 +26,11 @@ def cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 # Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
 _OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")
-_EACH = max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+_each = max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 _ON_A_FAKE = {"on_fake_metal", "on_fake_cuda"} & set(sys.modules)  # two of these run side by side; threads of BLAS spin
-for _name, _count in (("METALMM_CPU_THREADS", _EACH), *((f"{x}_NUM_THREADS", 1 if _ON_A_FAKE else _EACH) for x in ("OPENBLAS", "OMP"))):
-    if _OWN:
-        os.environ[_name] = str(_count)
+if _OWN:
+    os.environ["METALMM_CPU_THREADS"] = str(_each)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1" if _ON_A_FAKE else str(_each)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; tests send it, to this process and to their own
     signal.signal(signal.SIGINT, signal.default_int_handler)

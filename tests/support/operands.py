@@ -14,7 +14,7 @@ from metalmm import numerics, quantized
 
 from .counting import count_case
 from .here import DEVICE, FAKE_CUDA
-from .rows import Row
+from .rows import Row, is_large
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 GROUPS = (32, 64, 128)  # of affine weights
@@ -209,11 +209,6 @@ def draw(
 # (m, n, k): tiny, aligned, one off, primes, below and above every tile, k of one window and of many.
 SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (2, 131, 896),
           (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
-
-
-def is_large(v: metalmm.Variant) -> bool:
-    """Of a tile of which most is computed for nothing at the sizes here: it gets fewer long sums."""
-    return v.tile[0] * v.tile[1] >= 64 * 64
 
 
 def sizes_of(row: Row) -> list[tuple[int, int, int]]:

@@ -133,6 +133,11 @@ def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[
             yield _newest(fitting, dtype, layout, compiler, have)
 
 
+def is_large(v: metalmm.Variant) -> bool:
+    """Of a tile of which most is computed for nothing at the sizes of the tests: it gets fewer long sums."""
+    return v.tile[0] * v.tile[1] > 64 * 64
+
+
 def _ways(v: metalmm.Variant) -> tuple[Any, ...]:
     """The more, the more a debug device may find: simdgroups that share a column, several sets of them, wide vectors; few threads."""
     split = v.params.get("split", 1)
@@ -147,13 +152,13 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns. Of
     each kernel one that splits K and one that does not; one row of A and several.
-    Of tiles none over 64 by 64, which the test's sizes would not fill. With METALMM_TEST_ALL every id."""
+    Of tiles no large one. With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
         members[What.of(v)].append(v)
     rows, have = dict[Row, None](), set[tuple[Any, ...]]()
     for turn, (what, vs) in enumerate(members.items()):
-        small = [v for v in vs if v.tile[0] * v.tile[1] <= 64 * 64]
+        small = [v for v in vs if not is_large(v)]
         ranked = sorted(vs if ALL_OF_IT else small or vs, key=_ways)
         for v in dict.fromkeys((ranked[-1 + turn % 2], ranked[-(turn % 2)], *ranked)):
             layout = v.supports["layouts"][-(turn % 2)]

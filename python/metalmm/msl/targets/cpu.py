@@ -28,7 +28,7 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
-_RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # csrc/msl/runtime/types.h
+_RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # other than a pair of xyzw; a pass may have put more behind it
 _POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
 _NUMBER_TYPES = _POSITION_TYPES | {
     f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
@@ -274,7 +274,8 @@ class CpuTarget:
             for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
         )
         swizzles = any(a.text in (".", "->") and _RARE_SWIZZLE.match(b.text) for a, b in itertools.pairwise(tokens))
-        return "#define METALMM_UTILITIES 1\n" * utilities + "#define METALMM_ALL_SWIZZLES 1\n" * swizzles
+        asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles}
+        return "".join(f"#define METALMM_{name} 1\n" for name, is_asked in asked.items() if is_asked)
 
     def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
         table = ", ".join(specs) or "{}"
