@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""On an NVIDIA GPU: any number of rows of A, what "auto" takes without a tuning file against cuBLAS in float16; times are the GPU's.
+"""On an NVIDIA GPU: any number of rows of A, what "auto" takes without a tuning file against cuBLAS; times are the GPU's.
 
 Contenders are CUDA graphs of their own, measured by turns, as in peers_cuda.py, over copies of the weights that together are past the
-second-level cache. cuBLAS multiplies float16 (torch.matmul), ours what --stored says. `chain`: calls that wait for each other, with the
+second-level cache. cuBLAS multiplies numbers of --type (torch.matmul), ours what --stored
+says. `chain`: calls that wait for each other, with the
 early start of programmatic launches; `alone`: Device("cuda", overlap=False). Of each result up to 18 rows are checked against the bound. A
 wrong one ends the run.
 
-    python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--variants ID,ID] [--json FILE]
+    python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--type bfloat16]
+        [--variants ID,ID] [--json FILE]
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import metalmm
+import ml_dtypes
 import numpy as np
 from metalmm import manifest, tuning
 from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
@@ -25,44 +28,52 @@ from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
 CACHE = 160 << 20  # bytes of copies: three times an H100's second-level cache
 
 
-def spec_of(m: int, n: int, k: int, stored: str) -> metalmm.MatmulSpec:
-    return metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored)
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+
+def spec_of(m: int, n: int, k: int, stored: str, dtype: str) -> metalmm.MatmulSpec:
+    return metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype)
 
 
 def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
     return [v for v in variants if not manifest.get(v).lacks(spec)] if variants else [tuning.choose(device, spec)[0]]
 
 
-def measured(devices: dict[str, metalmm.Device], n: int, k: int, stored: str, rows: list[int], variants: list[str]) -> list[dict[str, Any]]:
+def measured(
+    devices: dict[str, metalmm.Device], n: int, k: int, stored: str, dtype: str, rows: list[int], variants: list[str]
+) -> list[dict[str, Any]]:
     import torch
 
+    def to_torch(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x.view(np.uint8)).cuda().view(getattr(torch, dtype))
+
     rng, found = np.random.default_rng(0), []
-    w = (rng.standard_normal((n, k)) / 8).astype(np.float16)
+    w = (rng.standard_normal((n, k)) / 8).astype(TYPES[dtype])
     copies = max(3, min(64, CACHE // w.nbytes + 1))
-    others = [torch.from_numpy(w).cuda() for _ in range(copies)]
+    others = [to_torch(w) for _ in range(copies)]
     b = w if stored == "dense" else metalmm.quantize(w, stored)
     held = {name: [d.array(b) if stored == "dense" else b.to(d) for _ in range(copies)] for name, d in devices.items()}
     options = {"transpose_b": True} if stored == "dense" else {}
     for m in rows:
-        a, turns = rng.standard_normal((m, k)).astype(np.float16), 1 if m >= 512 else -(-CALLS // copies)
-        x, y = torch.from_numpy(a).cuda(), torch.empty((m, n), dtype=torch.float16, device="cuda")
+        a, turns = rng.standard_normal((m, k)).astype(TYPES[dtype]), 1 if m >= 512 else -(-CALLS // copies)
+        x, y = to_torch(a), torch.empty((m, n), dtype=getattr(torch, dtype), device="cuda")
         contenders = {"cublas": of_torch([lambda x=x, y=y, o=o: torch.matmul(x, o.t(), out=y) for o in others * turns])}
         some = sorted({0, m - 1, *rng.integers(0, m, 16).tolist()})  # of every tile, whichever they are
         few = a[some]
         reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
-        for v in chosen(devices["chain"], spec_of(m, n, k, stored), variants):
+        for v in chosen(devices["chain"], spec_of(m, n, k, stored, dtype), variants):
             for name, d in devices.items():
-                left, out = d.array(a), d.empty((m, n))
+                left, out = d.array(a), d.empty((m, n), TYPES[dtype])
                 contenders[f"{v} {name}"] = of_ours(d, [d.prepare(v, left, each, out=out, **options) for each in held[name]] * turns)
                 contenders[f"{v} {name}"]()
                 right = (abs(np.asarray(out)[some] - reference) <= bound).all()
                 if not right:
-                    raise SystemExit(f"{m} x {n} x {k} {stored}: {v} is WRONG")
+                    raise SystemExit(f"{m} x {n} x {k} {stored} {dtype}: {v} is WRONG")
         times = medians(list(contenders.values()), 9)
         us = {name: t / copies / turns for name, t in zip(contenders, times, strict=True)}
-        found.append({"m": m, "n": n, "k": k, "stored": stored, "cublas": us.pop("cublas"), "us": us})
+        found.append({"m": m, "n": n, "k": k, "stored": stored, "type": dtype, "cublas": us.pop("cublas"), "us": us})
         shown = "; ".join(f"{name} {t:.1f} ({found[-1]['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]))
-        print(f"{m} x {n} x {k} {stored}: cuBLAS {found[-1]['cublas']:.1f}; {shown}", flush=True)
+        print(f"{m} x {n} x {k} {stored} {dtype}: cuBLAS {found[-1]['cublas']:.1f}; {shown}", flush=True)
     return found
 
 
@@ -71,6 +82,7 @@ def main() -> None:
     parser.add_argument("--m", default="1,2,4,8,16,32,64,128,512,2048")
     parser.add_argument("--shapes", default="4096x4096,2048x8192,9728x896,896x4864")
     parser.add_argument("--stored", default="dense,q8_0,q4_0,affine4")
+    parser.add_argument("--type", choices=TYPES, default="float16")
     parser.add_argument("--variants", default="")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -78,9 +90,9 @@ def main() -> None:
     rows, variants = [int(m) for m in args.m.split(",")], [v for v in args.variants.split(",") if v]
     shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")]
     stored = args.stored.split(",")
-    specs = [spec_of(m, n, k, s) for m in rows for n, k in shapes for s in stored]
+    specs = [spec_of(m, n, k, s, args.type) for m in rows for n, k in shapes for s in stored]
     compile_all(devices["chain"], [(manifest.get(v), spec) for spec in specs for v in chosen(devices["chain"], spec, variants)])
-    found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, rows, variants)]
+    found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, args.type, rows, variants)]
     for s in stored:
         for m in rows:
             ratios = [row["cublas"] / min(row["us"].values()) for row in found if (row["m"], row["stored"]) == (m, s) and row["us"]]

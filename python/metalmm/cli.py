@@ -209,7 +209,7 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
         facts["barriers"] = _barriers(v, spec)
         lines.append(f"  barriers            {facts['barriers']}")
     if loads := v.loads(spec):
-        rounds, each, together = loads
+        rounds, each, together = loads[0], loads[1], min(loads[2], v.loaded(spec))
         known = device.backend.memory_gbps(device)
         gbps, where = (known, str(device.info["name"])) if known else (_SEEDS_GBPS, "the user's Apple GPU")
         product = gbps * 1e9 * _LATENCY

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core, files, manifest
-from .backends.protocol import TILES, Tile
+from .backends.protocol import TILES, Splits, Tile
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
@@ -23,6 +23,7 @@ from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
+_NEAR_A_WINNER = 1.1  # the same of a device's table: farther off, what shares K best is faster (docs/lab/cuda.md)
 
 
 class TuningError(Error, ValueError):
@@ -199,8 +200,9 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
 
     - What was tuned for this very shape on this device.
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
-    - What was measured best near it on such a device.
+    - What was measured best on such a device at n and k within a tenth of its own.
     - The first of the device's preferred variants that takes it. Of many rows of A that is the largest tile of which each core gets enough.
+      Of few rows on device cuda it is what shares K best.
     - Any that is on.
     - Any.
 
@@ -240,17 +242,19 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         if usable(name)
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
-        if distance <= math.log2(_NEAR):
+        if distance <= math.log2(_NEAR_A_WINNER):
             return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
     storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
-    for of_storage, of_end, name, *most in device.backend.preferred:
+    for of_storage, of_end, offered, *most in device.backend.preferred:
         if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
             continue
-        why = f"the first of device {device.name}'s preferred that takes it"
-        if name == TILES:
-            name, why = _tile(
-                device, spec, [t for t in device.backend.tiles.get("dense" if storage == "dense" else "quantized", ()) if usable(t[0])]
-            )
+        if isinstance(offered, Splits):
+            name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if usable(v)])
+        elif offered == TILES:
+            tiles = device.backend.tiles.get("dense" if storage == "dense" else "quantized", ())
+            name, why = _tile(device, spec, [t for t in tiles if usable(t[0])])
+        else:
+            name, why = offered, f"the first of device {device.name}'s preferred that takes it"
         if name and usable(name):
             return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
@@ -269,6 +273,25 @@ def _tile(device: Device, spec: _core.MatmulSpec, tiles: Sequence[Tile]) -> tupl
         if groups >= least * cores and (bm <= spec.m or name == tiles[-1][0]):
             return name, f"{groups} threadgroups of {bm} x {bn} on {cores} cores, the largest tile that gives each {least:g}"
     return "", ""
+
+
+def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:
+    """What shares K best, and why; empty where none takes it. A round is what all threads load of B before they use the first of it.
+
+    The best has the largest product of these (fitted on an H200 and an H100, docs/lab/cuda.md):
+    - What a core has of B in flight, up to `in_flight`.
+    - The part of the loads that is in B, to the power of 1 / 4: a load that is skipped costs little.
+    - 0.97 for each time that K is halved, 0.995 for each round.
+    """
+    cores, found = device.backend.cores(device) or 0, []
+    for v in variants if cores else ():
+        if loads := v.loads(spec):
+            rounds, _, together = loads
+            each = v.loaded(spec) / rounds / cores
+            used = v.loaded(spec) / (rounds * together)
+            score = min(1.0, each / in_flight) * used**0.25 * 0.97 ** math.log2(v.params["split"]) * 0.995**rounds
+            found.append((score, str(v), f"{each / 1000:.3g} KB of B in flight a core, {rounds} round{'s' if rounds > 1 else ''} of loads"))
+    return max(found, key=lambda choice: choice[0])[1:] if found else ("", "")
 
 
 def _stale_text(stale: list[str]) -> str:

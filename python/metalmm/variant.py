@@ -193,7 +193,7 @@ class Variant(str):
         """What the loads of B come to: waits, bytes of a thread, and bytes of all threads together. None where the manifest does not say.
 
         The waits are how often a thread waits for loads that none before it hides, one round after another. The bytes of a thread are
-        those of B that it has in flight meanwhile.
+        those of B that it has in flight meanwhile. Those of all threads may be more than B has: some loads are past its end.
         """
         form = self.form(_core._specialization(spec))
         if not form.flight:
@@ -205,7 +205,7 @@ class Variant(str):
         groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
         threads = min(self.threads, max(evaluate(form.busy, numbers) if form.busy else 0, 0) or self.threads)
         rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
-        return max(1, rounds), each * _bits(spec) // 8, min(each * threads * groups * _bits(spec) // 8, self.loaded(spec))
+        return max(1, rounds), each * _bits(spec) // 8, each * threads * groups * _bits(spec) // 8
 
     def loaded(self, spec: _core.MatmulSpec) -> int:
         """Bytes of B, or of its integers where it is quantized, that all matrices of a batch load."""

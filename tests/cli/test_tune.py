@@ -9,7 +9,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
-from metalmm.backends.protocol import TILES
+from metalmm.backends.protocol import TILES, Splits
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
 from support.decide import QUICK
@@ -82,8 +82,9 @@ def test_what_devices_prefer_is_there() -> None:
         for storage, end, name, *most in backend.preferred:
             if name == TILES:
                 continue
-            takes = {(kind.storage, kind.end) for kind in manifest.get(name).kinds()}
-            assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [32]), name
+            for v in name.variants if isinstance(name, Splits) else [name]:
+                takes = {(kind.storage, kind.end) for kind in manifest.get(v).kinds()}
+                assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [32]), v
 
 
 def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +121,46 @@ def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, 
     assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[0] not in (large, small)
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "offered", "taken", "why"),
+    [
+        (
+            64,
+            8192,
+            "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256",
+            "c2_s8_d4_tg256",
+            "105 KB of B in flight a core, 1 round",
+        ),  # else 6.6 and 26 KB
+        (
+            400,
+            4096,
+            "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256",
+            "c2_s2_d4_tg64",
+            "164 KB of B in flight a core, 2 rounds",
+        ),  # else 41, or halved twice more
+        (64, 300, "c2_d2_tg64 c2_s2_d4_tg64", "c2_d2_tg64", "3.84 KB of B in flight a core, 1 round"),  # the same bytes, of fewer loads
+        (9000, 640, "c2_d2_tg64 c4_tg64", "c4_tg64", "3 rounds"),  # of two rounds of 512 three eighths are skipped
+        (9000, 2048, "c2_s2_d2_tg64 c2_d2_tg64", "c2_d2_tg64", "4 rounds"),  # in place of two rounds of halves
+        (9000, 4096, "c2_d2_tg64 c2_d4_tg64", "c2_d4_tg64", "4 rounds"),
+    ],
+)
+def test_how_k_is_shared(
+    n: int, k: int, offered: str, taken: str, why: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: float16 on ten cores that want 50 KB in flight. A load of the family is of 256 of K, dD of them at once."""
+    backend, rest = type(device.backend), "gemm_tiled/baseline"
+    monkeypatch.setattr(backend, "winners", ())
+    points = Splits(50e3, [f"gemv_nt_octet/{name}" for name in offered.split()])
+    monkeypatch.setattr(backend, "preferred", (("", "1", points, 1), ("", "", rest)))
+    monkeypatch.setattr(backend, "cores", lambda self, device: 10)
+    found = tuning.choose(device, metalmm.MatmulSpec(1, n, k, transpose_b=True))
+    assert found[0] == f"gemv_nt_octet/{taken}" and why in found[1], found
+    assert tuning.choose(device, metalmm.MatmulSpec(2, n, k, transpose_b=True))[0] == rest
+    assert tuning.choose(device, metalmm.MatmulSpec(1, n, k))[0] == rest  # none of them takes it
+    monkeypatch.setattr(backend, "cores", lambda self, device: None)
+    assert tuning.choose(device, metalmm.MatmulSpec(1, n, k, transpose_b=True))[0] == rest
+
+
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearer choices first; winners of the user's runs near their shapes alone; then the preferred; a choice for another kind never."""
     spec = metalmm.MatmulSpec(1, 900, 4000, transpose_b=True)
@@ -127,7 +168,7 @@ def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.Monkey
         type(device.backend),
         "winners",
         (
-            ("dense", "nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
+            ("dense", "nt", 896, 4300, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
             ("dense", "nn", 900, 4000, "gemv/baseline"),
             ("q8_0", "nt", 900, 4000, "gemv_nt_thread/c4_tg32"),
             ("q8_0", "nt", 900, 4000, "in no/manifest"),
@@ -144,7 +185,7 @@ def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.Monkey
     assert tuning.choose(device, metalmm.MatmulSpec(1, 900, 4000, b_storage="q8_0"))[0] == "gemv_nt_thread/c4_tg32"
     assert tuning.choose(device, spec) == (
         "m1_optimized_v5/nt_bn4_largek_smalln_tg256",
-        "measured best on n=896 k=4864 on such a device; not tuned on this one",
+        "measured best on n=896 k=4300 on such a device; not tuned on this one",
     )
     for other in (
         metalmm.MatmulSpec(1, 900, 400, transpose_b=True),

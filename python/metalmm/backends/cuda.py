@@ -11,7 +11,7 @@ from .. import _core, cache, compiler, modules, nvrtc
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
-from .protocol import TILES, Device, Preferred, Tile, Winner
+from .protocol import TILES, Device, Preferred, Splits, Tile, Winner
 
 
 class Options(TypedDict, total=False):
@@ -43,6 +43,12 @@ _AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.M
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
+_FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
+
+
+def _splits(in_flight: float, family: str, *points: str) -> Splits:
+    return Splits(in_flight, [f"{family}/{point}" for point in points])
+
 
 class _Cuda:
     name = "cuda"
@@ -66,12 +72,9 @@ class _Cuda:
         ("dense", "nn", 1152, 896, "gemv_nn_octet/o2_d4_tg512"),
         ("dense", "nt", 151936, 896, "gemv_nt/l8_d7_tg256"),
         # Of benchmarks/quantized.py and, affine, blocks and k = 4864, of tuning runs: docs/quantized.md.
-        ("q8_0", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         ("q8_0", "nt", 896, 896, "gemv_nt/l4_s7_tg448"),
-        ("q8_0:canonical", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         ("q8_0:canonical", "nt", 151936, 896, "gemv_nt/l2_d7_x_tg128"),
         ("q4_0", "nt", 9728, 896, "gemv_nt_mma/c2_d7_tg320"),
-        ("q4_0", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         ("q4_0", "nt", 896, 896, "gemv_nt/l4_s7_tg448"),
         ("q4_0:canonical", "nt", 896, 4864, "gemv_nt_mma/c2_s10_d4_tg320"),
         ("affine8", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
@@ -80,13 +83,11 @@ class _Cuda:
         ("affine4", "nt", 9728, 896, "gemv_nt_mma/d7_tg128"),
         ("affine4", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
-        ("affine4:canonical", "nt", 896, 4864, "gemv_nt_mma/s10_d4_tg320"),
         # m of 2 to 8
         ("affine4", "nt", 9728, 896, "small_m_mma/t2_s4_d3_tg128"),
-        ("dense", "nt", 9728, 896, "small_m/t3_s4_d2_tg128"),
+        ("q8_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
+        ("q4_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
         ("dense", "nt", 151936, 896, "small_m/t3_s4_d2_tg128"),
-        ("dense", "nt", 896, 4864, "small_m/t2_s4_d4_tg128"),
-        *((storage, "nt", 896, 4864, "small_m_mma/t2_s16_d2_tg512") for storage in _core._STORAGES[1:]),
         ("q8_0:canonical", "nt", 151936, 896, "small_m_mma/t4_d3_tg64"),
         ("q4_0:canonical", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
         ("affine8", "nt", 151936, 896, "small_m_mma/t4_d3_tg64"),
@@ -98,7 +99,7 @@ class _Cuda:
         ("dense", "2", "gemv_nt/l8_d7_x_tg320"),
         ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
         ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
-        ("dense", "1", "gemv_nt_octet/c2_s4_tg128"),
+        ("dense", "1", _splits(48e3, "gemv_nt_octet", "c4_tg128", "c2_d2_tg128", "c2_s4_tg128")),
         ("dense", "1", "gemv_nn_octet/o4_d4_tg512"),
         ("dense", "1", "gemv_nn/r8_w4_s4_tg128"),
         ("q8_0", "swiglu", "gemv_nt_mma/d7_tg32"),
@@ -109,24 +110,17 @@ class _Cuda:
         ("affine4", "swiglu", "gemv_nt_mma/s4_d2_tg256"),
         *((storage, end, "gemv_nt/l4_s4_d2_x_tg128") for storage in _core._STORAGES[2::2] for end in ("2", "3", "swiglu")),
         ("", "3", "gemv_nt/l4_s7_tg448"),
-        *((storage, "1", "gemv_nt_mma/c2_d7_tg64") for storage in ("q4_0", "q4_0:canonical", "affine4", "affine4:canonical")),
+        ("", "1", _splits(48e3, "gemv_nt_mma", "s2_d4_tg64", "s2_d7_tg64", "s4_d4_tg128", "s4_d7_tg128", "s10_d4_tg320")),
         ("", "", "gemv_nt_mma/d7_tg128"),
-        ("q8_0", "1", "gemv_nt/l4_d7_x_tg256"),  # where half's tensor cores do not serve
+        ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("q8_0", "1", "small_m_mma/t2_s4_d7_tg128", 32),
-        ("q4_0", "1", "small_m_mma/t2_s4_d7_tg128", 32),
-        ("q8_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128", 32),
-        ("q4_0:canonical", "1", "small_m_mma/t2_s2_d7_tg128", 32),
-        ("affine8", "1", "small_m_mma/t2_s2_d7_tg64", 32),
-        ("affine8:canonical", "1", "small_m_mma/t2_s2_d7_tg64", 32),
-        ("affine4", "1", "small_m_mma/t2_s4_d7_tg128", 8),
-        ("", "1", "small_m_mma/t2_s4_d3_tg128", 32),
-        ("dense", "1", "small_m/t2_s4_d4_tg128", 8),
+        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 32),
+        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
         ("", "1", TILES),
-        ("dense", "1", "small_m/t2_s4_d4_tg128"),  # few tiles
+        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS)),  # few tiles
         ("dense", "1", "gemm/bm16_bn32_bk128_wm1"),
-        ("", "1", "small_m_mma/t2_s4_d7_tg128"),
+        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS)),
         ("", "1", "gemm/bm32_bn32_bk64_wm1"),
         ("", "", "gemm_tiled/baseline"),
     )

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
 Winner = tuple[str, str, int, int, str]  # B's storage whatever its group, layout, n, k, variant
-# B's storage and how many matrices or swiglu, "" for any; a variant, or TILES for one of `tiles`; up to which m, or any.
-Preferred = tuple[str, str, str] | tuple[str, str, str, int]
 TILES = "tiles"
 Tile = tuple[str, float]  # a variant, and how many threadgroups of it a core must get
+
+
+class Splits(NamedTuple):
+    """Variants that share K in different ways, and the bytes of B that hide the memory's latency: what a core must have in flight."""
+
+    in_flight: float
+    variants: Sequence[str]
+
+
+# B's storage and how many matrices or swiglu, "" for any; a variant, or Splits for one of them, or TILES for one of `tiles`; up to which m,
+# or any.
+Preferred = tuple[str, str, str | Splits] | tuple[str, str, str | Splits, int]
 
 
 class Device(Protocol):
