@@ -1,5 +1,6 @@
-// B given as rows of quantized weights, float16 operands, m from 2 to 8: the products of simd_tiles.metal, of integers that become half two
-// at once, exactly and without a conversion; the scale of a row and a block of 32 of k waits for the sum of its products.
+// B given as rows of quantized weights, operands of 16 bits, m from 2 on: the products of simd_tiles.metal, of integers that become half
+// two at once, exactly and without a conversion (bfloat by one from there); the scale of a row and a block of 32 of k waits for the sum of
+// its products.
 //
 // Where a weight is scale * q + bias, it is taken as include/eighth.h says of `zero_of`, with its bound.
 //
@@ -7,7 +8,8 @@
 // on Apple's GPUs, where rates are one a cycle and lane: half of a mask, of an exclusive or and of a subtraction a weight and a quarter of
 // a shift, where extracting and converting it is 5; for m = 1 weight_columns.metal, which is not bound by the products' latency, is faster.
 //
-// MMA: NVIDIA's tensor cores multiply 16 x 16 weights by 8 rows at once: a quarter of as many products as of 8 x 8.
+// MMA: NVIDIA's tensor cores multiply 16 x 16 weights by 8 rows at once: a quarter of as many products as of 8 x 8. Then a simdgroup may
+// have ROWS times eight rows of A, for which a weight is loaded and becomes a half once.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
@@ -22,37 +24,47 @@ using namespace metal;  // what follows names its types
 #include "include/weights.h"
 
 // What a row's block of 32 of k is multiplied with and has added to it.
+template <class From>
 struct Stored {
-  half scale, bias;
+  typedef typename From::S S;
+  S scale, bias;
 
-  template <int FORMAT>
   static METAL_FUNC Stored load(Cursor c) {
-    bool has_bias = Packing<FORMAT>::HAS_BIAS;
-    return {*reinterpret_cast<const device half*>(c.scales), has_bias ? *reinterpret_cast<const device half*>(c.biases) : half(0.0f)};
+    bool has_bias = From::Pack::HAS_BIAS;
+    return {*reinterpret_cast<const device S*>(c.scales), has_bias ? *reinterpret_cast<const device S*>(c.biases) : S(0.0f)};
   }
 };
 
 // What a lane's two results take from K, begin to end, product by product.
-template <class From>
-METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device half* a0, const device half* a1, uint begin, uint end) {
+template <class From, class T>
+METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device T* a0, const device T* a1, uint begin, uint end) {
   float2 sum = float2(0.0f);
 #pragma clang loop unroll(disable)
   for (uint k = begin; k < end; k++) sum += From::one(b, column, k) * float2(float(a0[k]), float(a1[k]));
   return sum;
 }
 
+// A lane's octet of each eighth row.
+template <int ROWS, class T>
+METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const thread device T* const (&from)[ROWS], uint at) {
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) x[r] = load_octet(from[r] + at);
+}
+
 // A block of 32 of k. MMA: x0 is what cuda/tensor.h wants, of a row of A, and x1 nothing.
-template <bool MMA, int FORMAT, int TILES>
-METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread Stored (&by)[TILES],
-                         Octet<half> x0, Octet<half> x1, bool second, uint low) {
+template <bool MMA, int FORMAT, class By, int ROWS, int TILES, class T>
+METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
+                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, bool second, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+  static_assert(MMA || ROWS == 1, "without tensor cores a simdgroup has eight rows of A");
   if (MMA) {
-    TensorCores<MMA>::add_tiles(y, by, x0, low, total);
+    TensorCores<MMA>::add_tiles(y, by, x0, low, totals);
     return;
   }
-  half4 own0 = Eighth<FORMAT>::own(x0, second), own1 = Eighth<FORMAT>::own(x1, second);
+  thread float2(&total)[TILES] = totals[0];
+  vec<T, 4> own0 = Eighth<FORMAT>::own(x0[0], second), own1 = Eighth<FORMAT>::own(x1, second);
   simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  simdgroup_half8x8 ones = make_filled_simdgroup_matrix<half, 8, 8>(half(1.0f));
+  simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
   float zero[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
@@ -61,13 +73,13 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
   }
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) {
-    simdgroup_half8x8 x;
-    put(x, half2(own0[i], own1[i]));
+    simdgroup_matrix<T, 8, 8> x;
+    put(x, vec<T, 2>(own0[i], own1[i]));
     if (HAS_BIAS) simdgroup_multiply_accumulate(all, ones, x, all);
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      simdgroup_half8x8 w;
-      put(w, y[t].pair(i, low, zero[t]));
+      simdgroup_matrix<T, 8, 8> w;
+      put(w, Integers<T>::pair(y[t].pair(i, low, zero[t])));
       simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
     }
   }
@@ -80,7 +92,7 @@ METAL_FUNC void multiply(thread float2 (&total)[TILES], const thread Eighth<FORM
   }
 }
 
-template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
+template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
@@ -88,6 +100,7 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int FORMAT = From::Pack::ID;
   typedef Eighth<FORMAT> Bits;
+  typedef Stored<From> By;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
@@ -97,28 +110,33 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
   Place place = {lane / 4, lane % 4 * 2};  // of MMA, and of nobody else for certain
   if (!MMA) place = place_of(numbers[simdgroup], lane);
   uint row = place.row, pair = place.column / 2, brought = MMA ? pair : row / 2, low = low_pair<FORMAT>(p.low_byte);
-  uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
+  uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8 * ROWS;
   const device T* a = A + group.z * p.stride_a;
   const device T* a0 = a + min(row0 + 2 * pair, p.m - 1) * p.lda;
   const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
-  const device T* from0 = MMA ? a + min(row0 + row, p.m - 1) * p.lda : a0;
-  const device T* from1 = MMA ? from0 : a1;
+  const device T* from0[ROWS];
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) from0[r] = MMA ? a + min(row0 + 8 * r + row, p.m - 1) * p.lda : a0;
+  const device T* from1 = MMA ? from0[0] : a1;
   uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
-  float2 total[TILES];
+  float2 total[ROWS][TILES];
   Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
   mine.load_bias(bias, p, added);
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     column[t] = min(first + 8 * t + row, last);
-    total[t] = float2(0.0f);
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) total[r][t] = float2(0.0f);
   }
   bool whole = a_in_vectors(p, 8) && b_in_vectors(p, 16);  // 16 bytes
   uint k = begin;
   if (whole && k + 32 * DEPTH <= end) {
-    const device T* x0 = from0 + begin + 8 * brought;
     const device T* x1 = from1 + begin + 8 * brought;
+    const device T* own[ROWS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) own[r] = from0[r] + begin + 8 * brought;
     Cursor from[TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
@@ -126,14 +144,14 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
       from[t].values += Bits::BYTES * pair;
     }
     Bits y[DEPTH][TILES];
-    Stored by[DEPTH][TILES];
+    By by[DEPTH][TILES];
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         Cursor c = From::template moved<1>(b, from[t], k, d);
         y[d][t] = Bits::load(c.values);
-        by[d][t] = Stored::load<FORMAT>(c);
+        by[d][t] = By::load(c);
       }
     }
     if (k + 128 * DEPTH > end) let_next_begin(false);
@@ -145,49 +163,71 @@ template <class T, class From, int TILES, int SPLIT, int DEPTH, int TG, bool MMA
       for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], k, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
-        multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+        Octet<T> x0[ROWS];
+        load_rows(x0, own, 32 * d);
+        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
           y[d][t] = Bits::load(c.values);
-          by[d][t] = Stored::load<FORMAT>(c);
+          by[d][t] = By::load(c);
         }
       }
-      x0 += 32 * DEPTH, x1 += 32 * DEPTH;
+      x1 += 32 * DEPTH;
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) own[r] += 32 * DEPTH;
     }
     let_next_begin();
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d++) multiply<MMA>(total, y[d], by[d], load_octet(x0 + 32 * d), load_octet(x1 + 32 * d), row % 2 == 1, low);
+    for (uint d = 0; d < DEPTH; d++) {
+      Octet<T> x0[ROWS];
+      load_rows(x0, own, 32 * d);
+      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, low);
+    }
     k += 32 * DEPTH;
   } else {
     let_next_begin(false);
   }
   for (; k < end; k += 32) {
     Bits y[TILES];
-    Stored by[TILES];
+    By by[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      by[t] = Stored::load<FORMAT>(c);
+      by[t] = By::load(c);
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;
-    Octet<T> x0 = whole && left >= 8 ? load_octet(from0 + at) : load_some(from0 + at, left);
+    Octet<T> x0[ROWS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) x0[r] = whole && left >= 8 ? load_octet(from0[r] + at) : load_some(from0[r] + at, left);
     Octet<T> x1 = whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
     multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, low);
   }
   wait_for_operands();
-  if (Packing<FORMAT>::HAS_BIAS) {
+  // Where a sum that waits for its scale overflows, or is not within the bound.
+  if (Packing<FORMAT>::HAS_BIAS || !IsSmall<T>::VALUE) {
+    bool sure = !Packing<FORMAT>::HAS_BIAS || p.k >= SURE;
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-      bool2 good = {p.k >= SURE && isfinite(total[t].x), p.k >= SURE && isfinite(total[t].y)};
-      if (good.x && good.y) continue;
-      float2 slowly = one_by_one<From>(b, column[t], a0, a1, begin, end);
-      total[t] = float2(good.x ? total[t].x : slowly.x, good.y ? total[t].y : slowly.y);
+    for (uint r = 0; r < ROWS; r++) {
+      const device T* a0 = a + min(row0 + 8 * r + 2 * pair, p.m - 1) * p.lda;
+      const device T* a1 = a + min(row0 + 8 * r + 2 * pair + 1, p.m - 1) * p.lda;
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) {
+        bool2 good = {sure && isfinite(total[r][t].x), sure && isfinite(total[r][t].y)};
+        if (good.x && good.y) continue;
+        float2 slowly = one_by_one<From>(b, column[t], a0, a1, begin, end);
+        total[r][t] = float2(good.x ? total[r][t].x : slowly.x, good.y ? total[r][t].y : slowly.y);
+      }
     }
   }
-  mine.store(total, added, partial[set], D, C, p);
+#pragma clang loop unroll(full)
+  for (uint r = 0; r < ROWS; r++) {
+    if (r > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    mine.store(total[r], added, partial[set], D, C, p);
+    mine.row += 8;
+  }
 }

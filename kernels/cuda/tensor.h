@@ -28,9 +28,9 @@ struct TensorCores {
   template <int FORMAT, class Piece, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
                              thread metal::float4 (&)[COLS]) {}
-  template <int FORMAT, class By, int TILES>
-  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], Octet<half>, uint,
-                                   thread metal::float2 (&)[TILES]) {}
+  template <int FORMAT, class By, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], const thread Octet<T> (&)[ROWS],
+                                   uint, thread metal::float2 (&)[ROWS][TILES]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -65,31 +65,38 @@ struct TensorCores<true> {
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
   // 4 of A, the eighth lane % 4: of its sums that column's of rows 2 * (lane % 4) and the next. Cut off as is said below, a block's four
   // steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the bound's 129 at K = SURE.
-  template <int FORMAT, class By, int TILES>
-  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], Octet<half> own, uint low,
-                                   thread metal::float2 (&sums)[TILES]) {
+  template <int FORMAT, class By, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
+                                   const thread Octet<T> (&own)[ROWS], uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
-    metal::uint4 x = arranged<FORMAT>(bits_of(own));
-    float4 of_a = float4(0.0f);
-    if (Packing<FORMAT>::HAS_BIAS) {
-      of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), x.xy);
-      of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), x.zw);
+    metal::uint4 x[ROWS], ones = metal::uint4(as_type<uint>(metal::vec<T, 2>(T(1.0f))));
+    float4 of_a[ROWS];
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) {
+      x[r] = arranged<FORMAT>(bits_of(own[r]));
+      of_a[r] = float4(0.0f);
+      if (!Packing<FORMAT>::HAS_BIAS) continue;
+      of_a[r] = metal::mma_16x8x16<T>(of_a[r], ones, x[r].xy);
+      of_a[r] = metal::mma_16x8x16<T>(of_a[r], ones, x[r].zw);
     }
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t += 2) {
       float zero[2] = {zero_of<FORMAT>(float(by[t].scale), float(by[t].bias)),
                        zero_of<FORMAT>(float(by[t + 1].scale), float(by[t + 1].bias))};
-      float4 sum = float4(0.0f);
+      metal::uint4 weights[2];
 #pragma clang loop unroll(full)
-      for (uint j = 0; j < 2; j++) {
-        metal::uint4 weights = {pair(y[t], 2 * j, low, zero[0]), pair(y[t + 1], 2 * j, low, zero[1]), pair(y[t], 2 * j + 1, low, zero[0]),
-                                pair(y[t + 1], 2 * j + 1, low, zero[1])};
-        sum = metal::mma_16x8x16(sum, weights, j == 0 ? x.xy : x.zw);
+      for (uint j = 0; j < 2; j++)
+        weights[j] = {pair<T>(y[t], 2 * j, low, zero[0]), pair<T>(y[t + 1], 2 * j, low, zero[1]), pair<T>(y[t], 2 * j + 1, low, zero[0]),
+                      pair<T>(y[t + 1], 2 * j + 1, low, zero[1])};
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) {
+        float4 sum = metal::mma_16x8x16<T>(float4(0.0f), weights[0], x[r].xy);
+        sum = metal::mma_16x8x16<T>(sum, weights[1], x[r].zw);
+        sums[r][t].x = added<FORMAT>(by[t], zero[0], sum.x, of_a[r].x, sums[r][t].x);
+        sums[r][t].y = added<FORMAT>(by[t], zero[0], sum.y, of_a[r].y, sums[r][t].y);
+        sums[r][t + 1].x = added<FORMAT>(by[t + 1], zero[1], sum.z, of_a[r].x, sums[r][t + 1].x);
+        sums[r][t + 1].y = added<FORMAT>(by[t + 1], zero[1], sum.w, of_a[r].y, sums[r][t + 1].y);
       }
-      sums[t].x = added<FORMAT>(by[t], zero[0], sum.x, of_a.x, sums[t].x);
-      sums[t].y = added<FORMAT>(by[t], zero[0], sum.y, of_a.y, sums[t].y);
-      sums[t + 1].x = added<FORMAT>(by[t + 1], zero[1], sum.z, of_a.x, sums[t + 1].x);
-      sums[t + 1].y = added<FORMAT>(by[t + 1], zero[1], sum.w, of_a.y, sums[t + 1].y);
     }
   }
 
@@ -120,8 +127,8 @@ struct TensorCores<true> {
         Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
 #pragma clang loop unroll(full)
         for (uint j = 0; j < 2; j++) {
-          metal::uint4 weights = {pair(y, 2 * j, low, zero), pair(z, 2 * j, low, zero_beside), pair(y, 2 * j + 1, low, zero),
-                                  pair(z, 2 * j + 1, low, zero_beside)};
+          metal::uint4 weights = {pair<half>(y, 2 * j, low, zero), pair<half>(z, 2 * j, low, zero_beside),
+                                  pair<half>(y, 2 * j + 1, low, zero), pair<half>(z, 2 * j + 1, low, zero_beside)};
           both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
         }
       }
@@ -132,10 +139,10 @@ struct TensorCores<true> {
     }
   }
   // Eight of A in the order in which Eighth has pairs of weights.
-  template <int FORMAT>
-  static METAL_FUNC metal::uint4 arranged(OctetBits<half> x) {
+  template <int FORMAT, class T>
+  static METAL_FUNC metal::uint4 arranged(OctetBits<T> x) {
     metal::uint4 w = Packing<FORMAT>::BITS == 4 ? metal::uint4(x.bits.xz, x.bits.yw) : x.bits;
-    metal::half4 l = as_type<metal::half4>(w.xy), h = as_type<metal::half4>(w.zw);
+    metal::ushort4 l = as_type<metal::ushort4>(w.xy), h = as_type<metal::ushort4>(w.zw);
     return {as_type<uint>(l.xz), as_type<uint>(l.yw), as_type<uint>(h.xz), as_type<uint>(h.yw)};
   }
   template <int FORMAT, class Piece>
@@ -146,9 +153,9 @@ struct TensorCores<true> {
     for (uint j = 0; j < WORDS; j++) y.word[j] = piece.bits[(WORDS * i + j) / 4][(WORDS * i + j) % 4];
     return y;
   }
-  template <int FORMAT>
+  template <class T, int FORMAT>
   static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, float zero) {
-    return as_type<uint>(y.pair(i, low, zero));
+    return as_type<uint>(Integers<T>::pair(y.pair(i, low, zero)));
   }
   template <int FORMAT, class Piece>
   static METAL_FUNC float added(Piece piece, float zero, float sum, float of_a, float to) {

@@ -48,19 +48,21 @@ struct Eighth {
     return as_type<metal::half2>((bits & low) | 0x64006400u) - metal::half2(half(1024.0f + zero));
   }
   // Of eight neighbours of A what a lane needs for the four: the first of each pair, or the second.
-  static METAL_FUNC metal::half4 own(Octet<half> x, bool second) {
-    if (WORDS == 2) return second ? metal::half4(x.low.zw, x.high.zw) : metal::half4(x.low.xy, x.high.xy);
+  template <class T>
+  static METAL_FUNC metal::vec<T, 4> own(Octet<T> x, bool second) {
+    typedef metal::vec<T, 4> Four;
+    if (WORDS == 2) return second ? Four(x.low.zw, x.high.zw) : Four(x.low.xy, x.high.xy);
     return second ? x.high : x.low;
   }
 };
 
 // What is taken from a group's integers. Of a weight that is scale * q + bias the integer next to -bias / scale, for q - zero is exact in
-// half, and scale * (q - zero) + rest, the rest being scale * zero + bias, can be multiplied apart: rest by the sum of A over the block,
-// that of products by ones. The rest is about half a scale at most (and 1.0067 times a weight, for zero is taken from a reciprocal within
-// 2^-17), so that the two terms are at most 3.02 times the weight where they cancel; where zero stops at 1023 they have one sign. Without
-// zero they could be any number of times larger. The sums of a block round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all
-// |w| |a|, within the K + 1 of the bound where K is SURE or more: else, and where something is infinite, of which the two terms may have
-// both signs, kernels go product by product.
+// 16 bits (bfloat has 8 of a number), and scale * (q - zero) + rest, the rest being scale * zero + bias, can be multiplied apart: rest by
+// the sum of A over the block, that of products by ones. The rest is about half a scale at most (and 1.0067 times a weight, for zero is
+// taken from a reciprocal within 2^-17), so that the two terms are at most 3.02 times the weight where they cancel; where zero stops, at 0
+// or 255, they have one sign. Without zero they could be any number of times larger. The sums of a block round by no more than (31 + 2 * K
+// / 32) * 3.02 parts in 2^24 of all |w| |a|, within the K + 1 of the bound where K is SURE or more: else, and where something is infinite,
+// of which the two terms may have both signs, kernels go product by product.
 constexpr constant uint SURE = 128;
 template <int FORMAT>
 METAL_FUNC float zero_of(float scale, float bias) {
@@ -69,7 +71,7 @@ METAL_FUNC float zero_of(float scale, float bias) {
   float r = as_type<float>(0x7ef311c7u - as_type<uint>(scale));
   r = r * metal::fma(-scale, r, 2.0f);
   r = r * metal::fma(-scale, r, 2.0f);
-  return metal::fmin(metal::fmax(metal::rint(-bias * r), -1023.0f), 1023.0f);
+  return metal::fmin(metal::fmax(metal::rint(-bias * r), 0.0f), 255.0f);
 }
 
 // What pairs are masked with.
@@ -87,3 +89,24 @@ METAL_FUNC Octet<half> in_order(Eighth<FORMAT> y, float zero, uint low_byte) {
   if (Packing<FORMAT>::BITS == 8) return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
   return {{a.x, b.x, c.x, d.x}, {a.y, b.y, c.y, d.y}};
 }
+
+// Integers that half has exactly, as T: themselves, in float weights.
+template <class T>
+struct Integers {
+  static METAL_FUNC metal::vec<T, 2> pair(metal::half2 x) { return metal::vec<T, 2>(metal::float2(x)); }
+  static METAL_FUNC Octet<T> scaled(Octet<half> x, float, float) {
+    return {metal::vec<T, 4>(metal::float4(x.low)), metal::vec<T, 4>(metal::float4(x.high))};
+  }
+};
+template <>
+struct Integers<half> {
+  static METAL_FUNC metal::half2 pair(metal::half2 x) { return x; }
+  static METAL_FUNC Octet<half> scaled(Octet<half> x, float, float) { return x; }
+};
+template <>
+struct Integers<float> {
+  static METAL_FUNC Octet<float> scaled(Octet<half> x, float scale, float bias) {
+    metal::float4 by = metal::float4(scale), more = metal::float4(bias);
+    return {metal::fma(by, metal::float4(x.low), more), metal::fma(by, metal::float4(x.high), more)};
+  }
+};

@@ -7,25 +7,6 @@
 #include "products.h"
 #include "weights.h"
 
-// What of integers goes to a tile of T: themselves, in float weights.
-template <class T>
-struct Integers {
-  static METAL_FUNC Octet<T> scaled(Octet<half> x, float, float) {
-    return {metal::vec<T, 4>(metal::float4(x.low)), metal::vec<T, 4>(metal::float4(x.high))};
-  }
-};
-template <>
-struct Integers<half> {
-  static METAL_FUNC Octet<half> scaled(Octet<half> x, float, float) { return x; }
-};
-template <>
-struct Integers<float> {
-  static METAL_FUNC Octet<float> scaled(Octet<half> x, float scale, float bias) {
-    metal::float4 by = metal::float4(scale), more = metal::float4(bias);
-    return {metal::fma(by, metal::float4(x.low), more), metal::fma(by, metal::float4(x.high), more)};
-  }
-};
-
 // BK x BN weights of a threadgroup of TG. In 16 bits the tile holds integers, less one that is next to -bias / scale; the scale of a column
 // and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float it holds weights.
 template <class T, class From, int BK, int BN>
@@ -49,8 +30,7 @@ struct QuantizedTile {
   // The `eight`th of the tile, and, of those with 32 of k the first, their factor.
   static METAL_FUNC void put(Bits y, float scale, float bias, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
     uint along = eight % ACROSS * 8;
-    float zero = zero_of<Pack::ID>(scale, bias);
-    if (Pack::HAS_BIAS) zero = IN_FLOAT ? 0.0f : metal::clamp(zero, 0.0f, 255.0f);  // bfloat has 8 bits
+    float zero = Pack::HAS_BIAS && IN_FLOAT ? 0.0f : zero_of<Pack::ID>(scale, bias);
     store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
     Factor factor = {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
     if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = factor;

@@ -84,7 +84,7 @@ def test_what_devices_prefer_is_there() -> None:
                 continue
             for v in name.variants if isinstance(name, Splits) else [name]:
                 takes = {(kind.storage, kind.end) for kind in manifest.get(v).kinds()}
-                assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [32]), v
+                assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [16], [32], [64]), v
 
 
 def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

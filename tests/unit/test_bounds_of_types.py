@@ -27,8 +27,10 @@ def test_every_family_takes_every_type_but_what_a_library_lacks() -> None:
             bm, bn, bk = (v.params[key] for key in ("bm", "bn", "bk"))
             of_a, of_b = max(bm * (bk + 8), bk * (bm + 8)), max(bn * (bk + 8), bk * (bn + 8))
             assert (4 * (of_a + of_b) <= 32768) == ("float32" not in v.without), v
-    halves = [v for v in known if v.kernel == "weight_tiles" or v.params.get("mma")]
-    assert {v.types for v in halves} == {("float16",)}, "8 bits of an integer are exact in half, not in bfloat"
+    tiles = [v for v in known if v.kernel == "weight_tiles"]
+    assert {v.types for v in tiles} == {("float16", "bfloat16")}, "8 bits of an integer and a sign are exact in both"
+    one_row = [kind for v in metalmm.variants() if v.family == "gemv_nt_mma" for kind in v.kinds()]
+    assert {v.types for v in one_row} == {("float16",)}
 
 
 def test_the_bound_is_that_of_the_type() -> None:

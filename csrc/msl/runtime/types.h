@@ -95,6 +95,9 @@ struct bfloat {
     return static_cast<T>(static_cast<float>(*this));
   }
   static constexpr uint16_t round(float f) {
+#ifdef __CUDACC__
+    if (!__builtin_is_constant_evaluated()) return metalmm::cuda::narrowed_to_bfloat(f);
+#endif
     uint u = __builtin_bit_cast(uint, f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
     return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);

@@ -115,12 +115,14 @@ class _Cuda:
         ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 32),
+        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
+        ("", "1", _splits(8e3, "small_m_mma", "r2_t2_s4_d2_tg128", "r2_t2_s16_d2_tg512"), 16),
+        ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r4_t2_s8_d2_tg256", "r4_t2_s16_d2_tg512"), 32),
+        ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r8_t2_s8_tg256"), 64),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
         ("", "1", TILES),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS)),  # few tiles
         ("dense", "1", "gemm/bm16_bn32_bk128_wm1"),
-        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS)),
         ("", "1", "gemm/bm32_bn32_bk64_wm1"),
         ("", "", "gemm_tiled/baseline"),
     )

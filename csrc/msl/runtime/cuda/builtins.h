@@ -140,6 +140,11 @@ inline unsigned short narrowed(float f) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
   return bits;
 }
+inline unsigned short narrowed_to_bfloat(float f) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+  return bits;
+}
 constexpr float half_to_float(unsigned short bits) {
   if (!__builtin_is_constant_evaluated()) return widened(bits);
   unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
