@@ -18,7 +18,7 @@ import numpy as np
 
 from . import __version__, _core, backends, doctor, files, lint_command, manifest, tuning
 from .bench import command as bench_command
-from .bench import compare, frameworks, html, step, tune_command
+from .bench import compare, frameworks, html, models, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
 from .errors import DeviceError, Error
@@ -269,6 +269,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "bench": ("which variant is right and which is fastest on each shape", bench_command.add_arguments),
     "step": ("a whole decode step as one recording: how long it is under one choice of variants or another", step.add_arguments),
     "tune": ("measure, and keep the choice for matmul('auto', ...)", tune_command.add_arguments),
+    "sizes": ("the matmuls of a model, as bench, tune and step take them: of a .gguf file, a config.json or a name", models.add_arguments),
     "compare": ("two bench results: what became faster or slower", compare.add_arguments),
     "frameworks": ("operations of MLX, PyTorch and metalmm side by side, for what is installed", frameworks.add_arguments),
     "doctor": (

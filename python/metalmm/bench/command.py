@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import Device, Variant, _core, backends, files, manifest, terminal, variants
 from ..errors import Error
 from ..variant import end_of, kind_of
-from . import check, page, report, results, runner, sizes
+from . import check, models, page, report, results, runner, sizes
 from .copy import measured_copy
 from .results import Run
 from .runner import Rule
@@ -22,7 +22,24 @@ from .sizes import Shape, Sizes
 DEFAULT_JSON = "metalmm-bench.json"
 Work = list[tuple[Shape, list[Variant]]]
 # What a run must have in common with the one that it goes on from.
-_SAME_ARGUMENTS = ("sizes", "spec", "shapes", "top", "backends", "manifest", "cold", "all", "seed", "rule", "check")
+_SAME_ARGUMENTS = (
+    "sizes",
+    "spec",
+    "shapes",
+    "top",
+    "backends",
+    "manifest",
+    "cold",
+    "all",
+    "seed",
+    "rule",
+    "check",
+    "model",
+    "m",
+    "context",
+    "storage",
+    "type",
+)
 _SAME_ENVIRONMENT = ("device", "threads", "cpu", "gpu", "metalmm", "compiler", "commit")
 
 
@@ -39,6 +56,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spec", action="append", default=[], help="a shape instead, such as 'm=1 n=4864 k=896 nt bias calls=24'; again for more"
     )
+    models.add_model_arguments(parser)
     parser.add_argument("--top", type=int, help="only so many shapes, those of most time in the profile")
     parser.add_argument("--shapes", help="numbers ('1,3') or words that a shape must have ('n=896 k=4864')")
 
@@ -94,9 +112,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read_sizes(args: argparse.Namespace) -> Sizes:
     """The shapes that the arguments ask for. Raises SizesError, UsageError."""
     given = [x for x in (args.sizes, args.sizes_by_name) if x]
-    if len(given) + bool(args.spec) > 1:
-        raise UsageError("--spec and a sizes file, or two of those: give one of them")
-    found = sizes.from_specs(args.spec) if args.spec else sizes.load(given[0] if given else sizes.DEFAULT)
+    if len(given) + bool(args.spec) + bool(args.model) > 1:
+        raise UsageError("a sizes file, --spec and --model, or two sizes files: give one of them")
+    found = models.sizes_of(args) or (sizes.from_specs(args.spec) if args.spec else sizes.load(given[0] if given else sizes.DEFAULT))
     found.shapes = sizes.select(found.shapes, args.shapes)
     if args.top is not None:
         if args.top < 1:

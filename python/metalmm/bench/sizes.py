@@ -14,7 +14,7 @@ from typing import Any
 from .. import MatmulSpec, _core, files
 from ..errors import ArgumentError, DTypeError, Error, ShapeError
 from ..profile import analysis, log
-from ..profile.trace import op_of
+from ..profile.trace import op_of, pairs_of
 from ..variant import LAYOUTS, OPERAND_TYPES, STORAGES, kind_of
 
 _T = typing.TypeVar("_T")
@@ -192,8 +192,8 @@ def keep_top(found: Sizes, count: int) -> None:
 def parse(text: str, *, of_log: bool = False) -> Sizes:
     """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the lines under it.
 
-    The first of these backend lines says where it ran. Lines that say the same of one shape are one. A ? where the profile did not say is
-    no mistake, and leaves the shape out. In a log (`of_log`) a line that would be a mistake leaves its shape out, too.
+    The first of these backend lines says where it ran. Lines that say the same of one shape are one. Where a line has calls=, they are of
+    one step. A ? where the profile did not say is no mistake, and leaves the shape out. In a log (`of_log`) a line that would be a mistake leaves its shape out, too.
 
     Raises SizesError, with the line's number, for a line that lacks a field or holds no number.
     """
@@ -201,7 +201,7 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
     totals: dict[str, tuple[int, float]] = {}  # of each operation on a backend, as the summary above the shapes has them
     listed: dict[str, tuple[int, float]] = {}
     waiting: Shape | LeftOut | None = None
-    op = ""
+    op, is_step = "", False
     for number, line in enumerate(text.splitlines(), 1):
         row = files.harmless(line.strip())
         if row.startswith("op=") and "|" in row and row.endswith(":"):
@@ -212,6 +212,7 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
                 if not of_log:
                     raise
                 waiting = LeftOut(row.rstrip(":"), str(error.__cause__ or error))
+            is_step = is_step or waiting.calls is not None
             op = row[len("op=") :].split("|")[0].strip()
         elif waiting and row.startswith("backend="):
             figures = dict(_FIGURE.findall(row))
@@ -229,7 +230,7 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
             found.left_out.append(
                 LeftOut(name, "shapes that the profile's summary does not list one by one", calls - seen, max(total - known, 0.0))
             )
-    found.steps = steps_of(found)
+    found.steps = 1 if is_step else steps_of(found)
     return found
 
 
@@ -302,6 +303,7 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
             dtype=fields.get("dtype", "float16"),
+            calls=int(fields["calls"]) if "calls" in fields else None,
         )
     except (KeyError, ValueError) as error:
         raise SizesError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
@@ -337,6 +339,15 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
         raise ValueError(f"{text!r} is neither 0 nor 1")
     return text.lower() in ("1", "true", "yes")
+
+
+def text_of(shapes: Iterable[Shape]) -> str:
+    """Their lines in a sizes file, with the calls of a step."""
+    lines = []
+    for shape in shapes:
+        pairs = {**pairs_of(shape.spec), "op": shape.op, **({"calls": str(shape.calls)} if shape.calls else {})}
+        lines.append(f"  {' | '.join(f'{key}={value}' for key, value in pairs.items())}:\n")
+    return "".join(lines)
 
 
 def text_of_log(found: log.Log) -> str:

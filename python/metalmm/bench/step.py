@@ -272,6 +272,8 @@ def main(args: argparse.Namespace) -> int:
     rule, found = command.rule_of(args), command.read_sizes(args)
     if args.steps is not None and args.steps < 1:
         raise command.UsageError("--steps takes at least 1")
+    if args.model and "," in (args.m or ""):
+        raise command.UsageError(f"--m {args.m}: a step has one number of rows")
     plan = plan_of(found, args.steps)
     if not plan.calls:
         raise command.UsageError("there is no call in a step")
@@ -385,12 +387,15 @@ def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, foun
                 f"{m.calls}",
                 f"{missing or ''}",
                 f"{rate:.1f}",
+                f"{1e3 / host_ms:.3g}" if host_ms and not missing else "",
                 page.percent(rate / copy),
                 against,
             ]
         )
     terminal.table(
-        ("choice", "device", "host", "host range", "calls", "without", "GB/s", "of copy", "host to best"), rows, numbers=range(1, 9)
+        ("choice", "device", "host", "host range", "calls", "without", "GB/s", "steps/s", "of copy", "host to best"),
+        rows,
+        numbers=range(1, 10),
     )
     detail = []
     for i, (shape, calls) in enumerate(plan.calls):

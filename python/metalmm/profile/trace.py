@@ -54,7 +54,7 @@ class _Tracer:
                 continue
             data: dict[str, Any] = {"op_name": op_name, "backend": name, "duration_us": _us(seconds)}
             if spec is not None:
-                data["data"] = _pairs(name, spec)
+                data["data"] = {"backend": name, **pairs_of(spec)}
             events.append(("GpuOpCompleted", data))
             self._span(name, at, seconds, "device", data.get("data"))
             at += seconds
@@ -97,9 +97,10 @@ def op_of(spec: _core.MatmulSpec) -> str:
     return "matmul_bias_add" if spec.bias else "matmul_alpha_beta" if spec.alpha != 1 or spec.beta else "matmul"
 
 
-def _pairs(variant: str, spec: _core.MatmulSpec) -> dict[str, str]:
+def pairs_of(spec: _core.MatmulSpec) -> dict[str, str]:
+    """What a log says of it."""
     op = op_of(spec)
-    pairs = {"op": op, "backend": variant, "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
+    pairs = {"op": op, "batch": spec.batch, "m": spec.m, "n": spec.n, "k": spec.k}
     more: dict[str, object] = {"tA": int(spec.transpose_a), "tB": int(spec.transpose_b)}
     if spec.also_n:
         names = ("n0", "n1") if len(spec.also_n) == 1 else ("nq", "nk", "nv")

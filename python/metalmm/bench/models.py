@@ -1,0 +1,298 @@
+"""``metalmm sizes`` and ``--model``: the matmuls of a model, of its .gguf file, of a config.json of Hugging Face, or of a name in a list."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import MatmulSpec, files, gguf_file
+from ..errors import ArgumentError, DTypeError, Error, ShapeError, UnsupportedError
+from ..variant import OPERAND_TYPES, STORAGES, kind_of
+from .sizes import LeftOut, Sizes, of_spec, text_of
+
+LIST = Path(__file__).with_name("models.json")
+MARK = "# Matmuls of a model"
+_FUSED_ROWS = 8  # what fused variants take
+_DRAFT_ROWS = 16  # of more rows, which are a prompt, the last one alone meets the vocabulary
+
+
+class ModelError(Error, ValueError):
+    """A model that cannot be read, or is of a kind that is not known."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """n rows of k weights. storage: as QuantizedArray.storage says, or the name of a format that no variant takes; None: as asked for.
+    dtype: of dense weights; None: as asked for."""
+
+    n: int
+    k: int
+    bias: bool = False
+    storage: str | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one A is multiplied by. swiglu: of two, what follows."""
+
+    matrices: tuple[Matrix, ...]
+    swiglu: bool = False
+    is_head: bool = False  # the projection to the vocabulary
+
+
+@dataclass
+class Model:
+    """Its groups, each with how often a token meets it."""
+
+    name: str
+    groups: list[tuple[Group, int]]
+    layers: int
+    heads: int
+    head_dim: int
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    def sizes(self, rows: Sequence[int] = (1,), context: int = 1024, storage: str = "dense", dtype: str = "float16") -> Sizes:
+        """Of a pass over each number of rows of one sequence: the weights' matmuls and, of each layer, the scores' and the values'."""
+        counts: collections.Counter[MatmulSpec] = collections.Counter()
+        found = Sizes(left_out=list(self.left_out), steps=1)
+        for m in rows:
+            for group, count in self.groups:
+                for matrices in _together(group, m, storage, dtype):
+                    first = matrices[0]
+                    options = {"bias": first.bias, "dtype": first.dtype or dtype, "b_storage": first.storage or storage}
+                    height = 1 if group.is_head and m > _DRAFT_ROWS else m
+                    also = [x.n for x in matrices[1:]]
+                    self._add(counts, found, count, height, first.n, first.k, also_n=also, swiglu=bool(also) and group.swiglu, **options)
+            scores = {"batch": self.heads, "dtype": dtype}
+            self._add(counts, found, self.layers, m, context, self.head_dim, alpha=self.head_dim**-0.5, **scores)
+            self._add(counts, found, self.layers, m, self.head_dim, context, transpose_b=False, **scores)
+        found.shapes = [of_spec(spec, calls) for spec, calls in counts.items()]
+        return found
+
+    @staticmethod
+    def _add(counts: collections.Counter[MatmulSpec], found: Sizes, calls: int, m: int, n: int, k: int, **options: Any) -> None:
+        text = f"m={m} n={n} k={k} {options.get('b_storage', 'dense')}"
+        stored = options.get("b_storage", "dense")
+        if kind_of(stored) not in STORAGES:
+            found.left_out.append(LeftOut(text, f"no variant takes weights of format {stored}", calls))
+            return
+        try:
+            counts[MatmulSpec(m, n, k, **{"transpose_b": True, **options})] += calls
+        except (ArgumentError, ShapeError, DTypeError) as error:
+            found.left_out.append(LeftOut(text, str(error), calls))
+
+
+def _together(group: Group, m: int, storage: str, dtype: str) -> Iterable[list[Matrix]]:
+    """Its matrices as calls take them: of one format, type and bias in one call, where that takes so many rows."""
+    kinds: dict[tuple[Any, ...], list[Matrix]] = {}
+    for i, x in enumerate(group.matrices):
+        kinds.setdefault((x.storage or storage, x.dtype or dtype, x.bias, i if m > _FUSED_ROWS else 0), []).append(x)
+    return kinds.values()
+
+
+def load(model: str) -> Model:
+    """Of a .gguf file, a config.json or a name of the list. Raises ModelError, and what gguf_file.check does."""
+    path, listed = Path(model), json.loads(LIST.read_text(encoding="utf-8"))
+    if path.suffix == ".gguf":
+        return _of_gguf(path)
+    if path.suffix == ".json":
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        return of_config(config, str(path))
+    names = {name.lower(): name for name in listed}
+    if name := names.get(model.lower()):
+        return of_config(listed[name], name)
+    raise ModelError(f"{model!r} is no model; it takes a .gguf file, a config.json or one of {', '.join(listed)}")
+
+
+# What the kinds of config.json have: biases of q, k and v; of all; matrices that are one in the checkpoint; no gate.
+_KINDS: Mapping[str, frozenset[str]] = {
+    "llama": frozenset(),
+    "mistral": frozenset(),
+    "qwen2": frozenset({"qkv bias"}),
+    "qwen3": frozenset(),
+    "gemma": frozenset(),
+    "gemma2": frozenset(),
+    "gemma3_text": frozenset(),
+    "phi": frozenset({"bias", "no gate"}),
+    "phi3": frozenset({"joined"}),
+    "mixtral": frozenset(),
+    "qwen2_moe": frozenset({"qkv bias"}),
+    "qwen3_moe": frozenset(),
+}
+_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def of_config(config: Any, name: str) -> Model:
+    """Of what a config.json says. Raises ModelError."""
+    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):  # of one that sees, too
+        config = config["text_config"]
+    if not isinstance(config, dict):
+        raise ModelError(f"{name}: a config.json is an object, with {', '.join(_NEEDED)}")
+    kind = str(config.get("model_type"))
+    missing = [key for key in _NEEDED if key not in config]
+    if kind not in _KINDS:
+        lacks = f", and it has no {', '.join(missing)}" if missing else ""
+        raise ModelError(f"{name}: model_type is {kind[:40]!r}{lacks}; known are {', '.join(_KINDS)}")
+    if missing:
+        raise ModelError(f"{name}: it has no {', '.join(missing)}")
+
+    def number(key: str, otherwise: int | None = None) -> int:
+        value = config.get(key)
+        if value is None and otherwise is not None:
+            return otherwise
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise ModelError(f"{name}: {key} is {str(value)[:40]!r}; it takes a whole number from 1 to 2^31 - 1")
+        return value
+
+    hidden, layers, heads, ffn, vocab = (number(key) for key in _NEEDED)
+    of_k, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
+    has, plain = _KINDS[kind], bool(config.get("attention_bias"))
+    bias = plain or "bias" in has
+    q = [Matrix(n, hidden, bias or "qkv bias" in has) for n in (heads * head_dim, of_k * head_dim, of_k * head_dim)]
+    up = [Matrix(ffn, hidden, bool(config.get("mlp_bias")) or "bias" in has)] * (1 if "no gate" in has else 2)
+    if "joined" in has:
+        q, up = ([Matrix(sum(x.n for x in parts), hidden, parts[0].bias)] for parts in (q, up))
+    act = config.get("hidden_activation") or config.get("hidden_act")
+    groups = [
+        (Group(tuple(q)), layers),
+        (Group((Matrix(hidden, heads * head_dim, bias),)), layers),
+        (Group(tuple(up), swiglu=act == "silu" and len(up) == 2 and not up[0].bias), layers),
+        (Group((Matrix(hidden, ffn, up[0].bias),)), layers),
+        (Group((Matrix(vocab, hidden, "bias" in has),), is_head=True), 1),
+    ]
+    left = []
+    if any(config.get(key) for key in _EXPERTS):
+        del groups[2:4]
+        left = [LeftOut("the experts of each layer", "experts are not run", layers)]
+    return Model(name, groups, layers, heads, head_dim, left)
+
+
+_TENSOR = re.compile(r"blk\.\d+\.(\w+)\.weight")
+# Of a layer, by its input. What else has two dimensions is listed as not run.
+_GROUPS = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
+_DENSE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
+
+
+def _of_gguf(path: Path) -> Model:
+    try:
+        import gguf
+    except ImportError:
+        raise UnsupportedError("a .gguf file needs the package gguf: pip install gguf") from None
+    gguf_file.check(path)
+    try:
+        reader = gguf.GGUFReader(path)
+        said = {key: value.contents() for key, value in reader.fields.items()}
+        tensors = {t.name: ([int(x) for x in t.shape], t.tensor_type.name.lower()) for t in reader.tensors}
+    except Exception as error:  # it reads what lies there: of a damaged file, anything
+        raise ModelError(f"{path}: {error}") from error
+    kind = said.get("general.architecture")
+
+    def number(key: str, otherwise: int | None = None) -> int:
+        value = said.get(f"{kind}.{key}", otherwise)
+        value = max(value) if isinstance(value, list) and value else value  # of each layer
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise ModelError(f"{path}: {kind}.{key} is {str(value)[:40]!r}; it takes a whole number from 1 to 2^31 - 1")
+        return value
+
+    layers, heads = number("block_count"), number("attention.head_count")
+    head_dim = number("attention.key_length", max(1, number("embedding_length") // heads))
+    counts: collections.Counter[Group] = collections.Counter()
+    taken = set()
+
+    def matrix(name: str) -> Matrix:
+        (k, n), form = tensors[name]
+        taken.add(name)
+        bias = f"{name.removesuffix('weight')}bias" in tensors
+        return Matrix(n, k, bias, "dense" if form in _DENSE else form, _DENSE.get(form))
+
+    def is_matrix(name: str) -> bool:
+        return name in tensors and len(tensors[name][0]) == 2
+
+    silu = kind not in ("gemma", "gemma2", "gemma3", "phi2")
+    for i in range(layers):
+        for names in _GROUPS:
+            if parts := [f"blk.{i}.{name}.weight" for name in names if is_matrix(f"blk.{i}.{name}.weight")]:
+                group = tuple(map(matrix, parts))
+                counts[Group(group, swiglu=names[-1] == "ffn_up" and silu and len(group) == 2)] += 1
+    head = next((name for name in ("output.weight", "token_embd.weight") if is_matrix(name)), None)
+    if head:
+        counts[Group((matrix(head),), is_head=True)] += 1
+    others = collections.Counter(
+        found[1] for name in tensors if name not in taken and (found := _TENSOR.fullmatch(name)) and len(tensors[name][0]) > 1
+    )
+    left = [
+        LeftOut(name, "experts are not run" if name.endswith("_exps") else "what it is for is not known", count)
+        for name, count in others.items()
+    ]
+    return Model(path.name, list(counts.items()), layers, heads, head_dim, left)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False) -> None:
+    """A model, and how it is run."""
+    names = ", ".join(json.loads(LIST.read_text(encoding="utf-8")))
+    what = f"a .gguf file, a config.json of Hugging Face or a name: {names}"
+    if needs:
+        parser.add_argument("model", metavar="MODEL", help=what)
+    else:
+        parser.add_argument("--model", help=f"its shapes instead: {what}")
+    parser.add_argument("--m", help="rows of the model's operands, such as 1,4,16,512 (default: 1)")
+    parser.add_argument("--context", type=int, help="tokens that the model has seen before (default: 1024)")
+    parser.add_argument("--storage", help="of the model's weights, where it does not say: dense, q8_0, q4_0, affine4 … (default: dense)")
+    parser.add_argument("--type", choices=OPERAND_TYPES, help="of the model's operands, where it does not say (default: float16)")
+
+
+def sizes_of(args: argparse.Namespace) -> Sizes | None:
+    """What the arguments say; None where they name no model. Raises ModelError."""
+    if not args.model:
+        if alone := [f"--{key}" for key in ("m", "context", "storage", "type") if getattr(args, key) is not None]:
+            raise ModelError(f"{alone[0]} is of a model, and there is no --model")
+        return None
+    rows, context, storage = (args.m or "1").split(","), 1024 if args.context is None else args.context, args.storage or "dense"
+    if any(not m.strip().isdecimal() or len(m) > 9 or not int(m) for m in rows):
+        raise ModelError(f"--m {args.m[:40]!r}: it takes whole numbers from 1 on, such as 1,4,16")
+    if not 1 <= context < 2**31:
+        raise ModelError(f"--context {context}: it takes 1 to 2^31 - 1")
+    if kind_of(storage) not in STORAGES:
+        raise ModelError(f"--storage {storage[:40]!r}: it takes one of {', '.join(STORAGES)}")
+    return load(args.model).sizes([int(m) for m in rows], context, storage, args.type or "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, needs=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the sizes file; default: standard output")
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.output:
+        files.check_output(Path(args.output), MARK, "sizes file")
+    found = sizes_of(args) or Sizes()
+    text = f"{MARK}: {files.harmless(args.model)}\n\n{text_of(found.shapes)}"
+    if args.output:
+        files.write_text(args.output, text)
+    elif args.json != "-":
+        print(text, end="")
+    files.give_json(
+        args.json,
+        {
+            "schema": "metalmm-sizes",
+            "version": 1,
+            "shapes": [s.as_json() for s in found.shapes],
+            "left_out": [vars(g) for g in found.left_out],
+        },
+    )
+    for line in found.left_out_lines():
+        print(f"metalmm sizes: {line}", file=sys.stderr)
+    return 0
