@@ -46,7 +46,7 @@ METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device T* a0, const
 
 // A lane's octet of each eighth row.
 template <int ROWS, class T>
-METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const thread device T* const (&from)[ROWS], uint at) {
+METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const device T* const thread (&from)[ROWS], uint at) {
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) x[r] = load_octet(from[r] + at);
 }

@@ -29,8 +29,12 @@ class ModelError(Error, ValueError):
 
 @dataclass(frozen=True)
 class Matrix:
-    """n rows of k weights. storage: as QuantizedArray.storage says, or the name of a format that no variant takes; None: as asked for.
-    dtype: of dense weights; None: as asked for."""
+    """n rows of k weights.
+
+    Attributes:
+        storage: As QuantizedArray.storage says, or the name of a format that no variant takes. None is as asked for.
+        dtype: Of dense weights. None is as asked for.
+    """
 
     n: int
     k: int
