@@ -239,7 +239,7 @@ def test_without_libclang_it_says_what_to_install(tmp_path: Path) -> None:
     assert "lint needs libclang (none here); pip install libclang" in done.stderr
 
 
-def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clang, wrong = lint._clang(), kernel("float x = 1; float* y = &x; D[0] = *y;")
     (said, kept), found = lint._declarations(clang), lint.check(wrong, "x.metal")
     assert said == "-include-pch" and found
@@ -257,9 +257,10 @@ def test_declarations_are_parsed_once_and_not_kept_where_nothing_is(monkeypatch:
     def full(name: str, build: object) -> Path:
         raise metalmm.DeviceError("no room")
 
-    Path(kept).write_bytes(b"damaged")
+    damaged = tmp_path / "damaged.pch"  # not the cache's own: libclang has that mapped, in the other workers of this run, too
+    damaged.write_bytes(b"damaged")
     fetch = cache.fetch
-    monkeypatch.setattr(cache, "fetch", lambda name, build: Path(kept) if name in kept else fetch(name, build))
+    monkeypatch.setattr(cache, "fetch", lambda name, build: damaged if name in kept else fetch(name, build))
     assert lint.check(wrong, "x.metal") == found
     monkeypatch.setattr(cache, "fetch", full)
     assert lint._declarations(clang)[0] == "-include" and lint.check(wrong, "x.metal") == found
