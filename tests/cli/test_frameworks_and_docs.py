@@ -143,7 +143,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
     written(tmp_path / "run.jsonl", events)
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "decide.md").read_text(), re.S)
     commands = [line for block in blocks for line in block.splitlines()]
-    assert [line.split()[1] for line in commands] == ["profile", "profile", "bench", "tune", "step", "compare", "report"]
+    assert [line.split()[1] for line in commands] == ["profile", "profile", "sizes", "bench", "tune", "step", "compare", "report"]
     for line in commands:
         words = line.split()[1:]
         quick = [*QUICK, "--backends", "gemv,m1_optimized,gemv_nt_vec4,mlx"] if words[0] in ("bench", "tune", "step") else []
