@@ -260,7 +260,11 @@ def _arguments_of_variants(parser: argparse.ArgumentParser) -> None:
 
 def _arguments_of_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id")
-    parser.add_argument("spec", nargs="*", help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32)")
+    parser.add_argument(
+        "spec",
+        nargs="*",
+        help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32), q8_0 …, or n=4864+4864 swiglu; default layout: nn, of quantized weights nt",
+    )
     parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
     parser.set_defaults(run=_explain)
 

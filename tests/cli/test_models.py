@@ -20,7 +20,7 @@ SMALL = {
 # What their makers say they have, in millions, without the embeddings where those are not the projection to the vocabulary, too.
 PARAMETERS = {
     "Qwen2.5-0.5B": 494.0, "Qwen2.5-7B": 7615.6 - 545.0, "Qwen3-4B": 4022.5, "Llama-3.2-1B": 1235.8, "Llama-3.2-3B": 3212.7,
-    "Llama-3.1-8B": 8030.3 - 525.3, "Mistral-7B": 7248.0 - 134.2, "gemma-2-2b": 2614.3, "Phi-3-mini": 3821.1 - 98.5,
+    "Llama-3.1-8B": 8030.3 - 525.3, "Mistral-7B-v0.3": 7248.0 - 134.2, "gemma-2-2b": 2614.3, "Phi-3-mini": 3821.1 - 98.5,
 }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_the_commands_take_a_model(tmp_path: Path, capsys: pytest.CaptureFixture
     for words, why in (
         (["step", *run, "--m", "1,2"], "--m 1,2: a step has one number of rows"),
         (["bench", "sizes.md", "--model", "config.json"], "a sizes file, --spec and --model"),
-        (["bench", "--storage", "q8_0"], "--storage is of a model, and there is no --model"),
+        (["bench", "--storage", "q8_0"], "--storage is of a model; name one with --model"),
         (["sizes", "config.json", "--m", "0"], "--m '0': it takes whole numbers from 1 on"),
         (["sizes", "config.json", "--context", "0"], "--context 0: it takes 1 to"),
         (["sizes", "config.json", "--storage", "q9"], "--storage 'q9': it takes one of dense, q8_0"),

@@ -261,7 +261,7 @@ def sizes_of(args: argparse.Namespace) -> Sizes | None:
     """What the arguments say; None where they name no model. Raises ModelError."""
     if not args.model:
         if alone := [f"--{key}" for key in ("m", "context", "storage", "type") if getattr(args, key) is not None]:
-            raise ModelError(f"{alone[0]} is of a model, and there is no --model")
+            raise ModelError(f"{alone[0]} is of a model; name one with --model")
         return None
     rows, context, storage = (args.m or "1").split(","), 1024 if args.context is None else args.context, args.storage or "dense"
     if any(not m.strip().isdecimal() or len(m) > 9 or not int(m) for m in rows):
