@@ -226,7 +226,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
   }
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
-    if (r > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (SPLIT > 1 && r > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
     mine.store(total[r], added, partial[set], D, C, p);
     mine.row += 8;
   }

@@ -1,4 +1,4 @@
-// Rows of half by integers on NVIDIA's tensor cores.
+// Rows of half, or of bfloat, by integers on NVIDIA's tensor cores.
 //
 // One row, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K at once;
 // eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has eight
@@ -9,7 +9,7 @@
 // Eight rows, `add_tiles`: 16 columns by eight rows, a block of 32 of k in two products, whose places for k are for lanes to fill as they
 // hold it.
 //
-// Products of half are exact, and sums are of float, as tensor cores add: they may cut off where they should round (below).
+// Products of 16 bits are exact, and sums are of float, as tensor cores add: they may cut off where they should round (below).
 //
 // For device cuda alone (csrc/msl/runtime/cuda/matrix.h): a simdgroup matrix is 8 x 8, and Apple's GPUs multiply them on the units that
 // multiply and add, to which the zeros would be as much work.

@@ -288,7 +288,7 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
         if loads := v.loads(spec):
             rounds, _, together = loads
             each = v.loaded(spec) / rounds / cores
-            used = v.loaded(spec) / (rounds * together)
+            used = v.loaded(spec) / (rounds * together) * -(-spec.m // v.tile[0])  # each group of rows loads B
             score = min(1.0, each / in_flight) * used**0.25 * 0.97 ** math.log2(v.params["split"]) * 0.995**rounds
             found.append((score, str(v), f"{each / 1000:.3g} KB of B in flight a core, {rounds} round{'s' if rounds > 1 else ''} of loads"))
     return max(found, key=lambda choice: choice[0])[1:] if found else ("", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,25 @@ def test_the_calls_of_a_layer() -> None:
         "m=9 n=64 k=96 nt bfloat16 q8_0 x2", "m=9 n=160 k=64 nt bfloat16 q8_0 x1", "m=9 n=7 k=16 nt batch=4 alpha=0.25 bfloat16 x2",
         "m=9 n=16 k=7 nn batch=4 bfloat16 x2",
     ]  # fmt: skip
-    assert short(of(model_type="gemma2", hidden_act="gelu").sizes())[2] == "m=1 n=96+96 k=64 nt x2"
+    assert short(of(model_type="gemma2", hidden_act="gelu", head_dim=16).sizes())[2] == "m=1 n=96+96 k=64 nt x2"
     assert short(of(model_type="phi3").sizes())[:3] == ["m=1 n=128 k=64 nt x2", "m=1 n=64 k=64 nt x2", "m=1 n=192 k=64 nt x2"]
     assert short(of(model_type="phi").sizes())[2:4] == ["m=1 n=96 k=64 nt bias x2", "m=1 n=64 k=96 nt bias x2"]
     assert short(of(model_type="qwen2").sizes())[:2] == ["m=1 n=64+32+32 k=64 nt bias x2", "m=1 n=64 k=64 nt x2"]
     assert short(of(attention_bias=True).sizes())[1] == "m=1 n=64 k=64 nt bias x2"
+    for changes in (
+        {"attention_bias": "no"},
+        {"model_type": "mistral", "attention_bias": True},
+        {"hidden_act": None},
+        {"hidden_act": "swish"},
+    ):
+        assert short(of(**changes).sizes()) == short(of().sizes())
+    assert of(query_pre_attn_scalar=100).alpha == 0.1 and of().sizes([1, 1]) == of().sizes()
     assert short(of(head_dim=8, num_key_value_heads=None).sizes())[0] == "m=1 n=32+32+32 k=64 nt x2"
     assert short(models.of_config({"text_config": SMALL}, "c").sizes()) == short(of().sizes())
     experts = of(model_type="mixtral", num_local_experts=8).sizes()
-    assert len(experts.shapes) == 5 and experts.left_out_lines() == ["not run: the experts of each layer (2 calls): experts are not run"]
+    assert len(experts.shapes) == 5 and experts.left_out_lines() == [
+        "not run: the feed-forward part of each layer (2 calls): experts are not run"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +96,7 @@ def test_the_calls_of_a_layer() -> None:
         ({**SMALL, "model_type": "gpt2"}, "model_type is 'gpt2'; known are llama, "),
         ({"model_type": "gpt2", "n_embd": 8}, "model_type is 'gpt2', and it has no hidden_size, num_hidden_layers, .*; known are"),
         ({k: v for k, v in SMALL.items() if k != "vocab_size"}, "it has no vocab_size"),
+        ({**SMALL, "model_type": "qwen3"}, "it has no head_dim"),
         ({**SMALL, "hidden_size": "64"}, "hidden_size is '64'; it takes a whole number"),
         ({**SMALL, "num_hidden_layers": 0}, "num_hidden_layers is '0'"),
         ({**SMALL, "head_dim": True}, "head_dim is 'True'"),
@@ -101,21 +113,46 @@ def test_a_config_that_is_none(config: Any, why: str, tmp_path: Path) -> None:
 def test_a_path_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    for name, why in (("a.json", "a.json: Expecting"), ("b.json", "No such file"), ("a.gguf", "no GGUF file"), ("b.gguf", "No such file")):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "fifo.json")
+    for name, why in (
+        ("a.json", "a.json: Expecting"),
+        ("deep.json", "recursion"),
+        ("fifo.json", "is no plain file"),
+        ("b.json", "No such file"),
+        ("a.gguf", "no GGUF file"),
+        ("b.gguf", "No such file"),
+    ):
         with pytest.raises(metalmm.Error, match=why):
             models.load(str(tmp_path / name))
     with pytest.raises(models.ModelError, match=r"'qwen' is no model; it takes a \.gguf file, a config\.json or one of Qwen2\.5-0\.5B, "):
         models.load("qwen")
 
 
+@pytest.mark.parametrize("calls", ["0", "-1", "1_0", "1e9", "abc", "", "99999999999"])
+def test_calls_that_are_no_count(calls: str) -> None:
+    with pytest.raises(sizes.SizesError, match=f"line 1: .*calls is '{calls}'; it takes a whole number from 1 on"):
+        sizes.parse(f"op=matmul | batch=1 | m=1 | n=8 | k=8 | tA=0 | tB=1 | calls={calls}:")
+
+
+def test_what_is_left_out_stands_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("moe.json").write_text(json.dumps({**SMALL, "model_type": "mixtral", "num_local_experts": 8}))
+    assert cli.main(["sizes", "moe.json", "-o", "moe.md"]) == 0
+    assert "# not run: the feed-forward part of each layer (2 calls): experts are not run" in Path("moe.md").read_text()
+    assert len(sizes.load("moe.md").shapes) == 5
+    assert "not run: the feed-forward part" in capsys.readouterr().err
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., Path]:
     gguf = pytest.importorskip("gguf", reason="gguf is not installed: .gguf files are NOT tested")
 
-    def write(arch: str = "llama", tied: bool = False) -> Path:
+    def write(arch: str = "llama", tied: bool = False, blocks: int = 2, extra: str = "rope.weight") -> Path:
         path = tmp_path / "model.gguf"
         writer = gguf.GGUFWriter(path, arch)
-        writer.add_block_count(2)
+        writer.add_block_count(blocks)
+        writer.add_uint32(f"{arch}.attention.value_length", 8)
         writer.add_embedding_length(64)
         writer.add_head_count(4)
 
@@ -124,6 +161,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
             writer.add_tensor(name, w if form == "F32" else gguf.quants.quantize(w, kind), raw_dtype=kind)
 
         add("token_embd.weight", 160, 64, "Q8_0")
+        add(extra, 8, 64, "F32")
         if not tied:
             add("output.weight", 160, 64, "F16")
         for i, form in enumerate(("Q4_0", "Q5_0")):
@@ -149,12 +187,18 @@ def test_a_gguf_file(file: Callable[..., Path]) -> None:
     assert short(found) == [
         "m=1 n=64 k=64 nt bias q4_0 x2", "m=1 n=32 k=64 nt q4_0 x2", "m=1 n=32 k=64 nt q8_0 x2", "m=1 n=64 k=64 nt bfloat16 x2",
         "m=1 n=96+96 k=64 nt q4_0 swiglu x2", "m=1 n=64 k=96 nt q4_0 x1", "m=1 n=160 k=64 nt x1", "m=1 n=5 k=16 nt batch=4 alpha=0.25 x2",
-        "m=1 n=16 k=5 nn batch=4 x2",
+        "m=1 n=8 k=5 nn batch=4 x2",
     ]  # fmt: skip
     assert found.left_out_lines() == [
-        "not run: ffn_gate_inp (2 calls): what it is for is not known",
+        "not run: rope.weight (1 calls): what it is for is not known",
+        "not run: ffn_gate_inp.weight (2 calls): what it is for is not known",
         "not run: m=1 n=64 k=96 q5_0 (1 calls): no variant takes weights of format q5_0",
     ]
+    for blocks in (1, 3, 2**31 - 1):
+        with pytest.raises(
+            models.ModelError, match=f"block_count is {blocks}, and it has tensors of 2 layers; of a file in parts, join them"
+        ):
+            models.load(str(file(blocks=blocks)))
     other = short(models.load(str(file("gemma2", tied=True))).sizes())
     assert "m=1 n=96+96 k=64 nt q4_0 x2" in other and "m=1 n=160 k=64 nt q8_0 x1" in other
 
@@ -181,6 +225,8 @@ def test_the_commands_take_a_model(tmp_path: Path, capsys: pytest.CaptureFixture
         (["sizes", "config.json", "--m", "0"], "--m '0': it takes whole numbers from 1 on"),
         (["sizes", "config.json", "--context", "0"], "--context 0: it takes 1 to"),
         (["sizes", "config.json", "--storage", "q9"], "--storage 'q9': it takes one of dense, q8_0"),
+        (["sizes", "config.json", "--storage", "q8_0:64"], "--storage 'q8_0:64': it takes one of dense, q8_0"),
         (["sizes", "config.json", "-o", "config.json"], "config.json"),
+        (["step", "--model", ""], "'' is no model"),
     ):
         assert cli.main(words) == 2 and why in capsys.readouterr().err, words

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import metalmm
 import numpy as np
@@ -159,6 +161,14 @@ def test_how_k_is_shared(
     assert tuning.choose(device, metalmm.MatmulSpec(1, n, k))[0] == rest  # none of them takes it
     monkeypatch.setattr(backend, "cores", lambda self, device: None)
     assert tuning.choose(device, metalmm.MatmulSpec(1, n, k, transpose_b=True))[0] == rest
+
+
+def test_rows_of_a_that_load_b_anew_are_no_loads_past_its_end() -> None:
+    """Of 64 rows `r4` has two groups. Its loads are in B all the same."""
+    gpu: Any = SimpleNamespace(backend=SimpleNamespace(cores=lambda device: 132))
+    r4, r8 = (manifest.get(f"small_m_mma/{name}") for name in ("r4_t4_s4_tg128", "r8_t2_s8_tg256"))
+    spec = metalmm.MatmulSpec(64, 9728, 896, transpose_b=True, b_storage="q4_0")
+    assert tuning._split(gpu, spec, 4e3, [r8, r4])[0] == r4
 
 
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read_sizes(args: argparse.Namespace) -> Sizes:
     """The shapes that the arguments ask for. Raises SizesError, UsageError."""
     given = [x for x in (args.sizes, args.sizes_by_name) if x]
-    if len(given) + bool(args.spec) + bool(args.model) > 1:
+    if len(given) + bool(args.spec) + (args.model is not None) > 1:
         raise UsageError("a sizes file, --spec and --model, or two sizes files: give one of them")
     found = models.sizes_of(args) or (sizes.from_specs(args.spec) if args.spec else sizes.load(given[0] if given else sizes.DEFAULT))
     found.shapes = sizes.select(found.shapes, args.shapes)

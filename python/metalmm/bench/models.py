@@ -61,13 +61,16 @@ class Model:
     layers: int
     heads: int
     head_dim: int
+    value_dim: int
+    alpha: float  # of attention's scores
     left_out: list[LeftOut] = field(default_factory=list)
 
     def sizes(self, rows: Sequence[int] = (1,), context: int = 1024, storage: str = "dense", dtype: str = "float16") -> Sizes:
-        """Of a pass over each number of rows of one sequence: the weights' matmuls and, of each layer, the scores' and the values'."""
+        """Of a pass over each number of rows of one sequence: the weights' matmuls and, of each layer, the scores' and the values' of
+        `context` tokens."""
         counts: collections.Counter[MatmulSpec] = collections.Counter()
         found = Sizes(left_out=list(self.left_out), steps=1)
-        for m in rows:
+        for m in dict.fromkeys(rows):
             for group, count in self.groups:
                 for matrices in _together(group, m, storage, dtype):
                     first = matrices[0]
@@ -76,14 +79,14 @@ class Model:
                     also = [x.n for x in matrices[1:]]
                     self._add(counts, found, count, height, first.n, first.k, also_n=also, swiglu=bool(also) and group.swiglu, **options)
             scores = {"batch": self.heads, "dtype": dtype}
-            self._add(counts, found, self.layers, m, context, self.head_dim, alpha=self.head_dim**-0.5, **scores)
-            self._add(counts, found, self.layers, m, self.head_dim, context, transpose_b=False, **scores)
+            self._add(counts, found, self.layers, m, context, self.head_dim, alpha=self.alpha, **scores)
+            self._add(counts, found, self.layers, m, self.value_dim, context, transpose_b=False, **scores)
         found.shapes = [of_spec(spec, calls) for spec, calls in counts.items()]
         return found
 
     @staticmethod
     def _add(counts: collections.Counter[MatmulSpec], found: Sizes, calls: int, m: int, n: int, k: int, **options: Any) -> None:
-        text = f"m={m} n={n} k={k} {options.get('b_storage', 'dense')}"
+        text = f"m={m} n={'+'.join(map(str, (n, *options.get('also_n', ()))))} k={k} {options.get('b_storage', 'dense')}"
         stored = options.get("b_storage", "dense")
         if kind_of(stored) not in STORAGES:
             found.left_out.append(LeftOut(text, f"no variant takes weights of format {stored}", calls))
@@ -105,12 +108,16 @@ def _together(group: Group, m: int, storage: str, dtype: str) -> Iterable[list[M
 def load(model: str) -> Model:
     """Of a .gguf file, a config.json or a name of the list. Raises ModelError, and what gguf_file.check does."""
     path, listed = Path(model), json.loads(LIST.read_text(encoding="utf-8"))
-    if path.suffix == ".gguf":
+    if path.suffix.lower() == ".gguf":
         return _of_gguf(path)
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            if path.exists() and not path.is_file():  # a FIFO would wait for whoever writes to it
+                raise ModelError(f"{path} is no plain file")
+            config = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError, RecursionError) as error:
+            if isinstance(error, ModelError):
+                raise
             raise ModelError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         return of_config(config, str(path))
     names = {name.lower(): name for name in listed}
@@ -119,20 +126,21 @@ def load(model: str) -> Model:
     raise ModelError(f"{model!r} is no model; it takes a .gguf file, a config.json or one of {', '.join(listed)}")
 
 
-# What the kinds of config.json have: biases of q, k and v; of all; matrices that are one in the checkpoint; no gate.
+# What the kinds of config.json have: biases of q, k and v; of all; matrices that are one in the checkpoint; no gate; a width of heads
+# that must be said; another activation where none is said; biases whatever attention_bias says.
 _KINDS: Mapping[str, frozenset[str]] = {
     "llama": frozenset(),
-    "mistral": frozenset(),
+    "mistral": frozenset({"no bias"}),
     "qwen2": frozenset({"qkv bias"}),
-    "qwen3": frozenset(),
-    "gemma": frozenset(),
-    "gemma2": frozenset(),
-    "gemma3_text": frozenset(),
-    "phi": frozenset({"bias", "no gate"}),
-    "phi3": frozenset({"joined"}),
-    "mixtral": frozenset(),
+    "qwen3": frozenset({"head_dim"}),
+    "gemma": frozenset({"head_dim", "gelu"}),
+    "gemma2": frozenset({"head_dim", "gelu"}),
+    "gemma3_text": frozenset({"head_dim", "gelu"}),
+    "phi": frozenset({"bias", "no gate", "gelu"}),
+    "phi3": frozenset({"joined", "no bias"}),
+    "mixtral": frozenset({"no bias"}),
     "qwen2_moe": frozenset({"qkv bias"}),
-    "qwen3_moe": frozenset(),
+    "qwen3_moe": frozenset({"head_dim"}),
 }
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -145,7 +153,8 @@ def of_config(config: Any, name: str) -> Model:
     if not isinstance(config, dict):
         raise ModelError(f"{name}: a config.json is an object, with {', '.join(_NEEDED)}")
     kind = str(config.get("model_type"))
-    missing = [key for key in _NEEDED if key not in config]
+    has = _KINDS.get(kind, frozenset())
+    missing = [key for key in (*_NEEDED, *(["head_dim"] if "head_dim" in has else [])) if key not in config]
     if kind not in _KINDS:
         lacks = f", and it has no {', '.join(missing)}" if missing else ""
         raise ModelError(f"{name}: model_type is {kind[:40]!r}{lacks}; known are {', '.join(_KINDS)}")
@@ -162,29 +171,29 @@ def of_config(config: Any, name: str) -> Model:
 
     hidden, layers, heads, ffn, vocab = (number(key) for key in _NEEDED)
     of_k, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
-    has, plain = _KINDS[kind], bool(config.get("attention_bias"))
-    bias = plain or "bias" in has
+    bias = "bias" in has or (config.get("attention_bias") is True and "no bias" not in has)
     q = [Matrix(n, hidden, bias or "qkv bias" in has) for n in (heads * head_dim, of_k * head_dim, of_k * head_dim)]
-    up = [Matrix(ffn, hidden, bool(config.get("mlp_bias")) or "bias" in has)] * (1 if "no gate" in has else 2)
+    up = [Matrix(ffn, hidden, config.get("mlp_bias") is True or "bias" in has)] * (1 if "no gate" in has else 2)
     if "joined" in has:
         q, up = ([Matrix(sum(x.n for x in parts), hidden, parts[0].bias)] for parts in (q, up))
-    act = config.get("hidden_activation") or config.get("hidden_act")
+    act = config.get("hidden_activation") or config.get("hidden_act") or ("gelu" if "gelu" in has else "silu")
     groups = [
         (Group(tuple(q)), layers),
         (Group((Matrix(hidden, heads * head_dim, bias),)), layers),
-        (Group(tuple(up), swiglu=act == "silu" and len(up) == 2 and not up[0].bias), layers),
+        (Group(tuple(up), swiglu=act in ("silu", "swish") and len(up) == 2 and not up[0].bias), layers),
         (Group((Matrix(hidden, ffn, up[0].bias),)), layers),
         (Group((Matrix(vocab, hidden, "bias" in has),), is_head=True), 1),
     ]
     left = []
     if any(config.get(key) for key in _EXPERTS):
         del groups[2:4]
-        left = [LeftOut("the experts of each layer", "experts are not run", layers)]
-    return Model(name, groups, layers, heads, head_dim, left)
+        left = [LeftOut("the feed-forward part of each layer", "experts are not run", layers)]
+    scale = number("query_pre_attn_scalar", head_dim)
+    return Model(name, groups, layers, heads, head_dim, head_dim, scale**-0.5, left)
 
 
-_TENSOR = re.compile(r"blk\.\d+\.(\w+)\.weight")
-# Of a layer, by its input. What else has two dimensions is listed as not run.
+_LAYER = re.compile(r"blk\.(\d+)\.")
+# Of a layer, by its input. What else has two dimensions or more is listed as not run, but for the table of embeddings.
 _GROUPS = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 _DENSE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
@@ -212,8 +221,13 @@ def _of_gguf(path: Path) -> Model:
 
     layers, heads = number("block_count"), number("attention.head_count")
     head_dim = number("attention.key_length", max(1, number("embedding_length") // heads))
+    there = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
+    if len(there) != layers or max(there) != layers - 1:
+        raise ModelError(
+            f"{path}: {kind}.block_count is {layers}, and it has tensors of {len(there)} layers; of a file in parts, join them first"
+        )
     counts: collections.Counter[Group] = collections.Counter()
-    taken = set()
+    taken = {"token_embd.weight"}
 
     def matrix(name: str) -> Matrix:
         (k, n), form = tensors[name]
@@ -229,18 +243,17 @@ def _of_gguf(path: Path) -> Model:
         for names in _GROUPS:
             if parts := [f"blk.{i}.{name}.weight" for name in names if is_matrix(f"blk.{i}.{name}.weight")]:
                 group = tuple(map(matrix, parts))
-                counts[Group(group, swiglu=names[-1] == "ffn_up" and silu and len(group) == 2)] += 1
+                counts[Group(group, swiglu=names[-1] == "ffn_up" and silu and len(group) == 2 and not group[0].bias)] += 1
     head = next((name for name in ("output.weight", "token_embd.weight") if is_matrix(name)), None)
     if head:
         counts[Group((matrix(head),), is_head=True)] += 1
-    others = collections.Counter(
-        found[1] for name in tensors if name not in taken and (found := _TENSOR.fullmatch(name)) and len(tensors[name][0]) > 1
-    )
+    others = collections.Counter(_LAYER.sub("", name) for name, (shape, _) in tensors.items() if name not in taken and len(shape) > 1)
     left = [
-        LeftOut(name, "experts are not run" if name.endswith("_exps") else "what it is for is not known", count)
+        LeftOut(name, "experts are not run" if name.endswith("_exps.weight") else "what it is for is not known", count)
         for name, count in others.items()
     ]
-    return Model(path.name, list(counts.items()), layers, heads, head_dim, left)
+    value_dim = number("attention.value_length", head_dim)
+    return Model(path.name, list(counts.items()), layers, heads, head_dim, value_dim, head_dim**-0.5, left)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False) -> None:
@@ -252,24 +265,27 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False)
     else:
         parser.add_argument("--model", help=f"its shapes instead: {what}")
     parser.add_argument("--m", help="rows of the model's operands, such as 1,4,16,512 (default: 1)")
-    parser.add_argument("--context", type=int, help="tokens that the model has seen before (default: 1024)")
+    parser.add_argument("--context", type=int, help="tokens that attention sees (default: 1024)")
     parser.add_argument("--storage", help="of the model's weights, where it does not say: dense, q8_0, q4_0, affine4 … (default: dense)")
     parser.add_argument("--type", choices=OPERAND_TYPES, help="of the model's operands, where it does not say (default: float16)")
 
 
 def sizes_of(args: argparse.Namespace) -> Sizes | None:
     """What the arguments say; None where they name no model. Raises ModelError."""
-    if not args.model:
+    if args.model is None:
         if alone := [f"--{key}" for key in ("m", "context", "storage", "type") if getattr(args, key) is not None]:
             raise ModelError(f"{alone[0]} is of a model; name one with --model")
         return None
-    rows, context, storage = (args.m or "1").split(","), 1024 if args.context is None else args.context, args.storage or "dense"
+    rows, context = ("1" if args.m is None else args.m).split(","), 1024 if args.context is None else args.context
+    storage = "dense" if args.storage is None else args.storage
     if any(not m.strip().isdecimal() or len(m) > 9 or not int(m) for m in rows):
         raise ModelError(f"--m {args.m[:40]!r}: it takes whole numbers from 1 on, such as 1,4,16")
     if not 1 <= context < 2**31:
         raise ModelError(f"--context {context}: it takes 1 to 2^31 - 1")
-    if kind_of(storage) not in STORAGES:
-        raise ModelError(f"--storage {storage[:40]!r}: it takes one of {', '.join(STORAGES)}")
+    try:
+        MatmulSpec(1, 1 << 12, 1 << 12, transpose_b=True, b_storage=storage)
+    except (ArgumentError, ShapeError):
+        raise ModelError(f"--storage {storage[:40]!r}: it takes one of {', '.join(STORAGES)}") from None
     return load(args.model).sizes([int(m) for m in rows], context, storage, args.type or "float16")
 
 
@@ -283,7 +299,10 @@ def main(args: argparse.Namespace) -> int:
     if args.output:
         files.check_output(Path(args.output), MARK, "sizes file")
     found = sizes_of(args) or Sizes()
-    text = f"{MARK}: {files.harmless(args.model)}\n\n{text_of(found.shapes)}"
+    if not found.shapes:
+        raise ModelError("\n".join([f"{args.model}: there is no shape that can be run", *found.left_out_lines()]))
+    notes = "".join(f"# {line}\n" for line in found.left_out_lines())
+    text = f"{MARK}: {files.harmless(args.model)}\n{notes}\n{text_of(found.shapes)}"
     if args.output:
         files.write_text(args.output, text)
     elif args.json != "-":

@@ -303,7 +303,7 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
             alpha=float(fields.get("alpha", "1")),
             beta=float(fields.get("beta", "0")),
             dtype=fields.get("dtype", "float16"),
-            calls=int(fields["calls"]) if "calls" in fields else None,
+            calls=_count(fields["calls"]) if "calls" in fields else None,
         )
     except (KeyError, ValueError) as error:
         raise SizesError(f"line {number}: {error!r} in '{row}'; a shape needs op, batch, m, n, k, tA and tB") from error
@@ -333,6 +333,12 @@ def _columns(fields: dict[str, str]) -> int | None:
         return None
     widths = [fields[name] for name in ("n", *_PARTS) if fields.get(name, "").isdecimal()]
     return sum(map(int, widths)) or None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9 or not int(text):
+        raise ValueError(f"calls is {text[:20]!r}; it takes a whole number from 1 on")
+    return int(text)
 
 
 def _flag(text: str) -> bool:

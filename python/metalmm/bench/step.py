@@ -272,7 +272,7 @@ def main(args: argparse.Namespace) -> int:
     rule, found = command.rule_of(args), command.read_sizes(args)
     if args.steps is not None and args.steps < 1:
         raise command.UsageError("--steps takes at least 1")
-    if args.model and "," in (args.m or ""):
+    if args.model is not None and "," in (args.m or ""):
         raise command.UsageError(f"--m {args.m}: a step has one number of rows")
     plan = plan_of(found, args.steps)
     if not plan.calls:
