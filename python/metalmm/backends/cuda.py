@@ -110,7 +110,7 @@ class _Cuda:
         ("affine4", "swiglu", "gemv_nt_mma/s4_d2_tg256"),
         *((storage, end, "gemv_nt/l4_s4_d2_x_tg128") for storage in _core._STORAGES[2::2] for end in ("2", "3", "swiglu")),
         ("", "3", "gemv_nt/l4_s7_tg448"),
-        ("", "1", _splits(48e3, "gemv_nt_mma", "s2_d4_tg64", "s2_d7_tg64", "s4_d4_tg128", "s4_d7_tg128", "s10_d4_tg320")),
+        ("", "1", _splits(64e3, "gemv_nt_mma", "s2_d4_tg64", "s2_d7_tg64", "s4_d4_tg128", "s4_d7_tg128", "s10_d4_tg320")),
         ("", "", "gemv_nt_mma/d7_tg128"),
         ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
