@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from metalmm import manifest
 from metalmm.variant import LAYOUTS
-from support.here import ARM, DEVICE, REAL_GPU
+from support.here import ARM, DEVICE, REAL_GPU, ROOT
 
 V = "gemv/baseline"
 
@@ -234,6 +234,10 @@ def test_every_id_of_the_list_is_there() -> None:
     points = {f"{s.family}/{p}" for s in manifest.strategies(manifest.BUILTIN) for p in s.points}
     assert {v for v in there - wanted - points if not v.startswith("my_")} == {"mps/matvec", "blas/baseline"}
     assert len(points) <= 80
+    page = (ROOT / "docs" / "variants.md").read_text()
+    assert f"| points of our own strategies that ship | {len(points)} |" in page
+    for s in manifest.strategies(manifest.BUILTIN):
+        assert not s.points or f"| `{s.family}` | {len(s.points)} |" in page, s.family
     off = {str(v) for v in metalmm.variants(enabled=False)}
     assert off == {v for v in wanted if "_bt_" in v or v.endswith("_row")} | {v for v in wanted if "_v3/" in v} - ON_IN_V3
     assert all(v.reason for v in metalmm.variants(enabled=False))
