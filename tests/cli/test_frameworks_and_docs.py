@@ -92,6 +92,8 @@ def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monk
     spec = metalmm.MatmulSpec(1, 896, 4864, transpose_b=True)
     assert manifest.get("m1_optimized_v2/nt_bn64_col").loads(spec) == (1216, 8, 7168)
     assert manifest.get("m1_optimized_v5/nt_ultra_tiny_single_tg32").loads(spec) == (8512, 32, 1024)
+    short = metalmm.MatmulSpec(1, 896, 100, transpose_b=True)
+    assert manifest.get("gemv_nt_vec4/c4_tg128").loads(short) == (1, 128, 56 * 128 * 128), "what is asked for, not what there is"
     assert manifest.get("blas/baseline").loads(spec) is None
     fused = functools.partial(metalmm.MatmulSpec, 1, 896, 4864, transpose_b=True, also_n=(896,))
     assert manifest.get("gemv_nt/l8_d7_x_tg320").loads(fused()) == (11, 112, 1648640)  # 23 threadgroups for each matrix
