@@ -2,10 +2,9 @@
 """On an NVIDIA GPU: any number of rows of A, what "auto" takes without a tuning file against cuBLAS; times are the GPU's.
 
 Contenders are CUDA graphs of their own, measured by turns, as in peers_cuda.py, over copies of the weights that together are past the
-second-level cache. cuBLAS multiplies numbers of --type (torch.matmul), ours what --stored
-says. `chain`: calls that wait for each other, with the
-early start of programmatic launches; `alone`: Device("cuda", overlap=False). Of each result up to 18 rows are checked against the bound. A
-wrong one ends the run.
+second-level cache. cuBLAS multiplies numbers of --type (torch.matmul), ours what --stored says. `chain`: calls that wait for each other,
+with the early start of programmatic launches; `alone`: Device("cuda", overlap=False). Of each result up to 18 rows are checked against the
+bound. A wrong one ends the run.
 
     python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--type bfloat16]
         [--variants ID,ID] [--json FILE]
@@ -20,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import metalmm
-import ml_dtypes
+import ml_dtypes  # noqa: F401  (NumPy then knows "bfloat16")
 import numpy as np
 from metalmm import manifest, tuning
+from metalmm.variant import OPERAND_TYPES
 from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
 
 CACHE = 160 << 20  # bytes of copies: three times an H100's second-level cache
-
-
-TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
 def spec_of(m: int, n: int, k: int, stored: str, dtype: str) -> metalmm.MatmulSpec:
@@ -48,14 +45,14 @@ def measured(
         return torch.from_numpy(x.view(np.uint8)).cuda().view(getattr(torch, dtype))
 
     rng, found = np.random.default_rng(0), []
-    w = (rng.standard_normal((n, k)) / 8).astype(TYPES[dtype])
+    w = (rng.standard_normal((n, k)) / 8).astype(dtype)
     copies = max(3, min(64, CACHE // w.nbytes + 1))
     others = [to_torch(w) for _ in range(copies)]
     b = w if stored == "dense" else metalmm.quantize(w, stored)
     held = {name: [d.array(b) if stored == "dense" else b.to(d) for _ in range(copies)] for name, d in devices.items()}
     options = {"transpose_b": True} if stored == "dense" else {}
     for m in rows:
-        a, turns = rng.standard_normal((m, k)).astype(TYPES[dtype]), 1 if m >= 512 else -(-CALLS // copies)
+        a, turns = rng.standard_normal((m, k)).astype(dtype), 1 if m >= 512 else -(-CALLS // copies)
         x, y = to_torch(a), torch.empty((m, n), dtype=getattr(torch, dtype), device="cuda")
         contenders = {"cublas": of_torch([lambda x=x, y=y, o=o: torch.matmul(x, o.t(), out=y) for o in others * turns])}
         some = sorted({0, m - 1, *rng.integers(0, m, 16).tolist()})  # of every tile, whichever they are
@@ -63,7 +60,7 @@ def measured(
         reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
         for v in chosen(devices["chain"], spec_of(m, n, k, stored, dtype), variants):
             for name, d in devices.items():
-                left, out = d.array(a), d.empty((m, n), TYPES[dtype])
+                left, out = d.array(a), d.empty((m, n), dtype)
                 contenders[f"{v} {name}"] = of_ours(d, [d.prepare(v, left, each, out=out, **options) for each in held[name]] * turns)
                 contenders[f"{v} {name}"]()
                 right = (abs(np.asarray(out)[some] - reference) <= bound).all()
@@ -82,7 +79,7 @@ def main() -> None:
     parser.add_argument("--m", default="1,2,4,8,16,32,64,128,512,2048")
     parser.add_argument("--shapes", default="4096x4096,2048x8192,9728x896,896x4864")
     parser.add_argument("--stored", default="dense,q8_0,q4_0,affine4")
-    parser.add_argument("--type", choices=TYPES, default="float16")
+    parser.add_argument("--type", choices=OPERAND_TYPES, default="float16")
     parser.add_argument("--variants", default="")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import ArgumentError, UnsupportedError
 
@@ -87,3 +87,18 @@ def check(path: Path) -> None:
         raise
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read(path: Path, who: str) -> Any:
+    """gguf's GGUFReader of a checked file; who: needs the package. Raises UnsupportedError without it, else as check() does."""
+    try:
+        import gguf
+    except ImportError:
+        raise UnsupportedError(f"{who} needs the package gguf: pip install gguf") from None
+    check(path)
+    try:
+        return gguf.GGUFReader(path)
+    except OSError as error:
+        raise ArgumentError(f"{path}: {error.strerror or error}") from error
+    except Exception as error:  # it reads what lies there: of a damaged file, anything
+        raise ArgumentError(f"{path} is no GGUF file, or is cut short: {error}") from error

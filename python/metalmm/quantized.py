@@ -316,17 +316,7 @@ def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedAr
     """
     if not isinstance(path, (str, Path)) or not isinstance(name, str):
         raise ArgumentError(f"load_gguf: it takes a path and a tensor's name, not {path!r} and {name!r}")
-    try:
-        import gguf
-    except ImportError:
-        raise UnsupportedError("load_gguf needs the package gguf: pip install gguf") from None
-    gguf_file.check(Path(path))
-    try:
-        tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
-    except OSError as error:
-        raise ArgumentError(f"{path}: {error.strerror or error}") from error
-    except Exception as error:  # it reads what lies there: of a damaged file, anything
-        raise ArgumentError(f"{path} is no GGUF file, or is cut short: {error}") from error
+    tensors = {t.name: t for t in gguf_file.read(Path(path), "load_gguf").tensors}
     if name not in tensors:
         raise ArgumentError(
             f"{path} has no tensor '{name}'; it has {', '.join(map(harmless, sorted(tensors)[:8]))}{' …' if len(tensors) > 8 else ''}"

@@ -123,23 +123,14 @@ def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, 
     assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[0] not in (large, small)
 
 
+THREE = "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256"
+
+
 @pytest.mark.parametrize(
     ("n", "k", "offered", "taken", "why"),
     [
-        (
-            64,
-            8192,
-            "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256",
-            "c2_s8_d4_tg256",
-            "105 KB of B in flight a core, 1 round",
-        ),  # else 6.6 and 26 KB
-        (
-            400,
-            4096,
-            "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256",
-            "c2_s2_d4_tg64",
-            "164 KB of B in flight a core, 2 rounds",
-        ),  # else 41, or halved twice more
+        (64, 8192, THREE, "c2_s8_d4_tg256", "105 KB of B in flight a core, 1 round"),  # else 6.6 and 26 KB
+        (400, 4096, THREE, "c2_s2_d4_tg64", "164 KB of B in flight a core, 2 rounds"),  # else 41, or halved twice more
         (64, 300, "c2_d2_tg64 c2_s2_d4_tg64", "c2_d2_tg64", "3.84 KB of B in flight a core, 1 round"),  # the same bytes, of fewer loads
         (9000, 640, "c2_d2_tg64 c4_tg64", "c4_tg64", "3 rounds"),  # of two rounds of 512 three eighths are skipped
         (9000, 2048, "c2_s2_d2_tg64 c2_d2_tg64", "c2_d2_tg64", "4 rounds"),  # in place of two rounds of halves

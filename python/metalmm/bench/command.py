@@ -22,24 +22,7 @@ from .sizes import Shape, Sizes
 DEFAULT_JSON = "metalmm-bench.json"
 Work = list[tuple[Shape, list[Variant]]]
 # What a run must have in common with the one that it goes on from.
-_SAME_ARGUMENTS = (
-    "sizes",
-    "spec",
-    "shapes",
-    "top",
-    "backends",
-    "manifest",
-    "cold",
-    "all",
-    "seed",
-    "rule",
-    "check",
-    "model",
-    "m",
-    "context",
-    "storage",
-    "type",
-)
+_SAME_ARGUMENTS = ("sizes", "spec", *models.ARGUMENTS, "shapes", "top", "backends", "manifest", "cold", "all", "seed", "rule", "check")
 _SAME_ENVIRONMENT = ("device", "threads", "cpu", "gpu", "metalmm", "compiler", "commit")
 
 

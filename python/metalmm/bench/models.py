@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import MatmulSpec, files, gguf_file
-from ..errors import ArgumentError, DTypeError, Error, ShapeError, UnsupportedError
+from ..errors import ArgumentError, DTypeError, Error, ShapeError
 from ..variant import OPERAND_TYPES, STORAGES, kind_of
-from .sizes import LeftOut, Sizes, of_spec, text_of
+from .sizes import LeftOut, Sizes, give, is_count, of_spec, text_of
 
 LIST = Path(__file__).with_name("models.json")
 MARK = "# Matmuls of a model"
+ARGUMENTS = ("model", "m", "context", "storage", "type")
 _FUSED_ROWS = 8  # what fused variants take
 _DRAFT_ROWS = 16  # of more rows, which are a prompt, the last one alone meets the vocabulary
 
@@ -105,19 +106,23 @@ def _together(group: Group, m: int, storage: str, dtype: str) -> Iterable[list[M
     return kinds.values()
 
 
+@functools.cache
+def _listed() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(LIST.read_text(encoding="utf-8"))
+    return found
+
+
 def load(model: str) -> Model:
     """Of a .gguf file, a config.json or a name of the list. Raises ModelError, and what gguf_file.check does."""
-    path, listed = Path(model), json.loads(LIST.read_text(encoding="utf-8"))
+    path, listed = Path(model), _listed()
     if path.suffix.lower() == ".gguf":
         return _of_gguf(path)
     if path.suffix.lower() == ".json":
+        if path.exists() and not path.is_file():  # a FIFO would wait for whoever writes to it
+            raise ModelError(f"{path} is no plain file")
         try:
-            if path.exists() and not path.is_file():  # a FIFO would wait for whoever writes to it
-                raise ModelError(f"{path} is no plain file")
             config = json.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, ModelError):
-                raise
             raise ModelError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         return of_config(config, str(path))
     names = {name.lower(): name for name in listed}
@@ -146,6 +151,12 @@ _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermedi
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+def _number(model: object, key: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ModelError(f"{model}: {key} is {str(value)[:40]!r}; it takes a whole number from 1 to 2^31 - 1")
+    return value
+
+
 def of_config(config: Any, name: str) -> Model:
     """Of what a config.json says. Raises ModelError."""
     if isinstance(config, dict) and isinstance(config.get("text_config"), dict):  # of one that sees, too
@@ -163,11 +174,7 @@ def of_config(config: Any, name: str) -> Model:
 
     def number(key: str, otherwise: int | None = None) -> int:
         value = config.get(key)
-        if value is None and otherwise is not None:
-            return otherwise
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise ModelError(f"{name}: {key} is {str(value)[:40]!r}; it takes a whole number from 1 to 2^31 - 1")
-        return value
+        return _number(name, key, otherwise if value is None and otherwise is not None else value)
 
     hidden, layers, heads, ffn, vocab = (number(key) for key in _NEEDED)
     of_k, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
@@ -199,25 +206,17 @@ _DENSE = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 
 def _of_gguf(path: Path) -> Model:
+    reader = gguf_file.read(path, "a .gguf file")
     try:
-        import gguf
-    except ImportError:
-        raise UnsupportedError("a .gguf file needs the package gguf: pip install gguf") from None
-    gguf_file.check(path)
-    try:
-        reader = gguf.GGUFReader(path)
         said = {key: value.contents() for key, value in reader.fields.items()}
-        tensors = {t.name: ([int(x) for x in t.shape], t.tensor_type.name.lower()) for t in reader.tensors}
-    except Exception as error:  # it reads what lies there: of a damaged file, anything
+    except Exception as error:  # texts that are none, say
         raise ModelError(f"{path}: {error}") from error
+    tensors = {t.name: ([int(x) for x in t.shape], t.tensor_type.name.lower()) for t in reader.tensors}
     kind = said.get("general.architecture")
 
     def number(key: str, otherwise: int | None = None) -> int:
         value = said.get(f"{kind}.{key}", otherwise)
-        value = max(value) if isinstance(value, list) and value else value  # of each layer
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise ModelError(f"{path}: {kind}.{key} is {str(value)[:40]!r}; it takes a whole number from 1 to 2^31 - 1")
-        return value
+        return _number(path, f"{kind}.{key}", max(value) if isinstance(value, list) and value else value)  # of each layer
 
     layers, heads = number("block_count"), number("attention.head_count")
     head_dim = number("attention.key_length", max(1, number("embedding_length") // heads))
@@ -258,8 +257,7 @@ def _of_gguf(path: Path) -> Model:
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False) -> None:
     """A model, and how it is run."""
-    names = ", ".join(json.loads(LIST.read_text(encoding="utf-8")))
-    what = f"a .gguf file, a config.json of Hugging Face or a name: {names}"
+    what = f"a .gguf file, a config.json of Hugging Face or a name: {', '.join(_listed())}"
     if needs:
         parser.add_argument("model", metavar="MODEL", help=what)
     else:
@@ -273,12 +271,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False)
 def sizes_of(args: argparse.Namespace) -> Sizes | None:
     """What the arguments say; None where they name no model. Raises ModelError."""
     if args.model is None:
-        if alone := [f"--{key}" for key in ("m", "context", "storage", "type") if getattr(args, key) is not None]:
+        if alone := [f"--{key}" for key in ARGUMENTS if getattr(args, key) is not None]:
             raise ModelError(f"{alone[0]} is of a model; name one with --model")
         return None
     rows, context = ("1" if args.m is None else args.m).split(","), 1024 if args.context is None else args.context
     storage = "dense" if args.storage is None else args.storage
-    if any(not m.strip().isdecimal() or len(m) > 9 or not int(m) for m in rows):
+    if not all(is_count(m.strip()) for m in rows):
         raise ModelError(f"--m {args.m[:40]!r}: it takes whole numbers from 1 on, such as 1,4,16")
     if not 1 <= context < 2**31:
         raise ModelError(f"--context {context}: it takes 1 to 2^31 - 1")
@@ -298,24 +296,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.output:
         files.check_output(Path(args.output), MARK, "sizes file")
-    found = sizes_of(args) or Sizes()
+    found = sizes_of(args)
+    assert found  # the model is no option here
     if not found.shapes:
         raise ModelError("\n".join([f"{args.model}: there is no shape that can be run", *found.left_out_lines()]))
     notes = "".join(f"# {line}\n" for line in found.left_out_lines())
-    text = f"{MARK}: {files.harmless(args.model)}\n{notes}\n{text_of(found.shapes)}"
-    if args.output:
-        files.write_text(args.output, text)
-    elif args.json != "-":
-        print(text, end="")
-    files.give_json(
-        args.json,
-        {
-            "schema": "metalmm-sizes",
-            "version": 1,
-            "shapes": [s.as_json() for s in found.shapes],
-            "left_out": [vars(g) for g in found.left_out],
-        },
-    )
-    for line in found.left_out_lines():
-        print(f"metalmm sizes: {line}", file=sys.stderr)
+    give(args, found, f"{MARK}: {files.harmless(args.model)}\n{notes}\n{text_of(found.shapes)}", "metalmm sizes")
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import math
 import re
+import sys
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -193,7 +195,8 @@ def parse(text: str, *, of_log: bool = False) -> Sizes:
     """The shapes of every ``op=… | batch=… | m=… | n=… | k=… | tA=… | tB=…:`` line, with the counts and times of the lines under it.
 
     The first of these backend lines says where it ran. Lines that say the same of one shape are one. Where a line has calls=, they are of
-    one step. A ? where the profile did not say is no mistake, and leaves the shape out. In a log (`of_log`) a line that would be a mistake leaves its shape out, too.
+    one step. A ? where the profile did not say is no mistake, and leaves the shape out. In a log (`of_log`) a line that would be a mistake
+    leaves its shape out, too.
 
     Raises SizesError, with the line's number, for a line that lacks a field or holds no number.
     """
@@ -335,8 +338,13 @@ def _columns(fields: dict[str, str]) -> int | None:
     return sum(map(int, widths)) or None
 
 
+def is_count(text: str) -> bool:
+    """Whether it is a whole number from 1 on that somebody may mean."""
+    return text.isdecimal() and len(text) < 10 and int(text) > 0
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9 or not int(text):
+    if not is_count(text):
         raise ValueError(f"calls is {text[:20]!r}; it takes a whole number from 1 on")
     return int(text)
 
@@ -354,6 +362,18 @@ def text_of(shapes: Iterable[Shape]) -> str:
         pairs = {**pairs_of(shape.spec), "op": shape.op, **({"calls": str(shape.calls)} if shape.calls else {})}
         lines.append(f"  {' | '.join(f'{key}={value}' for key, value in pairs.items())}:\n")
     return "".join(lines)
+
+
+def give(args: argparse.Namespace, found: Sizes, text: str, who: str) -> None:
+    """A command's results: the sizes file to --output or standard output, --json, and on standard error what is left out."""
+    if args.output:
+        files.write_text(args.output, text)
+    elif args.json != "-":
+        print(text, end="")
+    shapes = [s.as_json() for s in found.shapes]
+    files.give_json(args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in found.left_out]})
+    for line in found.left_out_lines():
+        print(f"{who}: {line}", file=sys.stderr)
 
 
 def text_of_log(found: log.Log) -> str:
@@ -474,7 +494,7 @@ def from_specs(texts: Iterable[str]) -> Sizes:
     for text in texts:
         words = text.replace(",", " ").split()
         counts = [word[len("calls=") :] for word in words if word.startswith("calls=")]
-        if any(not c.isdecimal() or len(c) > 9 or not int(c) for c in counts):
+        if not all(map(is_count, counts)):
             raise ShapeError(f"'calls={counts[0][:20]}' in '{text[:60]}': it takes a whole number of at least 1")
         spec = parse_spec([word for word in words if not word.startswith("calls=")])
         _keep(found, of_spec(spec, int(counts[-1]) if counts else None))

@@ -73,13 +73,6 @@ def _sizes(args: argparse.Namespace) -> int:
     if not listed.shapes and not listed.left_out:
         _tell(found)
         raise log.LogError(f"{args.log}: there is no matmul in it, among {found.events} events")
-    if args.output:
-        files.write_text(args.output, text)
-    elif args.json != "-":
-        print(text, end="")
-    shapes = [s.as_json() for s in listed.shapes]
-    files.give_json(args.json, {"schema": "metalmm-sizes", "version": 1, "shapes": shapes, "left_out": [vars(g) for g in listed.left_out]})
-    for line in listed.left_out_lines():
-        print(f"metalmm profile: {line}", file=sys.stderr)
+    sizes.give(args, listed, text, "metalmm profile")
     _tell(found)
     return 0
