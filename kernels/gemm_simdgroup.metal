@@ -38,9 +38,8 @@ struct Memory {
   enum : uint {
     MOST = Straight<A::SWIZZLED>::MOST_STAGES,
     LIMIT = A::SWIZZLED ? 48 * 1024 : 32 * 1024,
-    OF_B = A::SIZE,  // elements
-    OF_FACTORS = A::SIZE + B::In::SIZE,
-    TILES = OF_FACTORS * sizeof(T) + B::Of::FACTORS * sizeof(Factor) + B::WORDS * 4,  // bytes
+    OF_B = A::SIZE * sizeof(T),  // bytes
+    TILES = OF_B + B::BYTES,
     ROOM = LIMIT / TILES,
     STAGES = ROOM == 0 ? 1
     : ROOM < MOST      ? ROOM
@@ -53,13 +52,7 @@ struct Memory {
   float4 all[BYTES / 16];
 
   METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
-  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B; }
-  METAL_FUNC threadgroup Factor* factors(uint stage) threadgroup {
-    return reinterpret_cast<threadgroup Factor*>(tile_a(stage) + OF_FACTORS);
-  }
-  METAL_FUNC threadgroup uint* words(uint stage) threadgroup {
-    return reinterpret_cast<threadgroup uint*>(factors(stage) + B::Of::FACTORS);
-  }
+  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
 };
 
 // What a threadgroup multiplies.
@@ -82,19 +75,18 @@ struct Next {
   Brought<T, A, S::TG> of_a;
   B of_b;
 
-  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory) thread {
+  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k) thread {
     of_a.template begin<WHOLE>(task.a, p.lda, TA ? uint2(task.row0, k) : uint2(k, task.row0), TA ? p.k : p.m, task.index());
-    of_b.template begin<WHOLE>(task.w, k, task.col0, memory.words(0), task.index());
+    of_b.template begin<WHOLE>(task.w, k, task.col0, task.index());
   }
   METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
     uint2 left = {p.k - k, p.m - task.row0};
-    uint after = stage + 1 == Sizes::STAGES ? 0 : stage + 1;
     of_a.template load<WHOLE>(TA ? left.yx : left, S::BK * (TA ? p.lda : 1), memory.tile_a(stage), task.index());
-    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), memory.words(after), task.index());
+    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), task.index());
   }
-  METAL_FUNC void put(thread const Task<T>& task, uint k, threadgroup Sizes& memory, uint stage) const thread {
+  METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
     of_a.put(memory.tile_a(stage), task.index());
-    of_b.put(task.w, k, task.col0, memory.tile_b(stage), memory.factors(stage), memory.words(stage), task.index());
+    of_b.put(task.w, memory.tile_b(stage), task.index());
   }
 };
 
@@ -105,11 +97,11 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   typedef typename Next<TA, WHOLE, S, B, T>::A A;
   typedef typename Next<TA, WHOLE, S, B, T>::Sizes Sizes;
   typedef Straight<A::SWIZZLED> Copies;
-  typedef Step<A, typename B::In, S::BK, B::Of::SCALING> Each;
+  typedef Step<A, B, S::BK> Each;
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
   uint sm = S::row(task.me.simdgroup), sn = S::col(task.me.simdgroup);
   Next<TA, WHOLE, S, B, T> next;
-  next.begin(task, p, k, memory);
+  next.begin(task, p, k);
 #pragma clang loop unroll(full)
   for (uint d = 0; d < AHEAD; d++) {
     if (k + d * BK < end) next.load(task, p, k + d * BK, memory, d % STAGES);
@@ -117,13 +109,13 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   }
   for (uint stage = 0; k < end; k += BK) {
     Copies::template wait<AHEAD>();
-    next.put(task, k, memory, stage);
+    next.put(task, memory, stage);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
     if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();
-    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), memory.factors(stage) + sn, uint2(sm, sn), task.place,
-                            task.me.lane);
+    if (k + BK < end) next.of_b.load_factors(task.w, k + BK, task.index());
+    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), uint2(sm, sn), task.place, task.me.lane, task.w);
     if (STAGES == 1) threadgroup_barrier(mem_flags::mem_threadgroup);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }

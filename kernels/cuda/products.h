@@ -1,9 +1,12 @@
 // Products of tiles (../include/products.h) on NVIDIA's tensor cores, 16 x 8 x 16 at an instruction, where the type is of 16 bits and the
 // tiles come in pairs. For device cuda alone: half of such an instruction would be empty with simdgroup matrices, which are 8 x 8.
 //
-// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k are added to each other there, and
-// then, rounded, to the rest.
+// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k, or
+// 64, are added to each other there, and then, rounded, to the rest. Where each of the eight steps of 64 cuts off one bit below the last of
+// the largest term, a sum of shifted integers loses 32 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and K / 64 sums, 99 of
+// the bound's 129 at K = SURE.
 #pragma once
+#include "../include/dense_b.h"
 #include "../include/products.h"
 #include "../include/quantized_b.h"
 
@@ -22,6 +25,36 @@ struct Straight<true> {
   }
 };
 
+// Two times eight columns of B, the first `beyond` column `from`, as lanes hold them for products of 16 of k each. What is known to the
+// compiler is added to an address last, and costs nothing there.
+template <class OfB>
+struct Columns {
+  template <int TIMES, class T>
+  static METAL_FUNC void load(thread metal::uint4 (&x)[TIMES], const threadgroup T* b, uint k, uint from, uint beyond, uint lane,
+                              uint low) {
+#pragma clang loop unroll(full)
+    for (uint s = 0; s < TIMES; s += 2) {
+      metal::uint4 first = OfB::eight_columns(b, k + 16 * s, from, beyond, lane, low);
+      metal::uint4 second = OfB::eight_columns(b, k + 16 * s, from, beyond + 8, lane, low);
+      x[s] = metal::uint4(first.xy, second.xy), x[s + 1] = metal::uint4(first.zw, second.zw);
+    }
+  }
+};
+template <class T, int BK, int BN, int TG, bool TB>
+struct Columns<DenseB<T, BK, BN, TG, TB, true>> {
+  typedef typename DenseB<T, BK, BN, TG, TB, true>::In In;
+  template <int TIMES>
+  static METAL_FUNC void load(thread metal::uint4 (&x)[TIMES], const threadgroup T* b, uint k, uint from, uint beyond, uint lane, uint) {
+    uint row = lane % 8, c = from + lane / 16 * 8;
+#pragma clang loop unroll(full)
+    for (uint s = 0; s < TIMES; s++) {
+      uint at = k + 16 * s + lane / 8 % 2 * 8;
+      x[s] = In::TRANSPOSED ? metal::load_matrices(b + In::at(at, c + row) + beyond * In::PITCH)  // of eight lines keys are alike
+                            : metal::load_transposed(b + In::at(at + row, c + beyond));
+    }
+  }
+};
+
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, true> {
   metal::float4 of[TM / 2][TN];  // lanes as PTX says of m16n8k16
@@ -33,47 +66,13 @@ struct Products<T, TM, TN, true> {
       for (uint j = 0; j < TN; j++) of[i][j] = metal::float4(0.0f);
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, const threadgroup Factor* by, uint2 from, Place, uint lane) thread {
-    typedef typename Step::A A;
-    typedef typename Step::B B;
-    constexpr uint K = Step::K, AT_ONCE = K % 32 == 0 ? 2 : 1;
-    uint matrix = lane / 8, row = lane % 8;
-#pragma clang loop unroll(full)
-    for (uint k = 0; k < K; k += 16 * AT_ONCE) {
-      metal::uint4 left[TM / 2][AT_ONCE];
-      metal::float4 of_a[TM / 2];
-#pragma clang loop unroll(full)
-      for (uint i = 0; i < TM / 2; i++) {
-        of_a[i] = metal::float4(0.0f);
-#pragma clang loop unroll(full)
-        for (uint s = 0; s < AT_ONCE; s++) {
-          uint r = from.x + 16 * i + matrix % 2 * 8, at = k + 16 * s + matrix / 2 * 8;
-          left[i][s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r, at + row)) : metal::load_matrices(a + A::at(r + row, at));
-          if (Step::SCALING == SHIFTED) of_a[i] = metal::mma_16x8x16<T>(of_a[i], left[i][s], metal::uint2(ones()));
-        }
-      }
-#pragma clang loop unroll(full)
-      for (uint j = 0; j < TN; j += 2) {
-        metal::uint4 right[AT_ONCE];
-#pragma clang loop unroll(full)
-        for (uint s = 0; s < AT_ONCE; s++) {
-          uint c = from.y + 8 * j + matrix / 2 * 8, at = k + 16 * s + matrix % 2 * 8;
-          right[s] = B::TRANSPOSED ? metal::load_matrices(b + B::at(at, c + row)) : metal::load_transposed(b + B::at(at + row, c));
-        }
-        const threadgroup Factor* two = by + k / 32 * Step::COLUMNS + 8 * j + lane % 4 * 2;
-#pragma clang loop unroll(full)
-        for (uint i = 0; i < TM / 2; i++) {
-          metal::float4 first = metal::float4(0.0f), second = first;
-#pragma clang loop unroll(full)
-          for (uint s = 0; s < AT_ONCE; s++) {
-            first = metal::mma_16x8x16<T>(first, left[i][s], right[s].xy);
-            second = metal::mma_16x8x16<T>(second, left[i][s], right[s].zw);
-          }
-          add_scaled<Step>(of[i][j], first, of_a[i], two);
-          add_scaled<Step>(of[i][j + 1], second, of_a[i], two + 8);
-        }
-      }
-    }
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
+    constexpr uint K = Step::K, MOST = K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
+    bool most = MOST < 4 || Step::SCALING == PLAIN || (Step::SCALING == SHIFTED && w.shift > 5);
+    if (most)
+      add_blocks<Step, MOST>(a, b, from, lane, w.low_byte);
+    else
+      add_blocks<Step, 2>(a, b, from, lane, w.low_byte);
   }
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
@@ -85,10 +84,52 @@ struct Products<T, TM, TN, true> {
   }
 
  private:
+  // AT_ONCE: of products that are added to each other before the rest; a column's share a factor.
+  template <class Step, int AT_ONCE>
+  METAL_FUNC void add_blocks(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low_byte) thread {
+    typedef typename Step::A A;
+    constexpr uint K = Step::K;
+    const threadgroup Factor* by = Step::B::factors(b) + (from.y + lane % 4 * 2);
+    uint matrix = lane / 8, row = lane % 8;
+#pragma clang loop unroll(full)
+    for (uint k = 0; k < K; k += 16 * AT_ONCE) {
+      metal::uint4 right[TN / 2][AT_ONCE];
+      Factor factor[TN][2];  // of the lane's columns
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < TN; j += 2) {
+        Columns<typename Step::B>::load(right[j / 2], b, k, from.y, 8 * j, lane, low_byte);
+        if (Step::SCALING == PLAIN) continue;
+        const threadgroup Factor* two = by + (k / 32 * Step::COLUMNS + 8 * j);
+        factor[j][0] = two[0], factor[j][1] = two[1], factor[j + 1][0] = two[8], factor[j + 1][1] = two[9];
+      }
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < TM / 2; i++) {
+        metal::uint4 left[AT_ONCE];
+        metal::float4 of_a = metal::float4(0.0f);
+#pragma clang loop unroll(full)
+        for (uint s = 0; s < AT_ONCE; s++) {
+          uint r = from.x + matrix % 2 * 8, at = k + 16 * s + matrix / 2 * 8;
+          left[s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r + 16 * i, at + row))
+                                  : metal::load_matrices(a + A::at(r + row, at) + 16 * i * A::PITCH);  // of eight lines keys are alike
+          if (Step::SCALING == SHIFTED) of_a = metal::mma_16x8x16<T>(of_a, left[s], metal::uint2(ones()));
+        }
+#pragma clang loop unroll(full)
+        for (uint j = 0; j < TN; j += 2) {
+          metal::float4 first = metal::float4(0.0f), second = first;
+#pragma clang loop unroll(full)
+          for (uint s = 0; s < AT_ONCE; s++) {
+            first = metal::mma_16x8x16<T>(first, left[s], right[j / 2][s].xy);
+            second = metal::mma_16x8x16<T>(second, left[s], right[j / 2][s].zw);
+          }
+          add_scaled<Step>(of[i][j], first, of_a, factor[j]);
+          add_scaled<Step>(of[i][j + 1], second, of_a, factor[j + 1]);
+        }
+      }
+    }
+  }
   static METAL_FUNC uint ones() { return as_type<uint>(metal::vec<T, 2>(T(1.0f))); }
-  // two: of the lane's columns.
   template <class Step>
-  static METAL_FUNC void add_scaled(thread metal::float4& to, metal::float4 sum, metal::float4 of_a, const threadgroup Factor* two) {
+  static METAL_FUNC void add_scaled(thread metal::float4& to, metal::float4 sum, metal::float4 of_a, const thread Factor (&two)[2]) {
     if (Step::SCALING == PLAIN) {
       to += sum;
       return;
@@ -99,84 +140,110 @@ struct Products<T, TM, TN, true> {
   }
 };
 
-// Eight weights' bits lie first where they will be in the tile. Which half of a word a scale is depends on where it stands, so words are
-// brought; each once, by one thread for all, so a step before the weights that wait for them.
+// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Blocks of 32 of k: those of
+// a column's neighbours lie side by side. Scales are loaded by way of registers, one step ahead.
 template <class T, class From, int BK, int BN, int TG>
 struct QuantizedB<T, From, BK, BN, TG, true> {
   typedef QuantizedTile<T, From, BK, BN> Of;
-  typedef Tile<BK, BN, true, true> In;
   typedef typename Of::Bits Bits;
   typedef typename Of::S S;
-  enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, HAS_BIAS = Of::Pack::HAS_BIAS, WORDS = Of::FACTORS * (1 + HAS_BIAS) };
+  typedef typename Of::Pack Pack;
+  enum : uint {
+    HAS_BIAS = Pack::HAS_BIAS,
+    WORDS = From::BLOCK / 4,         // of a block
+    PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
+    EACH = (PIECES * BN + TG - 1) / TG,
+    FACTORS_EACH = (Of::FACTORS + TG - 1) / TG,
+    OF_FACTORS = Of::FACTORS * WORDS,  // words
+    OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
+    BYTES = 4 * (OF_ZEROS + HAS_BIAS * Of::FACTORS)
+  };
   const device uchar* next[EACH];
+  Cursor factor[FACTORS_EACH];
+  S scale[FACTORS_EACH], bias[FACTORS_EACH];
 
   template <bool WHOLE>
-  METAL_FUNC void begin(WeightsAt w, uint k, uint col0, threadgroup uint* words, uint tid) thread {
+  METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
-      uint eight = tid + i * TG;
-      next[i] = Of::at(w, col0 + eight / Of::ACROSS, k + eight % Of::ACROSS * 8).values;
+      uint piece = tid + i * TG, at = piece % PIECES * 4;
+      next[i] = Of::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
     }
-    load_words<false>(w, k, col0, words, tid);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < FACTORS_EACH; j++) {
+      uint i = tid + j * TG, k_i = k + i / BN * 32;
+      factor[j] = Of::at(w, col0 + i % BN, k_i);
+      scale[j] = Of::scale(w, factor[j], k_i), bias[j] = Of::bias(w, factor[j], k_i);
+    }
   }
-  // words: of the next step.
   template <bool WHOLE>
-  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, threadgroup uint* words, uint tid) thread {
+  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, uint tid) thread {
+    threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) {
-      uint eight = tid + i * TG, k = k0 + eight % Of::ACROSS * 8;
-      if (Of::EIGHTS % TG != 0 && eight >= Of::EIGHTS) continue;
-      threadgroup uint* to = reinterpret_cast<threadgroup uint*>(tile + In::template place<TG>(tid, i));
-      if (WHOLE) {
-        metal::copy_later<Bits::BYTES>(to, next[i]);
-        next[i] += From::bytes_along(w, BK / 32);
-      } else {
-        Bits y = Of::some(w, Of::at(w, col0 + eight / Of::ACROSS, k), k);
-        to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
-      }
+    for (uint i = 0; i < (WHOLE ? EACH : 0); i++) {
+      uint piece = tid + i * TG, at = piece % PIECES * 4;
+      if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
+      metal::copy_later<16>(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
+      next[i] += From::bytes_along(w, BK / 32);
     }
-    load_words<WHOLE>(w, k0 + BK, col0, words, tid);
+    for (uint eight = tid; eight < (WHOLE ? 0 : Of::EIGHTS); eight += TG) {
+      uint column = eight / Of::ACROSS, along = eight % Of::ACROSS, k = k0 + along * 8;
+      Bits y = Of::some(w, Of::at(w, col0 + column, k), k);
+      threadgroup uint* to = words + (along / 4 * BN + column) * WORDS + along % 4 * Bits::WORDS;
+      to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
+    }
   }
-  METAL_FUNC void put(WeightsAt w, uint k0, uint col0, threadgroup T* tile, threadgroup Factor* by, const threadgroup uint* words,
-                      uint tid) const thread {
-    const threadgroup S* halves = reinterpret_cast<const threadgroup S*>(words);
+  // Of the next step.
+  METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) {
-      uint eight = tid + i * TG, column = eight / Of::ACROSS, along = eight % Of::ACROSS * 8, at = along / 32 * BN + column;
-      if (Of::EIGHTS % TG != 0 && eight >= Of::EIGHTS) continue;
-      Cursor c = Of::at(w, col0 + column, k0 + along);
-      threadgroup T* to = tile + In::template place<TG>(tid, i);
-      const threadgroup uint* from = reinterpret_cast<const threadgroup uint*>(to);
-      Bits y;
-      y.word[0] = from[0], y.word[Bits::WORDS - 1] = from[Bits::WORDS - 1];
-      float scale = float(halves[2 * at + half_of(c.scales)]);
-      Of::put(y, scale, HAS_BIAS ? float(halves[2 * (Of::FACTORS + at) + half_of(c.biases)]) : 0.0f, eight, to, by, w.low_byte);
+    for (uint j = 0; j < FACTORS_EACH; j++) {
+      uint k = k0 + (tid + j * TG) / BN * 32;
+      factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
+      scale[j] = Of::scale(w, factor[j], k), bias[j] = Of::bias(w, factor[j], k);
     }
+  }
+  METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread {
+    threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < FACTORS_EACH; j++) {
+      uint i = tid + j * TG;
+      if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
+      float s = float(scale[j]), b = float(bias[j]), zero = zero_of<Pack::ID>(s, b);
+      reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[i] = Of::factor(s, b, zero);
+      if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(less(zero));
+    }
+  }
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup Factor*>(reinterpret_cast<const threadgroup uint*>(tile) + OF_FACTORS);
+  }
+  // As lanes hold B: eight columns by 32 of k, two products' worth. Of each eight of k a lane has two neighbours.
+  static METAL_FUNC metal::uint4 eight_columns(const threadgroup T* tile, uint k, uint from, uint beyond, uint lane, uint low) {
+    const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
+    uint column = from + lane / 4, further = k / 32 * BN + beyond;
+    const threadgroup metal::uint4* bits = reinterpret_cast<const threadgroup metal::uint4*>(words + column * WORDS + further * WORDS);
+    metal::half2 zero = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[further]) : less(float(uint(Pack::OFFSET)));
+    metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
+    metal::uint4 y;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+      uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
+      y[i] = as_type<uint>(Integers<T>::pair(numbers(metal::pick_bytes(first, second, which(lane)), zero, low)));
+    }
+    return y;
   }
 
  private:
-  static METAL_FUNC uint half_of(const device uchar* from) { return uint(metal::address_of(from)) / 2 % 2; }
-  template <bool WHOLE>
-  static METAL_FUNC void load_words(WeightsAt w, uint k0, uint col0, threadgroup uint* words, uint tid) {
-#pragma clang loop unroll(full)
-    for (uint j = 0; j < (Of::FACTORS + TG - 1) / TG; j++) {
-      uint i = tid + j * TG;
-      if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
-      uint k = k0 + i / BN * 32;
-      Cursor c = Of::at(w, col0 + i % BN, k);
-      if (WHOLE) {
-        metal::copy_later<4>(words + i, c.scales - 2 * half_of(c.scales));
-        if (HAS_BIAS) metal::copy_later<4>(words + Of::FACTORS + i, c.biases - 2 * half_of(c.biases));
-      } else {
-        store_both(words + i, Of::scale(w, c, k));
-        if (HAS_BIAS) store_both(words + Of::FACTORS + i, Of::bias(w, c, k));
-      }
-    }
+  // What `numbers` adds.
+  static METAL_FUNC metal::half2 less(float zero) { return {half(-1024.0f - zero), half((Pack::BITS == 8 ? -1024.0f : -64.0f) - zero)}; }
+  // Of eight bytes, those of a lane, where half has its lowest bits: two neighbours, or the one that has both.
+  static METAL_FUNC uint which(uint lane) {
+    uint pair = lane % 4;
+    return Pack::BITS == 8 ? 0x100u + 0x202u * pair : 0x101u * pair;
   }
-  static METAL_FUNC void store_both(threadgroup uint* to, S x) {
-    threadgroup S* halves = reinterpret_cast<threadgroup S*>(to);
-    halves[0] = halves[1] = x;
+  static METAL_FUNC metal::half2 numbers(uint bytes, metal::half2 zero, uint low) {
+    uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::ID == Q8_0 ? 0x00800080u : 0;
+    metal::half2 x = as_type<metal::half2>((bytes & mask) ^ (0x64006400u | signs));
+    return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
   }
 };
 #endif

@@ -9,7 +9,7 @@
 // What `QuantizedTile` says of weights.
 template <class T, int BN, bool TB>
 struct DenseTile {
-  enum : uint { FACTORS = 0 };
+  enum : uint { COLUMNS = BN };
   static constexpr constant Scaling SCALING = PLAIN;
   static METAL_FUNC bool is_whole(constant MatmulParams& p, uint col0) { return b_in_vectors(p, 8) && (TB || col0 + BN <= p.n); }
   static METAL_FUNC bool is_good(constant MatmulParams&, float) { return true; }
@@ -19,20 +19,22 @@ template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>
 struct DenseB {
   typedef DenseTile<T, BN, TB> Of;
   typedef Tile<BK, BN, TB, STRAIGHT> In;
-  enum : uint { WORDS = 0 };
+  enum : uint { BYTES = In::SIZE * sizeof(T) };
   Brought<T, In, TG> brought;
 
   template <bool WHOLE>
-  METAL_FUNC void begin(WeightsAt w, uint k, uint col0, threadgroup uint*, uint tid) thread {
+  METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
     brought.template begin<WHOLE>(reinterpret_cast<const device T*>(w.values), w.ldb, TB ? uint2(k, col0) : uint2(col0, k), TB ? w.n : w.k,
                                   tid);
   }
   template <bool WHOLE>
-  METAL_FUNC void load(WeightsAt w, uint k, uint col0, threadgroup T* tile, threadgroup uint*, uint tid) thread {
+  METAL_FUNC void load(WeightsAt w, uint k, uint col0, threadgroup T* tile, uint tid) thread {
     uint2 left = {w.k - k, w.n - col0};
     brought.template load<WHOLE>(TB ? left : left.yx, BK * (TB ? 1 : w.ldb), tile, tid);
   }
-  METAL_FUNC void put(WeightsAt, uint, uint, threadgroup T* tile, threadgroup Factor*, const threadgroup uint*, uint tid) const thread {
-    brought.put(tile, tid);
+  METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
+  METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread { brought.put(tile, tid); }
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup Factor*>(tile);
   }
 };

@@ -5,6 +5,7 @@
 
 #include "place.h"
 #include "tile.h"
+#include "weights.h"
 
 // How B's tile stands for its weights.
 enum Scaling {
@@ -18,12 +19,12 @@ struct Factor {
   float scale, rest;
 };
 
-// K of k: tiles of a threadgroup, and of B's its Factors, `columns` of them for each 32 of k.
-template <class TileA, class TileB, int K_, Scaling SCALING_>
+// K of k: tiles of a threadgroup, and of B's its Factors, COLUMNS of them for each 32 of k.
+template <class TileA, class OfB, int K_>
 struct Step {
   typedef TileA A;
-  typedef TileB B;
-  enum : uint { K = K_, SCALING = SCALING_, COLUMNS = TileB::TRANSPOSED ? TileB::LINES : TileB::LENGTH };
+  typedef OfB B;
+  enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS };
 };
 
 // TM x TN sums of 8 x 8 of a simdgroup. PAIRS: ../cuda/products.h has them otherwise.
@@ -37,11 +38,12 @@ struct Products {
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) of[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  // a, b: the tiles; from: the simdgroup's first row and column; by: that column's; place: of the lane.
+  // a, b: the tiles; from: the simdgroup's first row and column; place: of the lane.
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, const threadgroup Factor* by, uint2 from, Place place, uint) thread {
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place place, uint, WeightsAt) thread {
     constexpr uint K = Step::K;
-    a += Step::A::at(from.x, 0), b += Step::B::at(0, from.y);
+    const threadgroup Factor* by = Step::B::factors(b) + from.y;
+    a += Step::A::at(from.x, 0), b += Step::B::In::at(0, from.y);
     if (Step::SCALING == PLAIN) {
 #pragma clang loop unroll(full)
       for (uint k = 0; k < K; k += 8) add_eight<Step>(a, b, k);
@@ -82,7 +84,7 @@ struct Products {
 
   template <class Step>
   METAL_FUNC void add_eight(const threadgroup T* a, const threadgroup T* b, uint k) thread {
-    typedef typename Step::B B;
+    typedef typename Step::B::In B;
     metal::simdgroup_matrix<T, 8, 8> left[TM], right[TN];
 #pragma clang loop unroll(full)
     for (uint i = 0; i < TM; i++) load_rows<Step>(left[i], a, i, k);

@@ -14,26 +14,34 @@ struct QuantizedTile {
   typedef typename From::Pack Pack;
   typedef typename From::S S;
   typedef Eighth<Pack::ID> Bits;
-  enum : uint { IN_FLOAT = sizeof(T) == 4, ACROSS = BK / 8, EIGHTS = BN * ACROSS, FACTORS = (BK + 31) / 32 * BN };
+  enum : uint { IN_FLOAT = sizeof(T) == 4, COLUMNS = BN, ACROSS = BK / 8, EIGHTS = BN * ACROSS, FACTORS = (BK + 31) / 32 * BN };
   static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? SHIFTED : SCALED;
 
-  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, 8); }
+  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, 16); }
   // Of eight from k on of a column.
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) { return From::at(w, metal::min(column, w.n - 1), metal::min(k, w.k - 1)); }
   static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
     return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
   }
   // Beyond K nothing, whatever the last is.
-  static METAL_FUNC S scale(WeightsAt w, Cursor c, uint k) { return S(k < w.k ? From::scale(c) : 0.0f); }
-  static METAL_FUNC S bias(WeightsAt w, Cursor c, uint k) { return S(k < w.k ? From::bias(c) : 0.0f); }
+  static METAL_FUNC S scale(WeightsAt w, Cursor c, uint k) { return load_if(k < w.k, c.scales); }
+  static METAL_FUNC S bias(WeightsAt w, Cursor c, uint k) { return load_if(Pack::HAS_BIAS && k < w.k, c.biases); }
+  // Not converted, so that nobody waits for the load before it is used.
+  static METAL_FUNC S load_if(bool is_there, const device uchar* from) {
+    S x = S(0.0f);
+    if (is_there) x = *reinterpret_cast<const device S*>(from);
+    return x;
+  }
 
   // The `eight`th of the tile, and, of those with 32 of k the first, their factor.
   static METAL_FUNC void put(Bits y, float scale, float bias, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
     uint along = eight % ACROSS * 8;
     float zero = Pack::HAS_BIAS && IN_FLOAT ? 0.0f : zero_of<Pack::ID>(scale, bias);
     store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
-    Factor factor = {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
-    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = factor;
+    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = factor(scale, bias, zero);
+  }
+  static METAL_FUNC Factor factor(float scale, float bias, float zero) {
+    return {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
   }
   // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
@@ -48,14 +56,18 @@ template <class T, class From, int BK, int BN, int TG, bool STRAIGHT>
 struct QuantizedB {
   typedef QuantizedTile<T, From, BK, BN> Of;
   typedef Tile<BK, BN, true, false> In;
-  enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, WORDS = 0 };
+  enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, BYTES = In::SIZE * sizeof(T) + Of::FACTORS * sizeof(Factor) };
   typename Of::Bits bits[EACH];
   typename Of::S scale[EACH], bias[EACH];
 
   template <bool WHOLE>
-  METAL_FUNC void begin(WeightsAt, uint, uint, threadgroup uint*, uint) thread {}
+  METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
+  METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup Factor*>(tile + In::SIZE);
+  }
   template <bool WHOLE>
-  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T*, threadgroup uint*, uint tid) thread {
+  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T*, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
       uint eight = tid + i * TG, k = k0 + eight % Of::ACROSS * 8;
@@ -68,8 +80,8 @@ struct QuantizedB {
       scale[i] = Of::scale(w, c, k), bias[i] = Of::bias(w, c, k);
     }
   }
-  METAL_FUNC void put(WeightsAt w, uint, uint, threadgroup T* tile, threadgroup Factor* by, const threadgroup uint*,
-                      uint tid) const thread {
+  METAL_FUNC void put(WeightsAt w, threadgroup T* tile, uint tid) const thread {
+    threadgroup Factor* by = reinterpret_cast<threadgroup Factor*>(tile + In::SIZE);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)
       if (Of::EIGHTS % TG == 0 || tid + i * TG < Of::EIGHTS)

@@ -145,7 +145,12 @@ METALMM_INLINE uint4 load_transposed(const void* line, METALMM_SITE) {
 
 // At once: what a kernel forgets to wait for is not seen here.
 template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, Bytes); }
-METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(p); }
+METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) {
+  ulong bytes = ulong(high) << 32 | low;
+  uint picked = 0;
+  for (uint i = 0; i < 4; i++) picked |= uint(bytes >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return picked;
+}
 METALMM_INLINE void close_copies() {}
 METALMM_INLINE void begin_next(bool) {}
 template <uint N> METALMM_INLINE void wait_for_copies() {}

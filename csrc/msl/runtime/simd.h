@@ -298,7 +298,7 @@ METALMM_SIMD_NAMES(METALMM_EXPORT)
 // ours: kernels/cuda
 using metalmm::msl::library::mma_16x8x16, metalmm::msl::library::load_matrices, metalmm::msl::library::load_transposed;
 using metalmm::msl::library::copy_later, metalmm::msl::library::close_copies, metalmm::msl::library::wait_for_copies;
-using metalmm::msl::library::address_of, metalmm::msl::library::begin_next;
+using metalmm::msl::library::pick_bytes, metalmm::msl::library::begin_next;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;

@@ -138,6 +138,9 @@ METALMM_INLINE uint4 load_transposed(const void* line) {
   return x;
 }
 
+// Of eight bytes those that the four lowest digits of `which` say, of sixteen each.
+METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) { return __byte_perm(low, high, which); }
+
 // Bytes to threadgroup memory, on their way while the thread goes on. close_copies: those since the last one are a group.
 // wait_for_copies: all but the last N groups of this thread are there.
 template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) {
@@ -147,7 +150,6 @@ template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from)
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" : : "r"(target), "l"(from), "n"(Bytes) : "memory");
 }
-METALMM_INLINE ulong address_of(const void* p) { return reinterpret_cast<ulong>(p); }
 METALMM_INLINE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
