@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core, files, manifest
-from .backends.protocol import TILES, Splits, Tile
+from .backends.protocol import Splits, Tiles
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
@@ -201,7 +201,7 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     - What was tuned for this very shape on this device.
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
     - What was measured best on such a device at n and k within a tenth of its own.
-    - The first of the device's preferred variants that takes it. Of many rows of A that is the largest tile of which each core gets enough.
+    - The first of the device's preferred variants that takes it. Of many rows of A that is the tile with which the cores are done first.
       Of few rows on device cuda it is what shares K best.
     - Any that is on.
     - Any.
@@ -250,9 +250,8 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             continue
         if isinstance(offered, Splits):
             name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if usable(v)])
-        elif offered == TILES:
-            tiles = device.backend.tiles.get("dense" if storage == "dense" else "quantized", ())
-            name, why = _tile(device, spec, [t for t in tiles if usable(t[0])])
+        elif isinstance(offered, Tiles):
+            name, why = _tile(device, spec, offered.least, {name: ns for name, ns in offered.ns.items() if usable(name)})
         else:
             name, why = offered, f"the first of device {device.name}'s preferred that takes it"
         if name and usable(name):
@@ -263,16 +262,17 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, tiles: Sequence[Tile]) -> tuple[str, str]:
-    """The largest of which each of the device's cores gets enough threadgroups, and why; empty where none does. In float32, of which
-    tensor cores have no products, none."""
-    cores = device.backend.cores(device) or 0
-    for name, least in tiles if cores and spec.dtype != "float32" else ():
-        bm, bn = manifest.get(name).tile
-        groups = -(-spec.m // bm) * -(-spec.n // bn) * spec.batch
-        if groups >= least * cores and (bm <= spec.m or name == tiles[-1][0]):
-            return name, f"{groups} threadgroups of {bm} x {bn} on {cores} cores, the largest tile that gives each {least:g}"
-    return "", ""
+def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str, tuple[float, float]]) -> tuple[str, str]:
+    """The tile with which the cores are done first, and why; empty where a core has less than `least` results. In float32, of which tensor
+    cores have no products, none."""
+    cores, found = device.backend.cores(device) or 0, []
+    if cores and spec.dtype != "float32" and spec.m * spec.n * spec.batch >= least * cores:
+        for name, (alone, each) in tiles.items():
+            bm, bn = manifest.get(name).tile
+            of_core = math.ceil(math.ceil(spec.m / bm) * math.ceil(spec.n / bn) * spec.batch / cores)
+            found.append((max(alone, of_core * each), name, f"{of_core} of {bm} x {bn}"))
+    ns, name, what = min(found, default=(0.0, "", ""))
+    return name, f"each of {cores} cores has {what} results, which take it {ns:.0f} ns for 32 of k" if name else ""
 
 
 def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
-from metalmm.backends.protocol import TILES, Splits
+from metalmm.backends.protocol import Splits, Tiles
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
 from support.decide import QUICK
@@ -79,48 +79,39 @@ def test_what_devices_prefer_is_there() -> None:
             least = v.supports.get("m", 1)
             spec = metalmm.MatmulSpec(least["min"] if isinstance(least, dict) else 1, n, k, transpose_b=layout == "nt", b_storage=storage)
             assert not v.lacks(spec), name
-        for name, least in (tile for tiles in backend.tiles.values() for tile in tiles):
-            assert manifest.get(name).family == "gemm" and least > 0
         for storage, end, name, *most in backend.preferred:
-            if name == TILES:
-                continue
-            for v in name.variants if isinstance(name, Splits) else [name]:
+            for v in name.variants if isinstance(name, Splits) else name.ns if isinstance(name, Tiles) else [name]:
                 takes = {(kind.storage, kind.end) for kind in manifest.get(v).kinds()}
                 assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [16], [32], [64]), v
 
 
-def test_the_largest_tile_of_which_each_core_has_enough(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: how many threadgroups a shape has, on ten cores. Of fewer rows than a tile has it is not taken, of float32 none is."""
+def test_the_tile_with_which_the_cores_are_done_first(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, on ten cores: how many tiles a core has, and what they take it. Of too few results none is taken, of float32 neither."""
     backend = type(device.backend)
-    large, small = "gemm/bm64_bn64_bk64", "gemm/bm16_bn32_bk128_wm1"
+    large, small, other = "gemm/bm64_bn64_bk64", "gemm/bm32_bn32_bk64", "gemm_tiled/baseline"
+    tiles = Tiles(100, {large: (200.0, 150.0), small: (90.0, 40.0)})
     monkeypatch.setattr(backend, "winners", ())
-    monkeypatch.setattr(
-        backend, "preferred", (("q4_0", "1", small), ("", "1", "gemm_tiled/baseline", 8), ("", "1", TILES), ("", "1", "gemv/baseline"))
-    )
-    monkeypatch.setattr(backend, "tiles", {"dense": ((large, 2.0), (small, 0.5))})
+    monkeypatch.setattr(backend, "preferred", (("", "1", other, 8), ("", "1", tiles, 512), ("", "1", "gemv/baseline")))
     monkeypatch.setattr(backend, "cores", lambda self, device: 10)
     chosen = {
-        (128, 640, "float16"): large,  # 2 * 10
-        (128, 576, "float16"): small,  # 2 * 9
-        (63, 64 * 20, "float16"): small,
-        (65, 641, "bfloat16"): large,  # 2 * 11
-        (16, 129, "float16"): small,  # 5
-        (16, 128, "float16"): None,  # 4
-        (128, 640, "float32"): None,
-        (8, 640, "float32"): "gemm_tiled/baseline",
-        (9, 640, "float32"): None,
+        (32, 32 * 10, 1): (small, "1 of 32 x 32 results, which take it 90"),
+        (64, 64 * 10, 1): (small, "4 of 32 x 32 results, which take it 160"),  # and one of the large ones 200
+        (64, 64 * 10 + 1, 1): (small, "5 of 32 x 32 results, which take it 200"),  # two 300
+        (128, 64 * 10, 1): (large, "2 of 64 x 64 results, which take it 300"),  # 8 * 40
+        (64, 64 * 10, 2): (large, "2 of 64 x 64 results, which take it 300"),
+        (33, 64 * 10, 1): (small, "4 of 32 x 32"),  # 17 of the rows are nobody's
+        (10, 100, 1): (small, "1 of 32 x 32 results"),
+        (10, 99, 1): (None, ""),
+        (8, 640, 1): (other, ""),
+        (513, 640, 1): (None, ""),
     }
-    for (m, n, dtype), name in chosen.items():
-        spec = metalmm.MatmulSpec(m, n, 64, transpose_b=True, dtype=dtype)
-        found, why = tuning.choose(device, spec)
-        assert (found in (large, small, "gemm_tiled/baseline")) == (name is not None) and found == (name or found), (m, n, dtype)
-        if name in (large, small):
-            assert "on 10 cores, the largest tile that gives each" in why
-    assert "20 threadgroups of 64 x 64" in tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[1]
-    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, 2, transpose_b=True))[0] == large
-    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, b_storage="q4_0"))[0] == small
+    for (m, n, batch), (name, why) in chosen.items():
+        found = tuning.choose(device, metalmm.MatmulSpec(m, n, 64, batch, transpose_b=True))
+        assert found[0] == name or (name is None and found[0] not in tiles.ns), (m, n, batch, found)
+        assert why in found[1] and ("each of 10 cores has" in found[1]) == (name in tiles.ns), (m, n, batch, found)
+    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True, dtype="float32"))[0] not in tiles.ns
     monkeypatch.setattr(backend, "cores", lambda self, device: None)
-    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[0] not in (large, small)
+    assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True))[0] not in tiles.ns
 
 
 THREE = "c2_d2_tg64 c2_s2_d4_tg64 c2_s8_d4_tg256"

@@ -14,7 +14,7 @@ from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl import lint
 from ..msl.program import Argument
-from .protocol import Device, Preferred, Tile, Winner
+from .protocol import Device, Preferred, Winner
 
 
 class Options(TypedDict, total=False):
@@ -65,7 +65,6 @@ class _Cpu:
         ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )
-    tiles: Mapping[str, Sequence[Tile]] = {}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         options: dict[str, Any] = {

@@ -11,7 +11,7 @@ from .. import _core, cache, compiler, modules, nvrtc
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
-from .protocol import TILES, Device, Preferred, Splits, Tile, Winner
+from .protocol import Device, Preferred, Splits, Tiles, Winner
 
 
 class Options(TypedDict, total=False):
@@ -44,6 +44,18 @@ _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
+
+
+# Of GEMM, with what each takes (protocol.Tiles): fitted by benchmarks/rows_cuda.py on an H100 (docs/lab/cuda.md).
+_TILES = ("bm16_bn32_bk128_wm1", "bm32_bn32_bk128_wm1", "bm64_bn32_bk64_wn1", "bm64_bn64_bk64_wm1_wn4", "bm128_bn128_bk32")
+_DENSE = ((72, 48), (96, 72), (145, 87), (206, 144), (622, 560))
+_SCALED = ((129, 58), (163, 68), (275, 114), (309, 190), (833, 634))
+_AFFINE = ((183, 64), (183, 110), (348, 139), (368, 295), (1182, 1063))
+_QUANTIZED = [(storage, _AFFINE if storage.startswith("affine") else _SCALED) for storage in _core._STORAGES[1:]]
+
+
+def _tiles(least: int, ns: Sequence[tuple[float, float]]) -> Tiles:
+    return Tiles(least, dict(zip([f"gemm/{tile}" for tile in _TILES], ns, strict=True)))
 
 
 def _splits(in_flight: float, family: str, *points: str) -> Splits:
@@ -118,31 +130,16 @@ class _Cuda:
         ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
         ("", "1", _splits(8e3, "small_m_mma", "r2_t2_s4_d2_tg128", "r2_t2_s16_d2_tg512"), 16),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r4_t2_s8_d2_tg256", "r4_t2_s16_d2_tg512"), 32),
+        *((storage, "1", _tiles(64 * 64, ns), 64) for storage, ns in _QUANTIZED),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r8_t2_s8_tg256"), 64),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
-        ("", "1", TILES),
-        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS)),  # few tiles
-        ("dense", "1", "gemm/bm16_bn32_bk128_wm1"),
-        ("", "1", "gemm/bm32_bn32_bk64_wm1"),
+        ("dense", "1", _tiles(256, _DENSE), 16),
+        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
+        ("dense", "1", _tiles(0, _DENSE)),
+        *((storage, "1", _tiles(0, ns)) for storage, ns in _QUANTIZED),
+        ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )
-    # By benchmarks/rows_cuda.py on an H100: docs/lab/cuda.md.
-    tiles: Mapping[str, Sequence[Tile]] = {
-        "dense": (
-            ("gemm/bm128_bn128_bk32_wm1_wn4", 3.0),
-            ("gemm/bm64_bn64_bk64", 1.5),
-            ("gemm/bm64_bn32_bk64", 1.5),
-            ("gemm/bm32_bn32_bk64_wm1", 1.5),
-            ("gemm/bm16_bn32_bk128_wm1", 0.5),
-        ),
-        "quantized": (
-            ("gemm/bm128_bn128_bk32_wm1_wn4", 3.0),
-            ("gemm/bm128_bn64_bk32_wm4", 1.5),
-            ("gemm/bm64_bn64_bk64", 1.5),
-            ("gemm/bm64_bn32_bk64", 1.5),
-            ("gemm/bm32_bn32_bk64_wm1", 1.5),
-        ),
-    }
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 4 << 20, **given}

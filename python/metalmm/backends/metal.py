@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from .. import _core, cache
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-from .protocol import Device, Preferred, Tile, Winner
+from .protocol import Device, Preferred, Winner
 
 
 class Options(TypedDict, total=False):
@@ -97,7 +97,6 @@ class _Metal:
         ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )
-    tiles: Mapping[str, Sequence[Tile]] = {}
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         found = _core._device_names(self.name)

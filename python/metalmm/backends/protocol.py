@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, Protocol
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
 Winner = tuple[str, str, int, int, str]  # B's storage whatever its group, layout, n, k, variant
-TILES = "tiles"
-Tile = tuple[str, float]  # a variant, and how many threadgroups of it a core must get
 
 
 class Splits(NamedTuple):
@@ -20,9 +18,18 @@ class Splits(NamedTuple):
     variants: Sequence[str]
 
 
-# B's storage and how many matrices or swiglu, "" for any; a variant, or Splits for one of them, or TILES for one of `tiles`; up to which m,
-# or any.
-Preferred = tuple[str, str, str | Splits] | tuple[str, str, str | Splits, int]
+class Tiles(NamedTuple):
+    """Variants of different tiles of D, for many rows of A. Where each core has less than `least` results, none is taken.
+
+    ns: What 32 of k take a core: of a tile alone, for its loads, products and barriers wait for each other; and of each of several at once.
+    """
+
+    least: int
+    ns: Mapping[str, tuple[float, float]]
+
+
+# B's storage and how many matrices or swiglu, "" for any; a variant, or Splits or Tiles for one of theirs; up to which m, or any.
+Preferred = tuple[str, str, str | Splits | Tiles] | tuple[str, str, str | Splits | Tiles, int]
 
 
 class Device(Protocol):
@@ -55,7 +62,6 @@ class Backend(Protocol):
         note: What a reader of its times must know.
         winners: What was measured best on such a device, of one matrix in float16: with m of 1; of a variant that takes none, with m of 2 and 8.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
-        tiles: Of "dense" and "quantized" B, for many rows of A: the largest tile first.
     """
 
     name: str
@@ -69,7 +75,6 @@ class Backend(Protocol):
     note: str
     winners: Sequence[Winner]
     preferred: Sequence[Preferred]
-    tiles: Mapping[str, Sequence[Tile]]
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
