@@ -66,3 +66,21 @@ def test_quantized_weights(
         (q.scales if q.layout == "nk" else q.scales.T)[3, -1] = np.inf  # times what is beyond K it would be a NaN
         found = metalmm.matmul(on_cpu[f"gemm/{point}"], a, q, device=device).astype(np.float64)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
+
+
+@pytest.mark.parametrize(("storage", "k"), [("dense", 64), ("dense", 128), ("affine8", 128), ("affine8", 256)])
+def test_what_tensor_cores_cut_off(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, k: int) -> None:
+    """One large product, and 63 that are each just below the last bit that is kept of it: no random draw has that."""
+    a, c = np.zeros((32, k), np.float16), np.full((32, 32), -(2.0**11), np.float16)
+    a[:, 0], a[:, 1:64] = 2.0**12, 0.999 * 2.0**-12
+    q, options = np.full((32, k), 10, np.uint8), {"c": c, "beta": 1.0}
+    q[:, 0], q[:, 1:64] = 11, 9
+    b = metalmm.QuantizedArray(
+        "affine8", "nk", (32, k), 64, q, np.ones((32, k // 64), np.float16), np.full((32, k // 64), -10.5, np.float16)
+    )
+    if storage == "dense":
+        a[:, 1:64] *= 2
+        a[:, 8:64:8] /= 2
+        b, options = np.ones((32, k), np.float16), {"c": 2 * c, "beta": 1.0, "transpose_b": True}
+    found = metalmm.matmul(on_cpu["gemm/bm32_bn32_bk128_wm1"], a, b, device=device, **options).astype(np.float64)
+    assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
