@@ -114,14 +114,12 @@ class _Cuda:
         ("dense", "1", _splits(48e3, "gemv_nt_octet", "c4_tg128", "c2_d2_tg128", "c2_s4_tg128")),
         ("dense", "1", "gemv_nn_octet/o4_d4_tg512"),
         ("dense", "1", "gemv_nn/r8_w4_s4_tg128"),
-        ("q8_0", "swiglu", "gemv_nt_mma/d7_tg32"),
         ("q4_0", "2", "gemv_nt_mma/c2_d7_tg128"),
-        ("q4_0", "swiglu", "gemv_nt_mma/s2_d4_tg64"),
-        ("affine8", "swiglu", "gemv_nt/l4_s2_d4_x_tg128"),
         ("affine4", "2", "gemv_nt_mma/d7_tg64"),
-        ("affine4", "swiglu", "gemv_nt_mma/s4_d2_tg256"),
         *((storage, end, "gemv_nt/l4_s4_d2_x_tg128") for storage in _core._STORAGES[2::2] for end in ("2", "3", "swiglu")),
-        ("", "3", "gemv_nt/l4_s7_tg448"),
+        ("", "swiglu", _splits(96e3, "gemv_nt_mma", "d7_tg32", "s2_d4_tg64")),
+        ("", "swiglu", "gemv_nt/l4_s2_d4_x_tg128"),  # no tensor cores but of half
+        ("", "3", Splits(64e3, ("gemv_nt/l4_s7_tg448", "gemv_nt_mma/s4_d4_tg128"))),
         ("", "1", _splits(64e3, "gemv_nt_mma", "s2_d4_tg64", "s2_d7_tg64", "s4_d4_tg128", "s4_d7_tg128", "s10_d4_tg320")),
         ("", "", "gemv_nt_mma/d7_tg128"),
         ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
