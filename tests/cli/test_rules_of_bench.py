@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from metalmm import cli, files, manifest
 from metalmm.bench import check, command, compare, results, runner, sizes, statistics
+from metalmm.bench.report import Result
 from metalmm.bench.runner import Rule, ShapeRun
 from support.decide import FEW, QUICK, SMALL, a_run, bench, made, started
 from support.here import DEVICE, ROOT
@@ -98,6 +100,39 @@ def test_every_iteration_runs_every_variant_and_stops_by_the_rule(device: metalm
     )
     assert [len(r.cpu) for r in ruled.results] == [6, 6], "six samples have an interval"
     assert ruled.twin and len(ruled.twin.cpu) == 6
+
+
+def test_of_many_passes_not_each_is_looked_at(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+
+    def is_enough(_: Rule, r: Result, __: float) -> bool:
+        looks.append(len(r.cpu))
+        return len(r.cpu) >= 40
+
+    monkeypatch.setattr(Rule, "is_enough", is_enough)
+    monkeypatch.setattr(runner._Turns, "take", lambda _, one: one.result.cpu.append(1.0))
+    shape, chosen = sizes.from_specs(["n=64 k=64 nt"]).shapes[0], [manifest.get("gemv_nt_vec4/c4_tg64")]
+    runner.run_shape(device, shape, chosen, rule=Rule(warmup=0), copies=1, seed=0, progress=runner.Progress(quiet=True))
+    assert looks[:8] == [*range(1, 9)] and 40 <= looks[-1] < 46 and len(looks) < 20
+
+
+def test_each_that_is_slow_is_stopped() -> None:
+    nothing: Any = None
+    turns = runner._Turns(nothing, nothing, Rule(slow=2.0))
+    for ms in (1.0, 9.0, 1.5, 9.0):
+        turns.contenders.append(runner._Contender("f/a", []))
+        turns.contenders[-1].result.cpu += [ms] * 9
+    turns.drop_slow(None)
+    assert [c.done for c in turns.contenders] == [False, True, False, True]
+
+
+def test_a_sample_is_one_call_where_nothing_is_replayed() -> None:
+    added = list[str]()
+    batch = SimpleNamespace(add=added.append, submit=lambda: None, wait=lambda: None, timing=SimpleNamespace(device=0.25))
+    device: Any = SimpleNamespace(batch=lambda: batch, backend=SimpleNamespace(replays=0))
+    turns, one = runner._Turns(device, device, Rule()), runner._Contender("f/a", ["first", "second"])
+    assert [turns.timed(one)[1] for _ in range(3)] == [0.25] * 3
+    assert added == ["second", "first", "second"], "never the copy that was used before"
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def test_the_plan_of_the_seeds_profile() -> None:
 def test_steps_written_by_hand_are_one_step() -> None:
     plan = step.plan_of(sizes.from_specs(["n=8 k=8 calls=24", "n=900 k=8 calls=2"]), None)
     assert sorted((s.n, c) for s, c in plan.calls) == [(8, 24), (900, 2)]
+    assert [c for _, c in step.plan_of(sizes.from_specs(["n=8 k=8", "n=900 k=8"]), None).calls] == [1, 1], "without counts, one call each"
 
 
 def test_without_a_profile_there_is_nothing_recorded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,18 @@ kernel void k(device half* x [[buffer(0)]], device float* y [[buffer(1)]]) {
 
 
 @pytest.mark.usefixtures("each_compiler")
+def test_which_numbers_a_type_has(device: metalmm.Device) -> None:
+    """As templates ask for it, of a constant's type, too."""
+    traits = {"is_floating_point": "f", "is_integral": "iu", "is_arithmetic": "fiu", "is_signed": "fi", "is_unsigned": "u"}
+    kinds = {**dict.fromkeys(FLOATS, "f"), **{name: np.dtype(kind).kind for name, kind in INTEGERS.items()}}
+    cases = [(trait, kind) for trait in traits for kind in kinds]
+    body = "".join(f"y[{i}] = {t}_v<{kind}> + 2 * {t}<const {kind}>::value;\n" for i, (t, kind) in enumerate(cases))
+    y = np.zeros(len(cases), np.int32)
+    device.compile(HEAD + f"kernel void k(device int* y) {{ {body} }}").kernel("k")(y, grid=1, threadgroup=1)
+    np.testing.assert_array_equal(y, [3 * (kinds[kind] in traits[trait]) for trait, kind in cases])
+
+
+@pytest.mark.usefixtures("each_compiler")
 def test_every_packed_vector(device: metalmm.Device) -> None:
     """Its size, and that its last element is the vector's."""
     numbers = {**INTEGERS, **FLOATS}

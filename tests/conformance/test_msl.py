@@ -102,11 +102,13 @@ def test_vector_arithmetic(device: metalmm.Device) -> None:
 
 
 def test_packed_vectors(device: metalmm.Device) -> None:
-    x = np.arange(6, dtype=np.float16)
-    y, z = np.zeros((3, 3), np.float32), np.zeros(4, np.float16)
-    run(device, "vectors.metal", "packed", x, y, z)
-    np.testing.assert_array_equal(y, [[3, 4, 5], [4, 5, 6], [6, 5, 4]])
-    np.testing.assert_array_equal(z, [0, 1, 2, 1])
+    """In debug mode, too, which refuses an index past an element's array."""
+    for each in (device, *([metalmm.Device("cpu", debug=True)] if DEVICE == "cpu" else [])):
+        x = np.arange(6, dtype=np.float16)
+        y, z = np.zeros((3, 3), np.float32), np.zeros(4, np.float16)
+        run(each, "vectors.metal", "packed", x, y, z)
+        np.testing.assert_array_equal(y, [[3, 4, 5], [4, 5, 6], [6, 5, 4]])
+        np.testing.assert_array_equal(z, [0, 1, 2, 1])
 
 
 @not_known_of_apple
@@ -165,6 +167,16 @@ def test_math(device: metalmm.Device) -> None:
         4.0 + 8 * (w < 0),
     ]
     np.testing.assert_allclose(y, expected, rtol=2e-6, atol=2e-6)
+
+
+@not_known_of_apple
+def test_sines_and_cosines_of_half_turns_are_exact(device: metalmm.Device) -> None:
+    """However many turns there are."""
+    x = np.array([0.5, 1, 3, 4.5, -7, -8.5, 1e6 + 0.5, 2**22 - 0.5, 2**23 - 1, 2**24], np.float32)
+    y = np.zeros((2, len(x)), np.float32)
+    run(device, "math.metal", "turns", x, y, u32(len(x)), threads=(len(x),))
+    quarters = (2 * x).astype(np.int64) % 4
+    np.testing.assert_array_equal(y, [np.array([0, 1, 0, -1])[quarters], np.array([1, 0, -1, 0])[quarters]])
 
 
 @not_known_of_apple

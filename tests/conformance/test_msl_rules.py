@@ -89,6 +89,33 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [0, 1, 2, 3],
     ),
+    "a struct or a constant as the argument that tells templates apart": (
+        "struct Five { int x = 5; };\nconstant constexpr int N = 3;\n"
+        f"template <typename T> [[kernel]] void f(device int* o, {I}) {{ o[i] = T().x; }}\n"
+        f"template <int M> [[kernel]] void f(device int* o, {I}) {{ o[i] += 10 * M; }}\n"
+        'template [[host_name("k")]] [[kernel]] void f<Five>(device int* o, uint i);\n'
+        'template [[host_name("other")]] [[kernel]] void f<N>(device int* o, uint i);',
+        {},
+        [5] * 4,
+    ),
+    "functions whose unnamed parameters have types of one namespace": (
+        "namespace s { struct A {}; struct B {}; }\nint f(s::A) { return 1; }\nint f(s::B) { return 2; }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = f(s::A()) + 10 * f(s::B()); }}",
+        {},
+        [21] * 4,
+    ),
+    "an operator that is a bracket": (
+        "struct S { int x; };\nbool operator<(S a, S b);\nint operator<<(S a, S b);\nbool operator<(S a, S b) { return a.x < b.x; }\n"
+        f"kernel void k(device int* o, {I}) {{ S a = {{2}}, b = {{int(i)}}; o[i] = b < a; }}",
+        {},
+        [1, 1, 0, 0],
+    ),
+    "const before constant, in an overload of the same": (
+        "int f(const device int* p) { return *p; }\nint f(const constant int* p) { return *p; }\nconstant int n = 3;\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = f(&n) + f(o + i); }}",
+        {},
+        [3] * 4,
+    ),
     "cond ? bfloat : 0": (
         f"kernel void k(device bfloat* o, {I}) {{ bfloat b = bfloat(2.0f); o[i] = i < 2 ? b : 0; }}",
         {"dtype": "u2"},
@@ -249,6 +276,12 @@ REFUSED = [
     ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),
     ("static const float t[2] = {1, 2};\nkernel void k(device int* o) { o[0] = t[0]; }", 3, "the variable 't' at program scope"),
     ("threadgroup float x[4];\nkernel void k(device float* o) { o[0] = x[0]; }", 3, "the threadgroup variable 'x' stands outside a kernel"),
+    (
+        "struct S {\n  int g() { return 1; };\n  struct T {\n    int f() { static int n; return n++; }\n  };\n};\n"
+        "kernel void k(device int* o) { S::T t; o[0] = t.f(); }",
+        6,
+        "a static variable inside a function",
+    ),
     (
         "float f() { threadgroup float x[4]; return x[0]; }\nkernel void k(device float* o) { o[0] = f(); }",
         3,
@@ -449,7 +482,8 @@ def test_a_loop_over_a_declaration_that_can_be_stopped() -> None:
         text = compiler.preprocess(HEAD + f"kernel void k(device int* y) {{ int i = 3; {loops} }}", "k.metal", for_metal=True)
         return cpu.lower(text, "k", {}, name="k.metal", compiler="clang", stops=True)
 
-    text = lowered("while (int x = i--) { y[0] += x; } for (i = 4; int x = i; i--) { y[1] += x; }")
-    assert text.count("goes_on()") == text.count("else break;") == 2
+    for kind in ("int x", "device int* x"):
+        text = lowered(f"while ({kind} = next(y, i--)) {{ y[0] += 1; }} for (i = 4; {kind} = next(y, i); i--) {{ y[1] += 1; }}")
+        assert text.count("goes_on()") == text.count("else break;") == 2, kind
     with pytest.raises(metalmm.LoweringError, match="a loop over a declaration whose body has no braces, under a timeout"):
         lowered("while (int x = i--) y[0] += x;")

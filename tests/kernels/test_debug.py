@@ -21,7 +21,7 @@ def sizes(row: Row) -> list[tuple[int, int, int]]:
     if row.variant.tile[0] > 8:
         return [(33, 67, 37), (64, 128, 64)]
     n = min(2 * (row.variant.tile[1] or 64) + 3, 131)
-    return [(3, n, 133), (2, n + 1, 260)]
+    return [(3, n, 133), (2, n + 1, 276)]
 
 
 def run_counted(call: Call, device: metalmm.Device) -> tuple[list[Any], list[Any]]:

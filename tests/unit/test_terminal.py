@@ -26,3 +26,13 @@ def test_a_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) 
     for word in ("n=9728", "nt_bn8_largek_smalln_tg256", "0.123ms", "mlx/", "12.3ms"):
         assert any(w == word or w.endswith("/" + word) or w.startswith(word) for w in words), (word, lines)
     assert ("runner-up" in lines[0]) == (width > 120) or "no room for: runner-up" in out.getvalue()
+
+
+def test_a_plain_line_says_how_long_the_rest_takes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    progress = terminal.Progress()
+    progress.begin("compiling", 4)
+    now += 60
+    progress.step()
+    assert capsys.readouterr().err == "... compiling 1/4, about 180 s left\n"

@@ -216,7 +216,7 @@ class Program:
         while i < d.end and tokens[i].text not in "={;":
             if tokens[i].text in OPEN:
                 i = self.source.matching(i)
-            elif tokens[i].text == "<":
+            elif tokens[i].text == "<" and "operator" not in (tokens[i - 1].text, tokens[i - 2].text):
                 i = self.source.angle_end(i)
             elif tokens[i].kind == "name":
                 name = tokens[i].text

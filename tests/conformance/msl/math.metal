@@ -26,6 +26,11 @@ kernel void functions(device const float* x, device float* y, constant uint& n, 
   y[16 * n + i] = isnan(v) + 2 * isinf(v) + 4 * isfinite(v) + 8 * signbit(v);
 }
 
+kernel void turns(device const float* x, device float* y, constant uint& n, uint i [[thread_position_in_grid]]) {
+  y[i] = sinpi(x[i]);
+  y[n + i] = cospi(x[i]);
+}
+
 kernel void geometry(device const float4* x, device float4* y) {
   float3 a = x[0].xyz, b = x[1].xyz;
   y[0] = float4(cross(a, b), dot(a, b));

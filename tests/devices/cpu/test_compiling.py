@@ -247,6 +247,7 @@ REFUSED = [
     ),
     ("kernel void k(device float* y, uint i) {}", r"<source>:3: the kernel argument 'uint i' has no attribute"),
     ("kernel void k(device float* y [[buffer(40)]]) {}", r"buffer index 40 is not in 0 to 30"),
+    ("kernel void k(device float* y [[buffer(31)]]) {}", r"buffer index 31 is not in 0 to 30"),
     ("kernel void k(device float* y [[buffer(N)]]) {}", r"'N' is not an integer constant expression"),
     ("kernel void k(device float* y) {\n  for (threadgroup float x; ;) {}\n}", r"<source>:4: 'threadgroup' in a position"),
     (

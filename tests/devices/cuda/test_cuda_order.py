@@ -297,6 +297,21 @@ def test_what_was_written_before_cublas_is_not_read_early(between: int, recorded
 
 
 @needs_fake
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_was_written_before_two_that_stand_beside_it_is_not_read_early(recorded: bool, device: metalmm.Device) -> None:
+    """The two wait for nothing, so that what is before them may run yet when the last one begins."""
+    x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
+    w, u = device.array(half(64, 64)), device.array(half(64, 64))
+    batch = device.batch()
+    batch.matmul(OCTETS, x, u, transpose_b=True, out=w[3:4])
+    for out in (h, y):
+        batch.matmul(GEMM, x, u, out=out)
+    batch.matmul(OCTETS, y, w, transpose_b=True, out=z)
+    carry_out(batch, recorded)
+    assert FAKE.take_violations() == []
+
+
+@needs_fake
 def test_what_a_dispatch_with_numpy_memory_wrote_is_not_read_early(device: metalmm.Device) -> None:
     x, h, y, z = (device.array(half(1, 64, seed=i)) for i in range(4))
     w, u = device.array(half(64, 64)), device.array(half(64, 64))

@@ -195,15 +195,13 @@ class CpuTarget:
         return " ".join(t.text for t in self.source.tokens[d.start : end + 1])
 
     def _threadgroup_variables(self) -> None:
-        tokens, count = self.source.tokens, 0
-        for i, token in enumerate(tokens):
+        for i, token in enumerate(self.source.tokens):
             if token.text != "threadgroup" or token.kind != "name":
                 continue
             if not self.source.starts_declaration(i):
                 self._check_threadgroup_use(i)
                 continue
-            if self._declare_threadgroup(i, count):
-                count += 1
+            self._declare_threadgroup(i)
 
     def _check_threadgroup_use(self, i: int) -> None:
         """Elsewhere `threadgroup` qualifies what a pointer or reference points to, or a member function."""
@@ -223,13 +221,13 @@ class CpuTarget:
             return
         raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
 
-    def _declare_threadgroup(self, i: int, count: int) -> bool:
-        """Lowers `threadgroup T a[n], b;` at index i; False where it declares a pointer or reference to such memory."""
+    def _declare_threadgroup(self, i: int) -> None:
+        """Lowers `threadgroup T a[n], b;` at index i, and leaves a pointer or reference to such memory alone."""
         tokens = self.source.tokens
         end = i
         while tokens[end].text != ";":
             if tokens[end].text == "{" and self.program.opens_function(i, end):
-                return False  # what a function returns
+                return  # what a function returns
             end = self.source.matching(end) + 1 if tokens[end].text in OPEN else end + 1
         j = i + 1
         while tokens[j].text in ("const", "volatile", "") or tokens[j].text in ("__attribute__", "alignas"):
@@ -243,7 +241,7 @@ class CpuTarget:
             else:
                 break
         if tokens[j].text in ("*", "&", "&&", "(", ">"):
-            return False
+            return
         if tokens[j].kind != "name" or j == type_start:
             raise self.source.fail(i, "'threadgroup' in a declaration that the CPU device does not understand")
         kind = self.program.join((type_start, j))
@@ -263,7 +261,6 @@ class CpuTarget:
         self.source.blank(0 if before is None else before + 1, i)  # every place has 16 bytes' alignment
         self.source.blank(i, end + 1)
         tokens[i].text = " ".join(lines)
-        return True
 
     def _wanted(self) -> str:
         """What of the runtime's headers few programs ask for, in C++. C++'s own helpers stand in metal:: only for those: another may have a
