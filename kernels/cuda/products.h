@@ -1,9 +1,9 @@
 // Products of tiles (../include/products.h) on NVIDIA's tensor cores, 16 x 8 x 16 at an instruction, where the type is of 16 bits and the
 // tiles come in pairs. For device cuda alone: half of such an instruction would be empty with simdgroup matrices, which are 8 x 8.
 //
-// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k, or 64 of a long K, are added to each
-// other there, and then, rounded, to the rest. Where each product loses up to one bit below the last of the largest, a sum of 64 shifted
-// integers loses 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and K / 64 sums, 198 of the bound's 257 at K = 2 * SURE.
+// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k are added to each other there, and
+// then, rounded, to the rest; of shifted integers 64, in a long K. Where each product loses up to one bit below the last of the largest, 64
+// of these lose 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and K / 64 sums, 198 of the bound's 257 at K = 2 * SURE.
 #pragma once
 #include "../include/dense_b.h"
 #include "../include/products.h"
@@ -66,8 +66,8 @@ struct Products<T, TM, TN, true> {
   }
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
-    constexpr uint K = Step::K, MOST = K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
-    bool most = MOST < 4 || (Step::SCALING == PLAIN && w.k >= SURE) || (Step::SCALING == SHIFTED && w.shift > 5 && w.k >= 2 * SURE);
+    constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
+    bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
     if (most)
       add_blocks<Step, MOST>(a, b, from, lane, w.low_byte);
     else
