@@ -1,5 +1,5 @@
-// Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups. The next
-// tiles are on their way while these are multiplied.
+// Any m, n, k and layout: threadgroup tiles of BM x BN, BK deep, multiplied as 8 x 8 simdgroup matrices by WM x WN simdgroups (on device
+// cuda as cuda/products.h says). The next tiles are on their way while these are multiplied.
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
@@ -109,6 +109,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   }
   for (uint stage = 0; k < end; k += BK) {
     Copies::template wait<AHEAD>();
+    // This step's tiles are completed, the one AHEAD is loaded, and factors of the next one.
     next.put(task, memory, stage);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;

@@ -2,8 +2,9 @@
 // tiles come in pairs. For device cuda alone: half of such an instruction would be empty with simdgroup matrices, which are 8 x 8.
 //
 // Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k are added to each other there, and
-// then, rounded, to the rest; of shifted integers 64, in a long K. Where each product loses up to one bit below the last of the largest, 64
-// of these lose 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and K / 64 sums, 198 of the bound's 257 at K = 2 * SURE.
+// then, rounded, to the rest; of shifted integers 64, where K and groups are long. If each product loses up to one bit below the last of
+// the largest, 64 of these lose 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and two roundings of 3.02 for each 64, 218
+// of the bound's 257 at K = 2 * SURE.
 #pragma once
 #include "../include/dense_b.h"
 #include "../include/products.h"
@@ -24,8 +25,8 @@ struct Straight<true> {
   }
 };
 
-// Two times eight columns of B, the first `beyond` column `from`, as lanes hold them for products of 16 of k each. What is known to the
-// compiler is added to an address last, and costs nothing there.
+// Two times eight columns of B, from column `from + beyond` on, as lanes hold them for products of 16 of k each. `beyond` is known to the
+// compiler: added to an address last, it costs nothing there.
 template <class OfB>
 struct Columns {
   template <int TIMES, class T>
@@ -83,7 +84,7 @@ struct Products<T, TM, TN, true> {
   }
 
  private:
-  // AT_ONCE: of products that are added to each other before the rest; a column's share a factor.
+  // AT_ONCE products of 16 of k are added to each other before the rest. They have one factor, that of the first.
   template <class Step, int AT_ONCE>
   METAL_FUNC void add_blocks(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low_byte) thread {
     typedef typename Step::A A;
@@ -139,8 +140,8 @@ struct Products<T, TM, TN, true> {
   }
 };
 
-// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Blocks of 32 of k: those of
-// a column's neighbours lie side by side. Scales are loaded by way of registers, one step ahead.
+// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Their order is
+// [32 of k][column][word]. Scales come by way of registers, one step ahead.
 template <class T, class From, int BK, int BN, int TG>
 struct QuantizedB<T, From, BK, BN, TG, true> {
   typedef QuantizedTile<T, From, BK, BN> Of;
@@ -192,7 +193,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
     }
   }
-  // Of the next step.
+  // What the next step's `put` stores.
   METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < FACTORS_EACH; j++) {
@@ -209,7 +210,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
       float s = float(scale[j]), b = float(bias[j]), zero = zero_of<Pack::ID>(s, b);
       reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[i] = Of::factor(s, b, zero);
-      if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(less(zero));
+      if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
     }
   }
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
@@ -220,7 +221,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
     uint column = from + lane / 4, further = k / 32 * BN + beyond;
     const threadgroup metal::uint4* bits = reinterpret_cast<const threadgroup metal::uint4*>(words + column * WORDS + further * WORDS);
-    metal::half2 zero = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[further]) : less(float(uint(Pack::OFFSET)));
+    metal::half2 zero = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[further]) : offset(float(uint(Pack::OFFSET)));
     metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
     metal::uint4 y;
 #pragma clang loop unroll(full)
@@ -233,8 +234,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 
  private:
   // What `numbers` adds.
-  static METAL_FUNC metal::half2 less(float zero) { return {half(-1024.0f - zero), half((Pack::BITS == 8 ? -1024.0f : -64.0f) - zero)}; }
-  // Of eight bytes, those of a lane, where half has its lowest bits: two neighbours, or the one that has both.
+  static METAL_FUNC metal::half2 offset(float zero) { return {half(-1024.0f - zero), half((Pack::BITS == 8 ? -1024.0f : -64.0f) - zero)}; }
+  // Of eight bytes a lane's: two neighbours, or the one that has both. They come where a number of type half has its lowest bits.
   static METAL_FUNC uint which(uint lane) {
     uint pair = lane % 4;
     return Pack::BITS == 8 ? 0x100u + 0x202u * pair : 0x101u * pair;

@@ -7,9 +7,9 @@
 #include "tile.h"
 #include "weights.h"
 
-// How B's tile stands for its weights.
+// What stands for B's weights in products.
 enum Scaling {
-  PLAIN,   // it holds them
+  PLAIN,   // they do
   SCALED,  // integers, of each column and 32 of k with a factor
   SHIFTED  // and with what is added to each product besides: `rest` times A
 };

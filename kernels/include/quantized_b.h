@@ -7,8 +7,8 @@
 #include "products.h"
 #include "weights.h"
 
-// BK x BN weights of a threadgroup of TG. In 16 bits the tile holds integers, less one that is next to -bias / scale; the scale of a column
-// and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float it holds weights.
+// BK x BN weights of a threadgroup of TG. In 16 bits integers are multiplied, less one that is next to -bias / scale; the scale of a
+// column and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
 template <class T, class From, int BK, int BN>
 struct QuantizedTile {
   typedef typename From::Pack Pack;

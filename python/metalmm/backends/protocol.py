@@ -19,9 +19,11 @@ class Splits(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Variants of different tiles of D, for many rows of A. Where each core has less than `least` results, none is taken.
+    """Variants of different tiles of D, for many rows of A.
 
-    ns: What 32 of k take a core: of a tile alone, for its loads, products and barriers wait for each other; and of each of several at once.
+    least: How many results there must be for each core; else none is taken.
+    ns: Of 32 of k what a tile takes a core that has it alone, for its loads, products and barriers wait for each other; and what each of
+        several takes.
     """
 
     least: int
