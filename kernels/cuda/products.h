@@ -14,9 +14,9 @@
 template <>
 struct Straight<true> {
   enum : uint { MOST_STAGES = 4 };
-  template <uint BYTES, class T>
+  template <class T>
   static METAL_FUNC void copy(threadgroup uint* to, const device T* from) {
-    metal::copy_later<BYTES>(to, from);
+    metal::copy_later(to, from);
   }
   static METAL_FUNC void close() { metal::close_copies(); }
   template <uint AHEAD>
@@ -144,7 +144,7 @@ struct Products<T, TM, TN, true> {
 // [32 of k][column][word]. Scales come by way of registers, one step ahead.
 template <class T, class From, int BK, int BN, int TG>
 struct QuantizedB<T, From, BK, BN, TG, true> {
-  typedef QuantizedTile<T, From, BK, BN> Of;
+  typedef QuantizedTile<T, From, BK, BN, true> Of;
   typedef typename Of::Bits Bits;
   typedef typename Of::S S;
   typedef typename Of::Pack Pack;
@@ -183,7 +183,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint i = 0; i < (WHOLE ? EACH : 0); i++) {
       uint piece = tid + i * TG, at = piece % PIECES * 4;
       if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
-      metal::copy_later<16>(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
+      metal::copy_later(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
       next[i] += From::bytes_along(w, BK / 32);
     }
     for (uint eight = tid; eight < (WHOLE ? 0 : Of::EIGHTS); eight += TG) {

@@ -9,7 +9,7 @@
 
 // BK x BN weights of a threadgroup of TG. In 16 bits integers are multiplied, less one that is next to -bias / scale; the scale of a
 // column and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
-template <class T, class From, int BK, int BN>
+template <class T, class From, int BK, int BN, bool STRAIGHT>
 struct QuantizedTile {
   typedef typename From::Pack Pack;
   typedef typename From::S S;
@@ -17,7 +17,7 @@ struct QuantizedTile {
   enum : uint { IN_FLOAT = sizeof(T) == 4, COLUMNS = BN, ACROSS = BK / 8, EIGHTS = BN * ACROSS, FACTORS = (BK + 31) / 32 * BN };
   static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? SHIFTED : SCALED;
 
-  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, 16); }
+  static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, STRAIGHT ? 16 : 8); }
   // Of eight from k on of a column.
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) { return From::at(w, metal::min(column, w.n - 1), metal::min(k, w.k - 1)); }
   static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
@@ -54,7 +54,7 @@ struct QuantizedTile {
 // What a thread brings of one, by way of registers; STRAIGHT: ../cuda/products.h.
 template <class T, class From, int BK, int BN, int TG, bool STRAIGHT>
 struct QuantizedB {
-  typedef QuantizedTile<T, From, BK, BN> Of;
+  typedef QuantizedTile<T, From, BK, BN, STRAIGHT> Of;
   typedef Tile<BK, BN, true, false> In;
   enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, BYTES = In::SIZE * sizeof(T) + Of::FACTORS * sizeof(Factor) };
   typename Of::Bits bits[EACH];

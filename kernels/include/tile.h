@@ -47,7 +47,7 @@ struct Tile {
 template <bool YES>
 struct Straight {
   enum : uint { MOST_STAGES = 2 };  // tiles: one that is multiplied, and those on their way
-  template <uint BYTES, class T>
+  template <class T>
   static METAL_FUNC void copy(threadgroup uint*, const device T*) {}
   static METAL_FUNC void close() {}
   template <uint AHEAD>
@@ -83,7 +83,7 @@ struct Brought {
       const device T* p = next[i];
       next[i] += step;
       if (STRAIGHT && WHOLE) {
-        Straight<STRAIGHT>::template copy<16>(reinterpret_cast<threadgroup uint*>(to), p);
+        Straight<STRAIGHT>::copy(reinterpret_cast<threadgroup uint*>(to), p);
         continue;
       }
       OctetBits<T> x;

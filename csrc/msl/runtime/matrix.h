@@ -144,7 +144,7 @@ METALMM_INLINE uint4 load_transposed(const void* line, METALMM_SITE) {
 }
 
 // At once: what a kernel forgets to wait for is not seen here.
-template <uint Bytes> METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, Bytes); }
+METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, 16); }
 METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) {
   ulong bytes = ulong(high) << 32 | low;
   uint picked = 0;

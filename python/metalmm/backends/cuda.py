@@ -46,30 +46,23 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
-# Of GEMM, what each tile takes (protocol.Tiles): fitted by benchmarks/rows_cuda.py on an H100 (docs/lab/cuda.md).
-_Ns = Mapping[str, tuple[float, float]]
-_DENSE: _Ns = {
-    "gemm/bm16_bn32_bk128_wm1": (72, 48),
-    "gemm/bm32_bn32_bk128_wm1": (96, 72),
-    "gemm/bm64_bn32_bk64_wn1": (145, 87),
-    "gemm/bm64_bn64_bk64_wm1_wn4": (206, 144),
-    "gemm/bm128_bn128_bk32_wm1_wn4": (622, 500),
-}
-_SCALED: _Ns = {
-    "gemm/bm16_bn32_bk128_wm1": (129, 58),
-    "gemm/bm32_bn32_bk128_wm1": (163, 68),
-    "gemm/bm64_bn32_bk64_wn1": (275, 114),
-    "gemm/bm64_bn64_bk64_wm1_wn4": (309, 190),
-    "gemm/bm128_bn128_bk32": (833, 634),
-}
-_AFFINE: _Ns = {
-    "gemm/bm16_bn32_bk128_wm1": (183, 64),
-    "gemm/bm32_bn32_bk128_wm1": (183, 110),
-    "gemm/bm64_bn32_bk64_wn1": (348, 139),
-    "gemm/bm64_bn64_bk64": (348, 247),
-    "gemm/bm128_bn128_bk32": (1182, 1063),
+# Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered: fitted by
+# benchmarks/rows_cuda.py on an H100 (docs/lab/cuda.md).
+_DENSE, _SCALED, _AFFINE = range(3)
+_TILES: Mapping[str, Sequence[tuple[float, float] | None]] = {
+    "gemm/bm16_bn32_bk128_wm1": ((72, 48), (129, 58), (183, 64)),
+    "gemm/bm32_bn32_bk128_wm1": ((96, 72), (163, 68), (183, 110)),
+    "gemm/bm64_bn32_bk64_wn1": ((145, 87), (275, 114), (348, 139)),
+    "gemm/bm64_bn64_bk64": (None, None, (348, 247)),
+    "gemm/bm64_bn64_bk64_wm1_wn4": ((206, 144), (309, 190), None),
+    "gemm/bm128_bn128_bk32": (None, (833, 634), (1182, 1063)),
+    "gemm/bm128_bn128_bk32_wm1_wn4": ((622, 500), None, None),
 }
 _QUANTIZED = [(storage, _AFFINE if storage.startswith("affine") else _SCALED) for storage in _core._STORAGES[1:]]
+
+
+def _tiles(least: int, weights: int) -> Tiles:
+    return Tiles(least, {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])})
 
 
 def _splits(in_flight: float, family: str, *points: str) -> Splits:
@@ -142,13 +135,13 @@ class _Cuda:
         ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
         ("", "1", _splits(8e3, "small_m_mma", "r2_t2_s4_d2_tg128", "r2_t2_s16_d2_tg512"), 16),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r4_t2_s8_d2_tg256", "r4_t2_s16_d2_tg512"), 32),
-        *((storage, "1", Tiles(64 * 64, ns), 64) for storage, ns in _QUANTIZED),
+        *((storage, "1", _tiles(64 * 64, weights), 64) for storage, weights in _QUANTIZED),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r8_t2_s8_tg256"), 64),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
-        ("dense", "1", Tiles(256, _DENSE), 16),
+        ("dense", "1", _tiles(256, _DENSE), 16),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
-        ("dense", "1", Tiles(0, _DENSE)),
-        *((storage, "1", Tiles(0, ns)) for storage, ns in _QUANTIZED),
+        ("dense", "1", _tiles(0, _DENSE)),
+        *((storage, "1", _tiles(0, weights)) for storage, weights in _QUANTIZED),
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )
