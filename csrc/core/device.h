@@ -88,6 +88,11 @@ struct KernelArgument {
   size_t alignment = 1;
 };
 
+struct ThreadgroupMemory {
+  uint32_t index;
+  size_t size;
+};
+
 class Pipeline {
  public:
   virtual ~Pipeline() = default;
@@ -97,6 +102,12 @@ class Pipeline {
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
 
+  std::vector<ThreadgroupMemory> threadgroup_memory;  // as much of each piece as its type takes: what a matmul's kernel gets
+
+  void take(const KernelArgument& argument) {
+    arguments.push_back(argument);
+    if (argument.kind == KernelArgument::Kind::threadgroup) threadgroup_memory.push_back({argument.index, argument.bytes});
+  }
   // A module has what its compiler knew of the arguments: all but the names of types.
   void take_types(const std::vector<KernelArgument>& said);
 };
@@ -118,11 +129,6 @@ struct BytesBinding {
   const void* data;
   size_t size;
 };
-struct ThreadgroupMemory {
-  uint32_t index;
-  size_t size;
-};
-
 // Each piece of threadgroup memory starts at a multiple of 16 bytes.
 inline size_t threadgroup_space(size_t size) { return (size + 15) & ~size_t{15}; }
 

@@ -82,6 +82,10 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexBiases, &biases.buffer, biases.offset}};
   const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
   Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
+  if (!pipeline->threadgroup_memory.empty()) {
+    d.threadgroup_memory = pipeline->threadgroup_memory.data();
+    d.threadgroup_memory_count = pipeline->threadgroup_memory.size();
+  }
   return use(d);
 }
 

@@ -116,7 +116,7 @@ class CpuPipeline : public Pipeline {
       return;
     }
     auto kind = is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup;
-    arguments.push_back({kind, arg.index, arg.is_const, arg.bytes, {}});
+    take({kind, arg.index, arg.is_const, arg.bytes, {}});
   }
   void* module_ = nullptr;
 };

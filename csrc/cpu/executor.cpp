@@ -304,8 +304,9 @@ bool Stacks::hold_together(const void* address, const void* other) const {
 }
 
 namespace {
-constexpr size_t kThreadgroupZone = 64;  // of poison on either side, a cache line
-}
+constexpr size_t kThreadgroupZone = 64;         // of poison on either side, a cache line
+constexpr size_t kThreadgroupAlignment = 1024;  // as on NVIDIA's GPUs: kernels/cuda/gemm_groups.metal
+}  // namespace
 
 Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {
   std::memset(static_cast<void*>(groups_.get()), 0, abi::kMaxGroups * sizeof(abi::Simdgroup));
@@ -339,14 +340,15 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
     g.base = i * abi::kSimdWidth;
   }
   // NaN in every format: what a kernel reads before writing it, or just past the end, shows in its result.
-  size_t room = call.threadgroup_bytes + 3 * kThreadgroupZone;
+  size_t room = call.threadgroup_bytes + 2 * kThreadgroupZone + kThreadgroupAlignment;
   if (call.debug) {  // far from what the runtime may use
     if (!apart_ || apart_->size() < room) apart_ = new_guarded_buffer(room, 0);
   } else {
     memory_.resize(std::max(memory_.size(), room));
   }
   uint8_t* memory = call.debug ? apart_->host() : memory_.data();
-  state_.threadgroup_memory = memory + kThreadgroupZone + (-reinterpret_cast<uintptr_t>(memory) % kThreadgroupZone);
+  uint8_t* inside = memory + kThreadgroupZone;
+  state_.threadgroup_memory = inside + (-reinterpret_cast<uintptr_t>(inside) % kThreadgroupAlignment);
   uint8_t *block = state_.threadgroup_memory, *end = block + call.threadgroup_bytes;
   std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
   state_.access = call.debug ? &Executor::access : nullptr;

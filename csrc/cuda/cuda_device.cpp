@@ -25,9 +25,11 @@ CudaDevice::CudaDevice(const CudaOptions& options)
       events_(std::make_shared<EventPool>(home_)) {
   home_->enter();
   const Driver& cu = driver();
-  int capability = 0;
+  int capability = 0, minor = 0;
   home_->check(cu.device_attribute(&capability, kCapabilityMajor, home_->gpu), "asking what the GPU is");
+  home_->check(cu.device_attribute(&minor, kCapabilityMinor, home_->gpu), "asking what the GPU is");
   overlaps_ = options_.overlap && capability >= 9;
+  if (capability != 9 || minor != 0) lacking_.push_back("wgmma");
   if (!options_.blas) lacking_.push_back("blas");
   try {
     home_->check(cu.stream_create(&stream_, kStreamNonBlocking), "making a stream");
@@ -104,7 +106,7 @@ Info CudaDevice::counters() const { return {{"allocations", static_cast<int64_t>
 // Grids of any size: larger ones are more than one launch.
 Limits CudaDevice::limits() const {
   Limits limits;
-  limits.threadgroup_memory = 48 * 1024;  // what any kernel may have on these GPUs
+  limits.threadgroup_memory = static_cast<size_t>(home_->most_shared_bytes);
   return limits;
 }
 

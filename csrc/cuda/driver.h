@@ -27,9 +27,11 @@ using Graph = GraphObject*;
 using GraphExec = GraphExecObject*;
 
 // CUdevice_attribute
-constexpr int kMaxThreads = 1, kMaxGridX = 5, kMultiprocessors = 16, kL2Bytes = 38, kCapabilityMajor = 75, kCapabilityMinor = 76;
+constexpr int kMaxThreads = 1, kMaxGridX = 5, kMultiprocessors = 16, kL2Bytes = 38, kCapabilityMajor = 75, kCapabilityMinor = 76,
+              kMostSharedBytes = 97;  // of a kernel that asks for it
 // CUfunction_attribute
-constexpr int kFunctionMaxThreads = 0, kFunctionSharedBytes = 1, kFunctionLocalBytes = 3, kFunctionRegisters = 4;
+constexpr int kFunctionMaxThreads = 0, kFunctionSharedBytes = 1, kFunctionLocalBytes = 3, kFunctionRegisters = 4,
+              kFunctionMaxDynamicSharedBytes = 8;
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 constexpr int kCaptureThreadLocal = 1;
 constexpr int kAttributeProgrammaticSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -68,6 +70,7 @@ struct LaunchConfig {
   X(module_function, cuModuleGetFunction, (Function*, Module, const char*))                  \
   X(module_global, cuModuleGetGlobal_v2, (Address*, size_t*, Module, const char*))           \
   X(function_attribute, cuFuncGetAttribute, (int*, int, Function))                           \
+  X(set_function_attribute, cuFuncSetAttribute, (Function, int, int))                        \
   X(allocate, cuMemAlloc_v2, (Address*, size_t))                                             \
   X(free, cuMemFree_v2, (Address))                                                           \
   X(copy_in, cuMemcpyHtoDAsync_v2, (Address, const void*, size_t, Stream))                   \

@@ -23,6 +23,7 @@ std::shared_ptr<Home> home_of(int index) {
     auto made = std::make_shared<Home>();
     cu.check(cu.device_get(&made->gpu, index), "looking for the GPU");
     cu.check(cu.context_retain(&made->context, made->gpu), "making a context");
+    cu.check(cu.device_attribute(&made->most_shared_bytes, kMostSharedBytes, made->gpu), "asking what the GPU is");
     home = std::move(made);
   }
   return home;

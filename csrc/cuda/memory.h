@@ -17,6 +17,7 @@ inline constexpr const char* kEnd = "; this process cannot use the GPU any more,
 struct Home {
   DeviceNumber gpu = 0;
   Context context = nullptr;
+  int most_shared_bytes = 0;  // of a threadgroup, where a kernel asks for more than 48 KB
   std::atomic<bool> lost{false};
   std::mutex mutex;
   std::string why;  // it was lost

@@ -78,6 +78,10 @@ void CudaPipeline::read_table() {
   static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes)) - table.barrier;
   declared = 0;
   for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
+  if (!threadgroup_memory.empty()) {  // it may then have more than 48 KB
+    int most = static_cast<int>(home_->most_shared_bytes - static_threadgroup_bytes);
+    home_->check(cu.set_function_attribute(function, kFunctionMaxDynamicSharedBytes, most), "allowing a kernel its threadgroup memory");
+  }
   std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });
 }
 
@@ -89,8 +93,7 @@ void CudaPipeline::add(const ArgumentRow& row) {
   if (!row.enabled) return;
   if (is_buffer && !row.is_const) written_ |= 1u << row.index;
   if (is_buffer && row.inlined) inlined_ |= 1u << row.index;
-  arguments.push_back(
-      {is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
+  take({is_buffer ? KernelArgument::Kind::buffer : KernelArgument::Kind::threadgroup, row.index, row.is_const != 0, row.bytes, {}});
 }
 
 Span CudaPipeline::largest_read(const Dispatch& d, size_t most) const {

@@ -9,6 +9,7 @@
 #include "../include/dense_b.h"
 #include "../include/products.h"
 #include "../include/quantized_b.h"
+#include "groups.h"
 
 #ifdef __METALMM_CUDA__
 template <>
@@ -22,6 +23,11 @@ struct Straight<true> {
   template <uint AHEAD>
   static METAL_FUNC void wait() {
     metal::wait_for_copies<AHEAD - 1>();
+  }
+  static METAL_FUNC void show() { metal::show_group(); }
+  template <class T>
+  static METAL_FUNC bool on_vector(const device T* p) {
+    return reinterpret_cast<ulong>(p) % 16 == 0;
   }
 };
 
@@ -56,7 +62,7 @@ struct Columns<DenseB<T, BK, BN, TG, TB, true>> {
 };
 
 template <class T, int TM, int TN>
-struct Products<T, TM, TN, true> {
+struct Products<T, TM, TN, PAIRS> {
   metal::float4 of[TM / 2][TN];  // lanes as PTX says of m16n8k16
 
   METAL_FUNC void clear() thread {
@@ -65,6 +71,7 @@ struct Products<T, TM, TN, true> {
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) of[i][j] = metal::float4(0.0f);
   }
+  METAL_FUNC void settle() thread {}
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
     constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
@@ -76,11 +83,7 @@ struct Products<T, TM, TN, true> {
   }
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
-#pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) {
-      metal::float4 sum = of[i / 2][j];
-      *reinterpret_cast<threadgroup metal::float2*>(rows + lane / 4 * PITCH + 8 * j + lane % 4 * 2) = i % 2 ? sum.zw : sum.xy;
-    }
+    put_rows<PITCH>(of[i / 2], i % 2, rows, lane);
   }
 
  private:

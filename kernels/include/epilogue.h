@@ -18,11 +18,14 @@ METAL_FUNC float bias_of(const device T* bias, constant MatmulParams& p, uint co
 }
 // added: bias_of the column, which can be read while the sum is not yet there.
 template <class T>
-METAL_FUNC void store_sum(device T* D, const device T* C, constant MatmulParams& p, uint batch, uint row, uint col, float ab, float added) {
+METAL_FUNC float result_of(const device T* C, constant MatmulParams& p, uint batch, uint row, uint col, float ab, float added) {
   float d = p.alpha * ab;
   if (p.has_c) d += p.beta * float(C[batch * p.stride_c + row * p.ldc + col]);
-  if (p.has_bias) d += added;
-  D[batch * p.stride_d + row * p.ldd + col] = T(d);
+  return p.has_bias ? d + added : d;
+}
+template <class T>
+METAL_FUNC void store_sum(device T* D, const device T* C, constant MatmulParams& p, uint batch, uint row, uint col, float ab, float added) {
+  D[batch * p.stride_d + row * p.ldd + col] = T(result_of(C, p, batch, row, col, ab, added));
 }
 template <class T>
 METAL_FUNC void store_result(device T* D, const device T* C, const device T* bias, constant MatmulParams& p, uint batch, uint row, uint col,

@@ -51,6 +51,16 @@ METAL_FUNC void store_bits(threadgroup float* p, OctetBits<float> x) {
 }
 
 template <class T>
+METAL_FUNC void store_bits(device T* p, OctetBits<T> x) {
+  *reinterpret_cast<device metal::uint4*>(p) = x.bits;
+}
+template <>
+METAL_FUNC void store_bits(device float* p, OctetBits<float> x) {
+  device metal::float4* v = reinterpret_cast<device metal::float4*>(p);
+  v[0] = x.low, v[1] = x.high;
+}
+
+template <class T>
 METAL_FUNC OctetBits<T> bits_of(Octet<T> x) {
   return {metal::uint4(as_type<metal::uint2>(x.low), as_type<metal::uint2>(x.high))};
 }

@@ -27,8 +27,11 @@ struct Step {
   enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS };
 };
 
-// TM x TN sums of 8 x 8 of a simdgroup. PAIRS: ../cuda/products.h has them otherwise.
-template <class T, int TM, int TN, bool PAIRS = OnTensorCores<T, TM, TN>::VALUE>
+// How they are multiplied. The last two are of ../cuda/products.h.
+enum Way { ALONE, PAIRS, TOGETHER };
+
+// TM x TN sums of 8 x 8 of a simdgroup.
+template <class T, int TM, int TN, int WAY = OnTensorCores<T, TM, TN>::VALUE>
 struct Products {
   metal::simdgroup_float8x8 of[TM][TN];
 
@@ -52,7 +55,7 @@ struct Products {
 #pragma clang loop unroll(full)
     for (uint k = 0; k < K; k += 32) {
       Products block;
-      Products<T, TM, 1, false> of_a;  // sums of A's rows
+      Products<T, TM, 1, ALONE> of_a;  // sums of A's rows
       block.clear();
       of_a.clear();
 #pragma clang loop unroll(full)
@@ -75,6 +78,8 @@ struct Products {
       }
     }
   }
+  // Adds what is on its way.
+  METAL_FUNC void settle() thread {}
   // The ith eight rows, to PITCH floats from row to row.
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint) thread {

@@ -52,6 +52,11 @@ struct Straight {
   static METAL_FUNC void close() {}
   template <uint AHEAD>
   static METAL_FUNC void wait() {}
+  static METAL_FUNC void show() {}
+  template <class T>
+  static METAL_FUNC bool on_vector(const device T*) {
+    return false;  // MSL has no word for it
+  }
 };
 
 // What one of TG threads brings of a tile: eights of its lines.

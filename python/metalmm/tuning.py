@@ -262,17 +262,17 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str, tuple[float, float]]) -> tuple[str, str]:
+def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str, tuple[float, float, float]]) -> tuple[str, str]:
     """The tile with which the cores are done first, and why; empty where a core has less than `least` results. In float32, of which tensor
     cores have no products, none."""
-    cores, found = device.backend.cores(device) or 0, []
+    cores, steps, found = device.backend.cores(device) or 0, math.ceil(spec.k / 32), []
     if cores and spec.dtype != "float32" and spec.m * spec.n * spec.batch >= least * cores:
-        for name, (alone, each) in tiles.items():
+        for name, (alone, each, once) in tiles.items():
             bm, bn = manifest.get(name).tile
             of_core = math.ceil(math.ceil(spec.m / bm) * math.ceil(spec.n / bn) * spec.batch / cores)
-            found.append((max(alone, of_core * each), name, f"{of_core} of {bm} x {bn}"))
+            found.append((max(alone * steps, of_core * (once + each * steps)), name, f"{of_core} of {bm} x {bn}"))
     ns, name, what = min(found, default=(0.0, "", ""))
-    return name, f"the busiest of {cores} cores has {what} results, which take it about {ns:.0f} ns for 32 of k" if name else ""
+    return name, f"the busiest of {cores} cores has {what} results, which take it about {ns / 1000:.3g} µs" if name else ""
 
 
 def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:

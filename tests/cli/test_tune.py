@@ -89,16 +89,16 @@ def test_the_tile_with_which_the_cores_are_done_first(device: metalmm.Device, mo
     """By hand, on ten cores: how many tiles a core has, and what they take it. Of too few results none is taken, of float32 neither."""
     backend = type(device.backend)
     large, small, other = "gemm/bm64_bn64_bk64", "gemm/bm32_bn32_bk64", "gemm_tiled/baseline"
-    tiles = Tiles(100, {large: (200.0, 150.0), small: (90.0, 40.0)})
+    tiles = Tiles(100, {large: (200.0, 150.0, 0.0), small: (90.0, 35.0, 10.0)})
     monkeypatch.setattr(backend, "winners", ())
     monkeypatch.setattr(backend, "preferred", (("", "1", other, 8), ("", "1", tiles, 512), ("", "1", "gemv/baseline")))
     monkeypatch.setattr(backend, "cores", lambda self, device: 10)
     chosen = {
-        (32, 32 * 10, 1): (small, "1 of 32 x 32 results, which take it about 90"),
-        (64, 64 * 10, 1): (small, "4 of 32 x 32 results, which take it about 160"),  # and one of the large ones 200
-        (64, 64 * 10 + 1, 1): (small, "5 of 32 x 32 results, which take it about 200"),  # two 300
-        (128, 64 * 10, 1): (large, "2 of 64 x 64 results, which take it about 300"),  # 8 * 40
-        (64, 64 * 10, 2): (large, "2 of 64 x 64 results, which take it about 300"),
+        (32, 32 * 10, 1): (small, "1 of 32 x 32 results, which take it about 0.18 µs"),  # 2 times 32 of k
+        (64, 64 * 10, 1): (small, "4 of 32 x 32 results, which take it about 0.32 µs"),  # 4 * (10 + 2 * 35), and one of the large ones 400
+        (64, 64 * 10 + 1, 1): (small, "5 of 32 x 32 results, which take it about 0.4 µs"),  # two 600
+        (128, 64 * 10, 1): (large, "2 of 64 x 64 results, which take it about 0.6 µs"),  # 8 * 80 of the small ones
+        (64, 64 * 10, 2): (large, "2 of 64 x 64 results, which take it about 0.6 µs"),
         (33, 64 * 10, 1): (small, "4 of 32 x 32"),  # 17 of the rows are nobody's
         (10, 100, 1): (small, "1 of 32 x 32 results"),
         (10, 99, 1): (None, ""),

@@ -173,7 +173,7 @@ def test_what_is_right_is_not_accused(what: str) -> None:
     assert lint.check(RIGHT[what], "right.metal") == []
 
 
-KINDS = [kind for v in metalmm.variants() if v.kernel for kind in v.kinds()]
+KINDS = [kind for v in metalmm.variants() if v.kernel and v.devices != ("cuda",) for kind in v.kinds()]
 CHOSEN = KINDS if ALL_OF_IT else list({What.of(kind): kind for kind in KINDS}.values())  # numbers of one kernel change little
 SOURCES = sorted({kind.source for kind in KINDS})
 

@@ -16,7 +16,7 @@ from support import coverage
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.pages import Pages
-from support.rows import SOURCES, Row, array, debug_array, known
+from support.rows import SOURCES, Row, array, debug_array, known, on_tensor_cores
 
 modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kernels" in source.name  # which are ours but for a line
 TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
@@ -53,14 +53,14 @@ def _on_cpu() -> dict[str, metalmm.Variant]:
 
 def _runnable(row: Row) -> Row:
     """Of one that tensor cores alone run, the same on a stand-in for them."""
-    if DEVICE != "cpu" or not row.variant.params.get("mma"):
+    if DEVICE != "cpu" or not on_tensor_cores(row.variant):
         return row
     return replace(row, variant=_on_cpu()[row.variant].of(row.variant.storage, row.variant.end))
 
 
 @functools.cache
-def device_for(compiler: str, debug: bool) -> metalmm.Device:
-    return metalmm.Device(DEVICE, **({"debug": True} if debug else {}))
+def device_for(compiler: str, debug: bool, memory: int = 32 << 10) -> metalmm.Device:
+    return metalmm.Device(DEVICE, **({"debug": debug, "threadgroup_memory_limit": memory} if DEVICE == "cpu" else {}))
 
 
 @contextlib.contextmanager
@@ -168,7 +168,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> metalmm.Device:
     """Of the row's compiler."""
     row: Row = request.getfixturevalue(next(name for name in _ROW_FIXTURES if name in request.fixturenames))
-    return device_for(row.compiler, row.debug)
+    return device_for(
+        row.compiler,
+        row.debug,
+        (227 if row.variant.kernel == "gemm_groups" else 48 if not row.variant.devices and "cpu_" in row.variant else 32) << 10,
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, array, debug_array, kinds, values_of
+from support.rows import What, array, debug_array, kinds, on_tensor_cores, values_of
 
 ROWS = array()
 
@@ -65,7 +65,7 @@ def test_the_shapes_of_every_row_have_both_sides_of_its_tile() -> None:
 
 
 def test_every_value_of_a_parameter_is_there_with_each_kernel(every_variant: list[metalmm.Variant]) -> None:
-    rows = [*ROWS, *array([v for v in every_variant if v.params.get("mma")])]
+    rows = [*ROWS, *array([v for v in every_variant if on_tensor_cores(v)])]
     have = set().union(*(values_of(row.variant, row.dtype) for row in rows))
     missing = set().union(*(values_of(v, "") for v in every_variant)) - have
     assert not [value for value in missing if not value[-1]]

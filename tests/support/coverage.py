@@ -5,14 +5,14 @@ from __future__ import annotations
 import metalmm
 
 from .here import COMPILERS, ROOT
-from .rows import What, array, debug_array, kinds, known
+from .rows import What, array, debug_array, kinds, known, on_tensor_cores
 
 README = ROOT / "README.md"
 
 
 def tensor_cores() -> list[metalmm.Variant]:
     """What device cuda alone runs; the CPU suite compiles it with a stand-in for tensor cores."""
-    return kinds([v for v in metalmm.variants() if v.params.get("mma")])
+    return kinds([v for v in metalmm.variants() if on_tensor_cores(v)])
 
 
 def sentence() -> str:

@@ -112,7 +112,7 @@ def fit(row: Row, m: int, n: int, k: int) -> tuple[int, int, int]:
     least, most = size_limits(row.variant, "m")
     if isinstance(values := row.variant.supports.get("n"), list):
         n = min(values, key=lambda x: abs(x - n))
-    return min(max(m, least), most), n, k
+    return min(max(m, least), most), n, max(k, row.variant.supports.get("k", {}).get("min", 1))
 
 
 # How far rows of A, and of B, begin behind a vector of eight: on one, on one of four, on none. Kernels look whether all do.

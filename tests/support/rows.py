@@ -33,7 +33,7 @@ class What:
 
     @staticmethod
     def of(v: metalmm.Variant) -> What:
-        return What(v.kernel, v.storage, v.end.replace("3", "2"), bool(v.params.get("mma")))
+        return What(v.kernel, v.storage, v.end.replace("3", "2"), on_tensor_cores(v))
 
     def pairs(self) -> set[tuple[Any, ...]]:
         """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused."""
@@ -62,6 +62,11 @@ class Row:
     def __str__(self) -> str:
         b = f"-{self.variant.storage}" * (self.variant.storage != "dense") + f"-{self.variant.end}" * (self.variant.end != "1")
         return f"{self.variant}{b}-{self.dtype}-{self.layout}-{self.compiler}{'-debug' if self.debug else ''}"
+
+
+def on_tensor_cores(v: metalmm.Variant) -> bool:
+    """Whether NVIDIA's alone run it."""
+    return v.devices == ("cuda",)
 
 
 SOURCES = set(os.environ.get("METALMM_TEST_SOURCES", "").split())  # kernels made of one of these files alone: tests/mutants

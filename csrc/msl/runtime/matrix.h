@@ -152,6 +152,25 @@ METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) {
   return picked;
 }
 METALMM_INLINE void close_copies() {}
+METALMM_INLINE void show_group() {}
+template <uint N> METALMM_INLINE void wait_for_groups() {}
+template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
+// As cuda/group.h says. Where an element stands follows from its address, as there.
+template <class T, int COUNT> __attribute__((noinline, unused)) static void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
+  uint thread = metalmm::fiber::context()->lane % 128, lane = thread % 32;
+  auto at = [](const T* lines, uint line, uint k) {
+    ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;
+    return static_cast<float>(*reinterpret_cast<const T*>(address ^ (address >> 7 & 7) << 4));
+  };
+  for (uint e = 0; e < COUNT; e++) {
+    uint row = thread / 32 * 16 + lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+    for (uint k = 0; k < 64; k += 8) {
+      float products[8];
+      for (uint i = 0; i < 8; i++) products[i] = at(a, row, k + i) * at(b, column, k + i);
+      sum[e] = Mma::cut_off_sum(sum[e], products);
+    }
+  }
+}
 METALMM_INLINE void begin_next(bool) {}
 template <uint N> METALMM_INLINE void wait_for_copies() {}
 

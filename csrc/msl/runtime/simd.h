@@ -241,6 +241,7 @@ template <class T> struct alignas(2 * sizeof(T)) ThreadElements {
 
 }  // namespace metalmm::msl::library
 #ifdef __CUDACC__
+#include "cuda/group.h"
 #include "cuda/matrix.h"
 #else
 #include "matrix.h"
@@ -298,7 +299,8 @@ METALMM_SIMD_NAMES(METALMM_EXPORT)
 // ours: kernels/cuda
 using metalmm::msl::library::mma_16x8x16, metalmm::msl::library::load_matrices, metalmm::msl::library::load_transposed;
 using metalmm::msl::library::copy_later, metalmm::msl::library::close_copies, metalmm::msl::library::wait_for_copies;
-using metalmm::msl::library::pick_bytes, metalmm::msl::library::begin_next;
+using metalmm::msl::library::pick_bytes, metalmm::msl::library::begin_next, metalmm::msl::library::show_group;
+using metalmm::msl::library::multiply_group, metalmm::msl::library::wait_for_groups, metalmm::msl::library::take_sums;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;

@@ -49,14 +49,16 @@ _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 # Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered: fitted by
 # benchmarks/rows_cuda.py on an H100 (docs/lab/cuda.md).
 _DENSE, _SCALED, _AFFINE = range(3)
-_TILES: Mapping[str, Sequence[tuple[float, float] | None]] = {
-    "gemm/bm16_bn32_bk128_wm1": ((72, 48), (129, 58), (183, 64)),
-    "gemm/bm32_bn32_bk128_wm1": ((96, 72), (163, 68), (183, 110)),
-    "gemm/bm64_bn32_bk64_wn1": ((145, 87), (275, 114), (348, 139)),
-    "gemm/bm64_bn64_bk64": (None, None, (348, 247)),
-    "gemm/bm64_bn64_bk64_wm1_wn4": ((206, 144), (309, 190), None),
-    "gemm/bm128_bn128_bk32": (None, (833, 634), (1182, 1063)),
-    "gemm/bm128_bn128_bk32_wm1_wn4": ((622, 500), None, None),
+_TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
+    "gemm/bm16_bn32_bk128_wm1": ((61, 35, 230), (129, 58, 0), (183, 64, 0)),
+    "gemm/bm32_bn32_bk128_wm1": ((111, 48, 541), (163, 68, 0), (183, 110, 0)),
+    "gemm/bm64_bn32_bk64_wn1": ((191, 77, 807), (275, 114, 0), (348, 139, 0)),
+    "gemm/bm64_bn64_bk64": (None, None, (348, 247, 0)),
+    "gemm/bm64_bn64_bk64_wm1_wn4": ((226, 138, 934), (309, 190, 0), None),
+    "gemm/bm128_bn128_bk32": ((590, 430, 2000), (833, 634, 0), (1182, 1063, 0)),
+    "gemm_wgmma/bm64_bn64_s12": ((9, 107, 1846), None, None),
+    "gemm_wgmma/bm128_bn64_s8": ((26, 151, 1904), None, None),
+    "gemm_wgmma/bm128_bn128": ((182, 196, 3821), None, None),
 }
 _QUANTIZED = [(storage, _AFFINE if storage.startswith("affine") else _SCALED) for storage in _core._STORAGES[1:]]
 
@@ -198,7 +200,13 @@ class _Cuda:
 
 def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
     """NVRTC's. Of a matmul the parameters are never a buffer and threadgroups whole; of one of ours, simdgroups whole and together at each of their operations."""
-    given = [f"-arch=sm_{capability}", "-std=c++17", "-default-device", "--device-int128", f"-I{compiler.MSL / 'runtime'}"]
+    given = [
+        f"-arch=sm_{capability}{'a' * (capability == 90)}",
+        "-std=c++17",
+        "-default-device",
+        "--device-int128",
+        f"-I{compiler.MSL / 'runtime'}",
+    ]
     given += [] if source.is_preprocessed else ["-DMETALMM_MATMUL"]
     given += ["-DMETALMM_CONVERGED"] if source.is_ours else []
     given += ["-DMETALMM_EARLY"] if source.is_early else []

@@ -22,12 +22,12 @@ class Tiles(NamedTuple):
     """Variants of different tiles of D, for many rows of A.
 
     least: How many results there must be for each core; else none is taken.
-    ns: Of 32 of k what a tile takes a core that has it alone, for its loads, products and barriers wait for each other; and what each of
-        several takes.
+    ns: Of 32 of k what a tile takes a core that has it alone, for its loads, products and barriers wait for each other; what each of several
+        takes; and what each takes once, to begin and to end.
     """
 
     least: int
-    ns: Mapping[str, tuple[float, float]]
+    ns: Mapping[str, tuple[float, float, float]]
 
 
 # B's storage and how many matrices or swiglu, "" for any; a variant, or Splits or Tiles for one of theirs; up to which m, or any.

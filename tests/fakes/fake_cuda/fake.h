@@ -45,7 +45,8 @@ struct Settings {
   long long direct = 0;                // addresses of fresh memory are the host's: for kernels that follow pointers in memory
 };
 extern Settings settings;
-extern std::mutex& mutex;  // guards all that follows
+inline unsigned most_shared_bytes() { return settings.capability == 90 ? 232448 : 166912; }  // of a kernel that asks for it
+extern std::mutex& mutex;                                                                    // guards all that follows
 extern std::condition_variable& changed;
 
 void violation(const std::string& rule, const std::string& what);
@@ -132,6 +133,7 @@ struct ModuleState : Object {
 struct FunctionState : Object {
   FunctionState() : Object("Function") {}
   std::weak_ptr<ModuleState> module;
+  unsigned shared_limit = 48 * 1024;  // until it asks for more
 };
 
 struct ContextState : Object {

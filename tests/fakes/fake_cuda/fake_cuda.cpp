@@ -117,6 +117,7 @@ FAKE_EXPORT Result cuDeviceGetAttribute(int* value, int which, DeviceNumber gpu)
                                      {kMaxGridX, 2147483647},
                                      {kMultiprocessors, 132},
                                      {kL2Bytes, 50 << 20},
+                                     {kMostSharedBytes, static_cast<int>(most_shared_bytes())},
                                      {kCapabilityMajor, capability / 10},
                                      {kCapabilityMinor, capability % 10}};
   auto it = values.find(which);

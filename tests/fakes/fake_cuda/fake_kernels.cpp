@@ -30,7 +30,6 @@ ModuleState::~ModuleState() {
 
 namespace {
 
-constexpr unsigned kSharedLimit = 48 * 1024;  // of a kernel that asked for no more
 constexpr std::chrono::microseconds us(long long n) { return std::chrono::microseconds(n); }
 
 // As Signature::table in csrc/msl/runtime/cuda/kernel.h lays it out. numbers: of each argument, whether it is a reference that may
@@ -93,8 +92,8 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   auto* options = static_cast<const char*>(symbol("metalmm_fake_options"));
   if (!module->info || !numbers || !options) return call.result = kInvalidImage, nullptr;
   std::string given = options;
-  if (given.find(" -arch=sm_" + std::to_string(settings.capability) + " ") == std::string::npos)
-    return call.result = kWrongArchitecture, nullptr;
+  std::string own = std::to_string(settings.capability) + (settings.capability == 90 ? "a " : " ");
+  if (given.find(" -arch=sm_" + own) == std::string::npos) return call.result = kWrongArchitecture, nullptr;
   if (module->info->arg_count > kMaxArguments) return call.result = kInvalidImage, nullptr;
   module->info->bind(metalmm::cpu::context_tls_offset(), &metalmm::cpu::current_context);
   void* stop = symbol("metalmm_stop");
@@ -295,6 +294,18 @@ FAKE_EXPORT Result cuFuncGetAttribute(int* value, int which, Function f) {
   return call.wrong(kInvalidValue, "size", "attribute " + std::to_string(which) + ", which the fake does not know");
 }
 
+FAKE_EXPORT Result cuFuncSetAttribute(Function f, int which, int value) {
+  Call call("set_function_attribute");
+  if (call.result) return call.result;
+  auto function = find<FunctionState>(call, f, "Function");
+  if (!function) return call.result;
+  unsigned own = function->module.lock()->info->static_threadgroup_bytes();
+  if (which != kFunctionMaxDynamicSharedBytes || value < 0 || own + static_cast<unsigned>(value) > most_shared_bytes())
+    return call.wrong(kInvalidValue, "size", "attribute " + std::to_string(which) + " of a function set to " + std::to_string(value));
+  function->shared_limit = own + static_cast<unsigned>(value);
+  return 0;
+}
+
 // The block that `extra` names, and its size; null: a rule is broken.
 static const uint8_t* block_of(Call& call, void** params, void** extra, size_t* size) {
   if (params || !extra || extra[0] != reinterpret_cast<void*>(1) || extra[2] != reinterpret_cast<void*>(2) || extra[4])
@@ -330,7 +341,7 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
   launch->shared = config->shared_bytes;
   if (std::string wrong = wrong_shape(*config, launch->head, table); !wrong.empty()) return call.wrong(kInvalidValue, "launch", wrong);
   if (std::string wrong = wrong_ahead(launch->head); !wrong.empty()) return call.wrong(kInvalidValue, "launch", wrong);
-  if (config->shared_bytes + launch->module->info->static_threadgroup_bytes() > kSharedLimit || config->shared_bytes % 16)
+  if (config->shared_bytes + launch->module->info->static_threadgroup_bytes() > function->shared_limit || config->shared_bytes % 16)
     return call.wrong(kInvalidValue, "launch", number(config->shared_bytes) + " bytes of shared memory");
   bool takes_shared = false;
   for (uint32_t i = 0; i < table.count; i++)

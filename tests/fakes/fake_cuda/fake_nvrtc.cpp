@@ -69,7 +69,7 @@ std::string quoted(const std::string& s) {
 std::string check(const std::vector<std::string>& options) {
   bool arch = false, standard = false, device = false, folder = false;
   for (const std::string& o : options) {
-    if (o.rfind("-arch=sm_", 0) == 0 && o.size() >= 11 && o.find_first_not_of("0123456789", 9) == std::string::npos) {
+    if (o.rfind("-arch=sm_", 0) == 0 && o.size() >= 11 && o.find_first_not_of("0123456789", 9) >= o.size() - (o.back() == 'a')) {
       arch = true;
     } else if (o == "-std=c++17") {
       standard = true;

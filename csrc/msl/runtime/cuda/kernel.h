@@ -14,7 +14,7 @@ METALMM_INLINE T& threadgroup_variable() {
   __shared__ alignas(16) T variable;
   return variable;
 }
-extern __shared__ __align__(16) abi::u8 metalmm_threadgroup[];
+extern __shared__ __align__(1024) abi::u8 metalmm_threadgroup[];  // group.h asks
 
 METALMM_INLINE u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 

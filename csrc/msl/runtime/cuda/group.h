@@ -1,0 +1,69 @@
+// Four simdgroups together on tensor cores of compute capability 9.0: wgmma, what kernels/cuda/products.h has of it.
+#pragma once
+
+namespace metalmm::msl::library {
+
+// What threads have stored to threadgroup memory is there for products that are made after a barrier.
+METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define METALMM_SUMS_64 \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+  "%30,%31"
+#define METALMM_SUMS_128 \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+  "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
+  "%57,%58,%59,%60,%61,%62,%63"
+#define METALMM_GROUP_PRODUCT(n, type, sums) \
+  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, x, y, all, 1, 1, 0, 0;"
+#define METALMM_GROUP_NEXT(n, type, sums) " add.s64 x, x, 2; add.s64 y, y, 2; " METALMM_GROUP_PRODUCT(n, type, sums)
+#define METALMM_GROUP_BEGIN(n, type, sums, a, b)                                                             \
+  "{ .reg .pred all; .reg .b64 x, y; setp.eq.b32 all, 0, 0; mov.b64 x, " a "; mov.b64 y, " b "; " \
+  "wgmma.fence.sync.aligned; " METALMM_GROUP_PRODUCT(n, type, sums)
+#define METALMM_GROUP_END " wgmma.commit_group.sync.aligned; }"
+#define METALMM_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
+#define METALMM_16(i) METALMM_4(i), METALMM_4(i + 4), METALMM_4(i + 8), METALMM_4(i + 12)
+#define METALMM_IN_64 METALMM_16(0), METALMM_16(16)
+#define METALMM_IN_128 METALMM_IN_64, METALMM_16(32), METALMM_16(48)
+#define METALMM_GROUP(n, type, a, b)                                                                                   \
+  asm volatile(METALMM_GROUP_BEGIN(#n, type, METALMM_SUMS_##n, a, b) METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n)     \
+                   METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n) METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n)        \
+                       METALMM_GROUP_END                                                                               \
+               : METALMM_IN_##n : "l"(x), "l"(y) : "memory")
+
+// Where 64 elements a line stand, eight lines in 1,024 bytes, the eights of each swapped by its number: Tile of kernels/include/tile.h.
+METALMM_INLINE unsigned long long described(const void* lines) {
+  unsigned long long address = static_cast<uint>(__cvta_generic_to_shared(lines));
+  return 1ull << 62 | 64ull << 32 | 1ull << 16 | address >> 4;
+}
+
+// Begins to add to sum: of 64 lines of a and 2 * COUNT of b the products of 64 of k. A simdgroup has 16 of a's lines, its lanes as PTX says
+// of mma.
+template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
+  static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
+  unsigned long long x = described(a), y = described(b);
+  if constexpr (COUNT == 64 && is_same<T, half>::value) {
+    METALMM_GROUP(128, "f16", "%64", "%65");
+  } else if constexpr (COUNT == 64) {
+    METALMM_GROUP(128, "bf16", "%64", "%65");
+  } else if constexpr (is_same<T, half>::value) {
+    METALMM_GROUP(64, "f16", "%32", "%33");
+  } else {
+    METALMM_GROUP(64, "bf16", "%32", "%33");
+  }
+}
+
+// All but the last N of them are through, and what they read may be overwritten.
+template <uint N> METALMM_INLINE void wait_for_groups() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
+// Sum is there: none of its products is on its way.
+template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i]) : : "memory");
+}
+#else
+template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&)[COUNT], const T*, const T*) { asm volatile("trap;"); }
+template <uint N> METALMM_INLINE void wait_for_groups() {}
+template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
+#endif
+
+}  // namespace metalmm::msl::library

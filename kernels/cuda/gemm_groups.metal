@@ -1,0 +1,19 @@
+// gemm_simdgroup of B given as rows, where four simdgroups multiply together: NVIDIA's wgmma, of compute capability 9.0. A and B stay in
+// threadgroup memory, which is more than MSL lets a kernel declare, so that the host gives it.
+#include <metal_stdlib>
+
+#include "../include/gemm.h"
+
+template <class T, class S>
+[[kernel, max_total_threads_per_threadgroup(int(S::TG))]] void gemm_groups(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]],
+    threadgroup typename Next<false, true, S, DenseB<T, S::BK, S::BN, S::TG, true, true>, T>::Sizes& memory [[threadgroup(0)]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
+  metal::uint2 tile = tile_of<S>(p, group);
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
+  Task<T> task = {A + group.z * p.stride_a, w, tile.y * S::BM, tile.x * S::BN, {simdgroup, lane}, {0, 0}};
+  multiply<false, S, DenseB<T, S::BK, S::BN, S::TG, true, true>>(task, Output<T>{D, C, bias}, p, group.z, memory);
+}

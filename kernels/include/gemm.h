@@ -1,0 +1,182 @@
+// A threadgroup's tile of a product: what comes to threadgroup memory, the loop over K, and how results leave.
+#pragma once
+#include <metal_simdgroup_matrix>
+#include <metal_stdlib>
+
+#include "../cuda/products.h"
+#include "dense_b.h"
+#include "next.h"
+#include "products.h"
+#include "quantized_b.h"
+#include "results.h"
+#include "weights.h"
+
+// BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups.
+template <int M, int N, int K, int M_SIMDGROUPS, int N_SIMDGROUPS>
+struct Blocks {
+  enum : uint {
+    BM = M,
+    BN = N,
+    BK = K,
+    WM = M_SIMDGROUPS,
+    WN = N_SIMDGROUPS,
+    TG = WM * WN * 32,
+    TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
+    TN = BN / WN / 8,
+    PITCH_D = TN * 8 + 4,
+    GROUPED = 0
+  };
+  // A simdgroup's first of the tile.
+  static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
+  static METAL_FUNC uint col(uint simdgroup) { return simdgroup % WN * TN * 8; }
+};
+// The same where four simdgroups multiply together, 64 x N, and tiles have so many stages (cuda/gemm_groups.metal).
+template <int M, int N, int TILES>
+struct Groups : Blocks<M, N, 64, M / 16, 1> {
+  enum : uint { GROUPED = 1, STAGES = TILES };
+};
+template <class T, class S>
+struct SumsOf {
+  enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE };
+  typedef Products<T, S::TM, S::TN, S::GROUPED ? int(TOGETHER) : int(ON_TENSOR_CORES)> Type;
+};
+
+// How many tiles of each there are: as many as there is room for.
+template <class S, uint TILES, bool SWIZZLED>
+struct Stages {
+  enum : uint {
+    MOST = Straight<SWIZZLED>::MOST_STAGES,
+    ROOM = (SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
+    COUNT = ROOM == 0 ? 1
+    : ROOM < MOST     ? ROOM
+                      : MOST
+  };
+};
+template <int M, int N, int TILES_, uint TILES, bool SWIZZLED>
+struct Stages<Groups<M, N, TILES_>, TILES, SWIZZLED> {
+  enum : uint { COUNT = TILES_ };
+};
+// Threadgroup memory: tiles, then results.
+template <class T, class A, class B, class S>
+struct Memory {
+  enum : uint {
+    OF_B = A::SIZE * sizeof(T),  // bytes
+    TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
+    STAGES = Stages<S, TILES, A::SWIZZLED>::COUNT,
+    NOT_THROUGH = S::GROUPED ? 2 : 1,  // steps whose tiles are being read: a group's last products go on
+    AHEAD = A::SWIZZLED ? STAGES - NOT_THROUGH : 1,
+    RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
+    BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
+  };
+  static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
+  float4 all[BYTES / 16];
+
+  METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
+  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
+};
+
+// The column and row of tiles of a threadgroup. They begin one after another along x: sixteen rows of one column are neighbours, so that
+// the cache has A's and B's for all that run.
+template <class S>
+METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
+  uint columns = (p.n + S::BN - 1) / S::BN, number = group.y * columns + group.x, band = number / (16 * columns);
+  uint rows = metal::min(16u, (p.m + S::BM - 1) / S::BM - 16 * band), at = number - 16 * columns * band;
+  return {at / rows, 16 * band + at % rows};
+}
+
+// What a thread brings for one step.
+template <bool TA, bool WHOLE, class S, class B, class T>
+struct Next {
+  typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
+  typedef Memory<T, A, B, S> Sizes;
+  Brought<T, A, S::TG> of_a;
+  B of_b;
+
+  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k) thread {
+    of_a.template begin<WHOLE>(task.a, p.lda, TA ? metal::uint2(task.row0, k) : metal::uint2(k, task.row0), TA ? p.k : p.m, task.index());
+    of_b.template begin<WHOLE>(task.w, k, task.col0, task.index());
+  }
+  METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
+    metal::uint2 left = {p.k - k, p.m - task.row0};
+    of_a.template load<WHOLE>(TA ? left.yx : left, S::BK * (TA ? p.lda : 1), memory.tile_a(stage), task.index());
+    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), task.index());
+  }
+  METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
+    of_a.put(memory.tile_a(stage), task.index());
+    of_b.put(task.w, memory.tile_b(stage), task.index());
+  }
+};
+
+// From k to `end`; WHOLE: all of it is.
+template <bool TA, bool WHOLE, class S, class B, class T>
+METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
+                          threadgroup typename Next<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
+  typedef typename Next<TA, WHOLE, S, B, T>::A A;
+  typedef typename Next<TA, WHOLE, S, B, T>::Sizes Sizes;
+  typedef Straight<A::SWIZZLED> Copies;
+  typedef Step<A, B, S::BK> Each;
+  constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
+  uint sm = S::row(task.me.simdgroup), sn = S::col(task.me.simdgroup);
+  Next<TA, WHOLE, S, B, T> next;
+  next.begin(task, p, k);
+#pragma clang loop unroll(full)
+  for (uint d = 0; d < AHEAD; d++) {
+    if (k + d * BK < end) next.load(task, p, k + d * BK, memory, d % STAGES);
+    Copies::close();
+  }
+  for (uint stage = 0; k < end; k += BK) {
+    Copies::template wait<AHEAD>();
+    // This step's tiles are completed, the one AHEAD is loaded, and factors of the next one.
+    next.put(task, memory, stage);
+    if (S::GROUPED) Copies::show();
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+    if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
+    Copies::close();
+    if (k + BK < end) next.of_b.load_factors(task.w, k + BK, task.index());
+    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), metal::uint2(sm, sn), task.place, task.me.lane, task.w);
+    if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+  sums.settle();
+  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+template <bool TA, class S, class B, class T>
+METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch,
+                         threadgroup typename Next<TA, true, S, B, T>::Sizes& memory) {
+  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D;
+  uint row0 = task.row0, col0 = task.col0, lane = task.me.lane, simdgroup = task.me.simdgroup;
+  if (B::Of::SCALING != PLAIN) {
+    task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  typename SumsOf<T, S>::Type sums;
+  sums.clear();
+  bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Of::is_whole(p, col0);
+  uint end = whole ? p.k / S::BK * S::BK : 0;
+  add_steps<TA, true, S, B>(task, p, 0, end, memory, sums);
+  add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
+  let_next_begin();
+  // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
+  row0 += S::row(simdgroup), col0 += S::col(simdgroup);
+  // Of few columns no fewer instructions store them so.
+  bool in_eights = TN >= 8 && Straight<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
+  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < TM; i++) {
+    sums.template put<PITCH_D>(i, rows, lane);
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    uint each = TN >= 8 && in_eights ? 8 : 1;
+    for (uint e = each * lane; e < 64 * TN; e += 32 * each) {
+      uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
+      const threadgroup float* sums = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
+      if (row >= p.m || col >= p.n) continue;
+      if (TN >= 8 && in_eights)
+        store_results<TA, TN >= 8 ? 8 : 1, B>(task, to, p, batch, row, col, sums);
+      else
+        store_results<TA, 1, B>(task, to, p, batch, row, col, sums);
+    }
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+}
