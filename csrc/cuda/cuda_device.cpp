@@ -106,7 +106,7 @@ Info CudaDevice::counters() const { return {{"allocations", static_cast<int64_t>
 // Grids of any size: larger ones are more than one launch.
 Limits CudaDevice::limits() const {
   Limits limits;
-  limits.threadgroup_memory = static_cast<size_t>(home_->most_shared_bytes);
+  limits.threadgroup_memory = static_cast<size_t>(home_->most_shared_bytes) - kMaxBarrier;
   return limits;
 }
 

@@ -79,7 +79,7 @@ void CudaPipeline::read_table() {
   declared = 0;
   for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
   if (!threadgroup_memory.empty()) {  // it may then have more than 48 KB
-    int most = static_cast<int>(home_->most_shared_bytes - static_threadgroup_bytes);
+    int most = home_->most_shared_bytes - static_cast<int>(static_threadgroup_bytes + table.barrier);
     home_->check(cu.set_function_attribute(function, kFunctionMaxDynamicSharedBytes, most), "allowing a kernel its threadgroup memory");
   }
   std::sort(arguments.begin(), arguments.end(), [](auto& a, auto& b) { return a.index < b.index; });

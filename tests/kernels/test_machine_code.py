@@ -40,7 +40,7 @@ def instances() -> Iterator[tuple[Path, str, int]]:
         way = (v.kernel, v.storage == "dense", v.swiglu, v.params.get("mma"))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
-        found = [(of_first_type[-1], 80 if len(ways) % 2 else 90)] if way not in ways else []
+        found = [(of_first_type[-1], 90 if "wgmma" in v.needs or len(ways) % 2 == 0 else 80)] if way not in ways else []
         ways.add(way)
         for instance, capability in itertools.product(every, (80, 90)) if ALL_OF_IT else found:
             if (v.source, instance, capability) not in asked:

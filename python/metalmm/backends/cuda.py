@@ -199,9 +199,9 @@ class _Cuda:
 
 
 def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
-    """NVRTC's. Of a matmul the parameters are never a buffer and threadgroups whole; of one of ours, simdgroups whole and together at each of their operations."""
+    """NVRTC's. Kernels of ours have wgmma, which 9.0 alone has. Of a matmul the parameters are never a buffer and threadgroups whole; of one of ours, simdgroups whole and together at each of their operations."""
     given = [
-        f"-arch=sm_{capability}{'a' * (capability == 90)}",
+        f"-arch=sm_{capability}{'a' * (capability == 90 and source.is_ours)}",
         "-std=c++17",
         "-default-device",
         "--device-int128",

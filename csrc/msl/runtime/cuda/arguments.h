@@ -11,6 +11,7 @@ using abi::u8;
 
 constexpr u32 kArgumentsVersion = 3;
 constexpr u32 kMaxArguments = 64;
+constexpr u32 kMaxBarrier = 256;  // bytes of threadgroup memory of the barrier that lanes may skip: lanes.h
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
 
 // First in the block; a word for each argument follows (a buffer's address, or a threadgroup block's offset), then what is inline.

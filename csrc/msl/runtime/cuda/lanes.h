@@ -168,6 +168,7 @@ struct alignas(16) Barrier {
   }
 };
 inline constexpr u32 kBarrierBytes = sizeof(Barrier);
+static_assert(kBarrierBytes <= cuda::kMaxBarrier, "the host keeps so many free");
 METALMM_INLINE void begin_barriers() { Barrier::here().open(); }
 METALMM_INLINE void end_barriers() { Barrier::here().end(); }
 METALMM_INLINE void threadgroup_barrier(bool, int) { Barrier::here().wait(); }
