@@ -93,7 +93,8 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   if (!module->info || !numbers || !options) return call.result = kInvalidImage, nullptr;
   std::string given = options;
   std::string own = " -arch=sm_" + std::to_string(settings.capability);
-  if (given.find(own + " ") == std::string::npos && (settings.capability != 90 || given.find(own + "a ") == std::string::npos)) return call.result = kWrongArchitecture, nullptr;
+  if (given.find(own + " ") == std::string::npos && (settings.capability != 90 || given.find(own + "a ") == std::string::npos))
+    return call.result = kWrongArchitecture, nullptr;
   if (module->info->arg_count > kMaxArguments) return call.result = kInvalidImage, nullptr;
   module->info->bind(metalmm::cpu::context_tls_offset(), &metalmm::cpu::current_context);
   void* stop = symbol("metalmm_stop");
