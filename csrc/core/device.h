@@ -102,11 +102,11 @@ class Pipeline {
   uint32_t max_threads = 1024;
   size_t static_threadgroup_bytes = 0;
 
-  std::vector<ThreadgroupMemory> threadgroup_memory;  // as much of each piece as its type takes: what a matmul's kernel gets
+  std::vector<ThreadgroupMemory> threadgroup_memory;  // of pieces whose type says what they take: what a matmul's kernel gets
 
   void take(const KernelArgument& argument) {
     arguments.push_back(argument);
-    if (argument.kind == KernelArgument::Kind::threadgroup) threadgroup_memory.push_back({argument.index, argument.bytes});
+    if (argument.kind == KernelArgument::Kind::threadgroup && argument.bytes) threadgroup_memory.push_back({argument.index, argument.bytes});
   }
   // A module has what its compiler knew of the arguments: all but the names of types.
   void take_types(const std::vector<KernelArgument>& said);

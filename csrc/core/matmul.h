@@ -67,6 +67,11 @@ inline const Tensor& bias_or_other(const MatmulArgs& args) {
   return *args.a;
 }
 
+inline void give_threadgroup_memory(Dispatch& d) {
+  const std::vector<ThreadgroupMemory>& memory = (*d.pipeline)->threadgroup_memory;
+  if (!memory.empty()) d.threadgroup_memory = memory.data(), d.threadgroup_memory_count = memory.size();
+}
+
 // Builds the dispatch and hands it to `use`; what it points to lives until `use` returns.
 template <class Use>
 auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, const MatmulPlan& plan, const MatmulArgs& args,
@@ -82,10 +87,7 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexBiases, &biases.buffer, biases.offset}};
   const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
   Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
-  if (!pipeline->threadgroup_memory.empty()) {
-    d.threadgroup_memory = pipeline->threadgroup_memory.data();
-    d.threadgroup_memory_count = pipeline->threadgroup_memory.size();
-  }
+  give_threadgroup_memory(d);
   return use(d);
 }
 
@@ -107,6 +109,7 @@ auto with_fused_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipel
   }
   const BytesBinding bytes = {kIndexParams, &params, sizeof(params)};
   Dispatch d{&pipeline, buffers, 16, &bytes, 1, nullptr, 0, matmul_grid(v, spec), {v.threads, 1, 1}};
+  give_threadgroup_memory(d);
   return use(d);
 }
 

@@ -305,7 +305,7 @@ bool Stacks::hold_together(const void* address, const void* other) const {
 
 namespace {
 constexpr size_t kThreadgroupZone = 64;         // of poison on either side, a cache line
-constexpr size_t kThreadgroupAlignment = 1024;  // as on NVIDIA's GPUs: kernels/cuda/gemm_groups.metal
+constexpr size_t kThreadgroupAlignment = 1024;  // as wgmma wants it: csrc/msl/runtime/cuda/group.h
 }  // namespace
 
 Executor::Executor() : groups_(new abi::Simdgroup[abi::kMaxGroups]) {

@@ -78,7 +78,8 @@ void CudaPipeline::read_table() {
   static_threadgroup_bytes = static_cast<size_t>(attribute(kFunctionSharedBytes)) - table.barrier;
   declared = 0;
   for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
-  if (!threadgroup_memory.empty()) {  // it may then have more than 48 KB
+  auto is_given = [](const KernelArgument& a) { return a.kind == KernelArgument::Kind::threadgroup; };
+  if (std::any_of(arguments.begin(), arguments.end(), is_given)) {  // it may then have more than 48 KB
     int most = home_->most_shared_bytes - static_cast<int>(static_threadgroup_bytes + table.barrier);
     home_->check(cu.set_function_attribute(function, kFunctionMaxDynamicSharedBytes, most), "allowing a kernel its threadgroup memory");
   }

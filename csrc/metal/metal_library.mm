@@ -241,7 +241,7 @@ std::shared_ptr<Pipeline> MetalDevice::load_pipeline(const PipelineSource& sourc
   auto compiled = library(source.text, "kernel '" + source.name + "': ");
   MTLComputePipelineReflection* reflection = nil;
   build_state(*pipeline, function(compiled.get(), source).get(), archives_ ? source.file : std::string(), &reflection);
-  for (const KernelArgument& argument : described(reflection)) pipeline->take(argument);
+  pipeline->arguments = described(reflection);
   if (source.library) {  // what it takes is what MPS takes; the kernel finds the product in place of A
     pipeline->arguments[0].bytes = pipeline->arguments[0].alignment = source.library->type.size;
     pipeline->arguments.insert(pipeline->arguments.begin() + 1,

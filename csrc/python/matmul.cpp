@@ -479,7 +479,9 @@ nb::tuple describe(nb::handle device, nb::handle id, const MatmulSpec& spec) {
   check_supports(v, spec, *state.open());
   std::shared_ptr<Pipeline> p = pipeline_for(state, device, v, spec.specialization());
   Size3 grid = matmul_grid(v.tiling, spec);
-  return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, p->static_threadgroup_bytes);
+  size_t bytes = p->static_threadgroup_bytes;
+  for (const ThreadgroupMemory& piece : p->threadgroup_memory) bytes += threadgroup_space(piece.size);
+  return nb::make_tuple(nb::make_tuple(grid[0], grid[1], grid[2]), p->max_threads, bytes);
 }
 
 template <size_t N>

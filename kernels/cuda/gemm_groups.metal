@@ -1,5 +1,5 @@
 // gemm_simdgroup of B given as rows, where four simdgroups multiply together: NVIDIA's wgmma, of compute capability 9.0. A and B stay in
-// threadgroup memory, which is more than MSL lets a kernel declare, so that the host gives it.
+// threadgroup memory. That is more than a kernel may declare on device cuda, so the host gives it.
 #include <metal_stdlib>
 
 #include "../include/gemm.h"

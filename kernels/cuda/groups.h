@@ -3,7 +3,7 @@
 #include "../include/products.h"
 
 #ifdef __METALMM_CUDA__
-// Eight of the sixteen rows that a lane's products have, the first or the last.
+// Of a lane's two rows in each sixteen, that of the first eight or of the last.
 template <int PITCH, int TN>
 METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup float* rows, uint lane) {
 #pragma clang loop unroll(full)
@@ -11,8 +11,9 @@ METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup 
     *reinterpret_cast<threadgroup metal::float2*>(rows + lane / 4 * PITCH + 8 * j + lane % 4 * 2) = last ? of[j].zw : of[j].xy;
 }
 
-// 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Steps of half of K, eight at most, are added to
-// each other there. Each product loses up to one bit below the last of the largest (products.h): K / 2 of the bound's K + 1 parts.
+// Sums of 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Tensor cores add half of K, eight steps at
+// most, to few. Then few is added to of, in float. A product may lose one bit below the last of the largest (products.h). That is K / 2 of the
+// bound's K + 1 parts.
 template <class T, int TN>
 struct Products<T, 2, TN, TOGETHER> {
   metal::float4 of[TN];
@@ -28,7 +29,7 @@ struct Products<T, 2, TN, TOGETHER> {
   }
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint, WeightsAt w) thread {
-    a += from.x / 64 * 64 * Step::K;
+    a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
     metal::multiply_group(few, a, b);
     metal::wait_for_groups<1>();
     if (++steps >= metal::min(w.k / SURE, 8u)) settle();

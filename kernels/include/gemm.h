@@ -30,7 +30,7 @@ struct Blocks {
   static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
   static METAL_FUNC uint col(uint simdgroup) { return simdgroup % WN * TN * 8; }
 };
-// The same where four simdgroups multiply together, 64 x N, and tiles have so many stages (cuda/gemm_groups.metal).
+// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction. TILES: stages in threadgroup memory.
 template <int M, int N, int TILES>
 struct Groups : Blocks<M, N, 64, M / 16, 1> {
   enum : uint { GROUPED = 1, STAGES = TILES };
@@ -41,7 +41,7 @@ struct SumsOf {
   typedef Products<T, S::TM, S::TN, S::GROUPED ? int(TOGETHER) : int(ON_TENSOR_CORES)> Type;
 };
 
-// How many tiles of each there are: as many as there is room for.
+// How many stages there are: as many as there is room for, up to MOST. Groups say it themselves.
 template <class S, uint TILES, bool SWIZZLED>
 struct Stages {
   enum : uint {
@@ -63,8 +63,8 @@ struct Memory {
     OF_B = A::SIZE * sizeof(T),  // bytes
     TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
     STAGES = Stages<S, TILES, A::SWIZZLED>::COUNT,
-    NOT_THROUGH = S::GROUPED ? 2 : 1,  // steps whose tiles are being read: a group's last products go on
-    AHEAD = A::SWIZZLED ? STAGES - NOT_THROUGH : 1,
+    IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
+    AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
     RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
     BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
   };
@@ -75,13 +75,15 @@ struct Memory {
   METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
 };
 
-// The column and row of tiles of a threadgroup. They begin one after another along x: sixteen rows of one column are neighbours, so that
-// the cache has A's and B's for all that run.
+// Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first, then
+// those of the next column. So threadgroups that run together share A's and B's lines in the cache.
 template <class S>
 METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
-  uint columns = (p.n + S::BN - 1) / S::BN, number = group.y * columns + group.x, band = number / (16 * columns);
-  uint rows = metal::min(16u, (p.m + S::BM - 1) / S::BM - 16 * band), at = number - 16 * columns * band;
-  return {at / rows, 16 * band + at % rows};
+  uint columns = (p.n - 1) / S::BN + 1, rows = (p.m - 1) / S::BM + 1;
+  if (columns >= 1u << 27) return {group.x, group.y};  // sixteen rows of them would pass 32 bits
+  uint number = group.y * columns + group.x, band = number / (16 * columns), at = number - 16 * columns * band;
+  uint high = metal::min(16u, rows - 16 * band);
+  return {at / high, 16 * band + at % high};
 }
 
 // What a thread brings for one step.
@@ -160,7 +162,7 @@ METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulPara
   let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   row0 += S::row(simdgroup), col0 += S::col(simdgroup);
-  // Of few columns no fewer instructions store them so.
+  // Eight at once where all stand on 16 bytes. With fewer than 64 columns a simdgroup that is slower.
   bool in_eights = TN >= 8 && Straight<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;
 #pragma clang loop unroll(full)

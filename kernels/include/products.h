@@ -27,7 +27,7 @@ struct Step {
   enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS };
 };
 
-// How they are multiplied. The last two are of ../cuda/products.h.
+// How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER of ../cuda/groups.h.
 enum Way { ALONE, PAIRS, TOGETHER };
 
 // TM x TN sums of 8 x 8 of a simdgroup.

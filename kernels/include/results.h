@@ -13,14 +13,14 @@ template <class T>
 struct Task {
   const device T* a;
   WeightsAt w;
-  uint row0, col0;  // its first
+  uint row0, col0;  // of the tile: its first row and column
   Thread me;
   Place place;
 
   METAL_FUNC uint index() const thread { return me.simdgroup * 32 + me.lane; }
 };
 
-// What a sum of one result is where `sum`, of products as the tensor cores made them, is not good.
+// The sum of one result. Where what tensor cores made is not good (QuantizedTile::is_good), products are added one by one.
 template <bool TA, class B, class T>
 METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p, uint row, uint col, float sum) {
   if (B::Of::is_good(p, sum)) return sum;

@@ -55,7 +55,7 @@ struct Straight {
   static METAL_FUNC void show() {}
   template <class T>
   static METAL_FUNC bool on_vector(const device T*) {
-    return false;  // MSL has no word for it
+    return false;  // MSL does not say where a pointer stands
   }
 };
 

@@ -272,7 +272,7 @@ def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str
             of_core = math.ceil(math.ceil(spec.m / bm) * math.ceil(spec.n / bn) * spec.batch / cores)
             found.append((max(alone * steps, of_core * (once + each * steps)), name, f"{of_core} of {bm} x {bn}"))
     ns, name, what = min(found, default=(0.0, "", ""))
-    return name, f"the busiest of {cores} cores has {what} results, which take it about {ns / 1000:.3g} µs" if name else ""
+    return name, f"the busiest of {cores} cores has {what} results, whose products take it about {ns / 1000:.3g} µs" if name else ""
 
 
 def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:

@@ -51,6 +51,19 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         )
         for name in ("forward", "move", "swap", "declval", "decay")
     },
+    "constant and const of a member function, whichever is first": (
+        "struct S { int x; int f() const constant { return x; } int g() constant const { return x; } };\nconstant S s = {2};\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = s.f() + s.g(); }}",
+        {},
+        [4] * 4,
+    ),
+    "a member template that is defined outside of its class": (
+        "template <class T> struct S { T x, y; template <class U> S(U u); };\n"
+        "template <class T> template <class U> S<T>::S(U u) : x(T(u)), y{T(u)} {}\n"
+        f"kernel void k(device int* o, {I}) {{ S<int> s(2.5f); o[i] = s.x + s.y; }}",
+        {},
+        [4] * 4,
+    ),
     "threadgroup array with initializer": (
         f"kernel void k(device float* o, {I}) {{ threadgroup float b[32] = {{7}}; o[i] = b[i]; }}",
         {"dtype": "f4"},
@@ -238,6 +251,11 @@ def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatc
 
 
 REFUSED = [
+    (
+        "struct S {\nprivate:\n  int x;\npublic:\n  int f() { static int n = 1; return n; }\n};\nkernel void k(device int* o) { S s; o[0] = s.f(); }",
+        7,
+        "static",
+    ),
     ("struct S { virtual int f() { return 1; } };\nkernel void k(device int* o) { S s; o[0] = s.f(); }", 3, "'virtual' is not part of MSL"),
     ("kernel void k(device int* o) {\n  int* p = new int;\n}", 4, "'new' is not part of MSL"),
     ("kernel void k(device int* o) {\n  int x;\n  delete &x;\n}", 5, "'delete' is not part of MSL"),

@@ -287,6 +287,27 @@ def test_a_users_own_variant_takes_part(tmp_path: Path, device: metalmm.Device) 
     )
 
 
+@pytest.mark.skipif(DEVICE == "metal", reason="its reflection does not tell a reference from a pointer")
+def test_threadgroup_memory_of_a_users_variant(tmp_path: Path, device: metalmm.Device) -> None:
+    """A reference says how much it takes. A pointer does not: a matmul would give it one element."""
+    a, b = np.ones((5, 33), np.float16), np.ones((33, 70), np.float16)
+    for name, argument, use in (
+        ("told", "threadgroup Own& own", "own.of[at.x % 64]"),
+        ("untold", "threadgroup float* own", "own[at.x % 64]"),
+    ):
+        text = MINE.replace("SIGN", use).replace("template <int TG>", "struct Own { float of[64]; };\ntemplate <int TG>")
+        text = text.replace("uint3 at [[", f"{argument} [[threadgroup(0)]], uint3 at [[").replace(
+            "  if (at.x >=", f"  {use} = 1.0f;\n  if (at.x >="
+        )
+        (tmp_path / f"{name}.metal").write_text(text)
+        (tmp_path / f"{name}.toml").write_text(MANIFEST.replace("mine.metal", f"{name}.metal").replace("my_gemm", f"my_{name}"))
+        metalmm.load_variants(tmp_path / f"{name}.toml")
+    np.testing.assert_array_equal(metalmm.matmul("my_told/plain", a, b, device=device), np.full((5, 70), 33))
+    assert metalmm._core._describe(device, "my_told/plain", metalmm.MatmulSpec(5, 70, 33))[2] == 256
+    with pytest.raises(metalmm.KernelError, match="no size is given for threadgroup memory 0"):
+        metalmm.matmul("my_untold/plain", a, b, device=device)
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

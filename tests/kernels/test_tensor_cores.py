@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import metalmm
 import numpy as np
 import pytest
+from metalmm import kernel_source
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.operands import DTYPES
@@ -117,3 +118,20 @@ def test_results_that_stand_on_no_vector(device: metalmm.Device, on_cpu: Mapping
         metalmm.matmul(on_cpu["gemm_wgmma/bm128_bn128"], a, b, out=out, device=device, **options)
         right = abs(out - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)
         assert right.all() and np.isnan(store[:start]).all() and np.isnan(store[start + 2 * m * n :]).all(), (m, n, offset)
+
+
+def test_the_order_of_tiles_is_one_to_one(device: metalmm.Device) -> None:
+    """At sizes up to the largest: each tile has one threadgroup, and none is outside."""
+    text = kernel_source.inline_includes(kernel_source.KERNELS / "gemm_simdgroup.metal") + (
+        "\nkernel void order(device uint2* o [[buffer(0)]], constant MatmulParams& p [[buffer(1)]], constant uint4& first [[buffer(2)]],"
+        " uint i [[thread_position_in_grid]]) { uint number = first.x + i;"
+        " o[i] = tile_of<Blocks<32, 32, 32, 2, 2>>(p, uint3(number % first.y, number / first.y, 0)); }\n"
+    )
+    kernel = device.compile(text).kernel("order")
+    for m, n, first, count in ((700, 1200, 0, 836), (33 * 32, 70, 0, 99), (1, 2**32 - 1, 2**27 - 9, 9), (2**32 - 1, 1, 2**27 - 9, 9)):
+        params = np.zeros(20, np.uint32)
+        params[:2], columns, rows = (m, n), -(-n // 32), -(-m // 32)
+        out = np.zeros((count, 2), np.uint32)
+        kernel(out, params, np.array([first, columns, 0, 0], np.uint32), threads=count, threadgroup=64)
+        assert (out[:, 0] < columns).all() and (out[:, 1] < rows).all()
+        assert len({tuple(x) for x in out.tolist()}) == count

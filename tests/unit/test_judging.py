@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import cli, numerics
+from metalmm import cli, compiler, numerics
 from metalmm.bench import report, runner, sizes
 
 
@@ -146,3 +147,17 @@ def test_what_dlpack_alone_can_say_is_judged() -> None:
 def test_what_is_no_array_of_numbers_is_refused(bad: Any) -> None:
     with pytest.raises(metalmm.DTypeError, match="of which NumPy makes no array of numbers"):
         metalmm.reference(bad, np.ones((4, 2), np.float32))
+
+
+def test_the_last_level_cache_is_the_largest_that_linux_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, size in enumerate(("48K", "2048K", "36608K", "32K")):
+        (tmp_path / f"index{i}").mkdir()
+        (tmp_path / f"index{i}" / "size").write_text(size + "\n")
+    monkeypatch.setattr(runner, "Path", lambda path: tmp_path)
+    assert runner.last_level_cache(SimpleNamespace(info={})) == 36608 << 10  # type: ignore[arg-type]
+
+
+def test_of_many_errors_the_first_twenty_are_shown() -> None:
+    text = "\n".join(f"a.cpp:{i}:1: error: number {i}" for i in range(1, 24))
+    shown = compiler._errors_of(text).splitlines()
+    assert [x.rpartition(" ")[2] for x in shown[:-1]] == [str(i) for i in range(1, 21)] and shown[-1] == "and 3 errors more"

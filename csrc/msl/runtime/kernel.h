@@ -47,6 +47,9 @@ template <class T> struct Argument<T&> {
   static METALMM_INLINE T& get(ArgSpec spec, const Context* c) { return *address<T>(spec, c); }
 };
 
+// What a piece of threadgroup memory takes, if its type says it.
+template <class P> constexpr u32 own_bytes = 0;
+template <class T> constexpr u32 own_bytes<T&> = sizeof(T);
 template <class P> constexpr bool is_memory = false;
 template <class T> constexpr bool is_memory<T*> = true;
 template <class T> constexpr bool is_memory<T&> = true;
@@ -65,7 +68,8 @@ template <class... P> struct Signature<void (*)(P...)> {
     static_assert(((is_memory<P> == (S[I].kind == ArgKind::buffer || S[I].kind == ArgKind::threadgroup)) && ...),
                   "an argument with a buffer or threadgroup index is a pointer or a reference, and a position is neither");
     static const ArgInfo info[sizeof...(P) + 1] = {
-        {S[I].kind, S[I].index, S[I].enabled, Argument<P>::is_const, Argument<P>::bytes}..., {}};
+        {S[I].kind, S[I].index, S[I].enabled, Argument<P>::is_const,
+         S[I].kind == ArgKind::threadgroup ? own_bytes<P> : Argument<P>::bytes}..., {}};
     return info;
   }
 };

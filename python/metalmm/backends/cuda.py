@@ -46,8 +46,9 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
-# Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered: fitted by
-# benchmarks/rows_cuda.py on an H100 (docs/lab/cuda.md).
+# Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered. Fitted by benchmarks/rows_cuda.py on
+# an H100 (docs/lab/cuda.md). Quantized weights have an older fit, without what a tile takes once. Of dense ones `gemm/bm128_bn128_bk32` is set
+# by hand, from 4096 x 4096 at m = 512 and 2048.
 _DENSE, _SCALED, _AFFINE = range(3)
 _TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
     "gemm/bm16_bn32_bk128_wm1": ((61, 35, 230), (129, 58, 0), (183, 64, 0)),
@@ -199,7 +200,8 @@ class _Cuda:
 
 
 def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
-    """NVRTC's. Kernels of ours have wgmma, which 9.0 alone has. Of a matmul the parameters are never a buffer and threadgroups whole; of one of ours, simdgroups whole and together at each of their operations."""
+    """NVRTC's. sm_90a, for kernels of ours alone, has wgmma. A matmul's parameters are never a buffer, and its threadgroups are whole. A kernel
+    of ours has whole simdgroups, together at each of their operations."""
     given = [
         f"-arch=sm_{capability}{'a' * (capability == 90 and source.is_ours)}",
         "-std=c++17",

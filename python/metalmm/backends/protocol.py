@@ -22,8 +22,8 @@ class Tiles(NamedTuple):
     """Variants of different tiles of D, for many rows of A.
 
     least: How many results there must be for each core; else none is taken.
-    ns: Of 32 of k what a tile takes a core that has it alone, for its loads, products and barriers wait for each other; what each of several
-        takes; and what each takes once, to begin and to end.
+    ns: Three times of a tile. Two are for 32 of k: of a tile that has a core alone, whose loads, products and barriers wait for each other; and
+        of each of several. The third is what each of several takes once, to begin and to end.
     """
 
     least: int

@@ -156,8 +156,7 @@ def last_level_cache(device: Device) -> int:
         return own
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(text[-1], 1))
+        sizes.append(int(path.read_text().strip().removesuffix("K")) << 10)  # in KB, as Linux says them
     return max(sizes, default=32 << 20)
 
 

@@ -164,7 +164,8 @@ class Program:
                 i = self.source.matching(i)
             elif text == "{":
                 close = self.source.matching(i)
-                if not assigned and d.body < 0:
+                gives = parens >= 0 and close + 1 < end and tokens[close + 1].text in (",", "{")  # a constructor, a member
+                if not gives and not assigned and d.body < 0:
                     d.body = i
                     d.is_function = self.opens_function(start, i)
                     if d.is_function:

@@ -14,6 +14,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from metalmm import tuning
 from support.cuda import FAKE, GEMM, HEAD, OUT_OF_MEMORY, STEP, V, adds, computes, needs_fake, run
 from support.here import DEVICE, ROOT
 from support.numbers import half
@@ -229,6 +230,18 @@ def test_threadgroup_memory_of_both_kinds(device: metalmm.Device) -> None:
     np.testing.assert_array_equal(y.numpy(), np.arange(39, -1, -1) * 10101)
     with pytest.raises(metalmm.KernelError, match="232368 bytes of threadgroup memory; the limit is 232192"):
         kernel(y, grid=1, threadgroup=40, threadgroup_memory={0: 232192, 1: 16})
+
+
+def test_a_device_that_stops_kernels_lacks_wgmma() -> None:
+    """Lanes stop one by one, and wgmma waits for all of its four simdgroups."""
+    spec = metalmm.MatmulSpec(512, 4096, 4096, transpose_b=True)
+    with metalmm.Device("cuda", timeout=1.0) as stops, metalmm.Device("cuda") as device:
+        assert "wgmma" in stops.lacking
+        assert not tuning.choose(stops, spec)[0].startswith("gemm_wgmma/")
+        if device.info["compute_capability"] == 90:
+            assert tuning.choose(device, spec)[0] == "gemm_wgmma/bm128_bn128"
+        with pytest.raises(metalmm.UnsupportedError, match="it needs wgmma, which this device lacks"):
+            metalmm.matmul("gemm_wgmma/bm128_bn128", half(64, 128), half(128, 64), device=stops)
 
 
 def test_a_kernels_own_limit_of_threads(device: metalmm.Device) -> None:

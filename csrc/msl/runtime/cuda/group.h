@@ -1,9 +1,9 @@
-// Four simdgroups together on tensor cores of compute capability 9.0: wgmma, what kernels/cuda/products.h has of it.
+// Four simdgroups together on tensor cores of compute capability 9.0: wgmma, what kernels/cuda/groups.h has of it.
 #pragma once
 
 namespace metalmm::msl::library {
 
-// What threads have stored to threadgroup memory is there for products that are made after a barrier.
+// After it and a barrier, wgmma sees what threads have stored to threadgroup memory.
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -31,14 +31,15 @@ METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;"
                        METALMM_GROUP_END                                                                               \
                : METALMM_IN_##n : "l"(x), "l"(y) : "memory")
 
-// Where 64 elements a line stand, eight lines in 1,024 bytes, the eights of each swapped by its number: Tile of kernels/include/tile.h.
+// A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin
+// at a multiple of 1,024 bytes, since the swizzle goes by the address. Tile of kernels/include/tile.h stores them so.
 METALMM_INLINE unsigned long long described(const void* lines) {
   unsigned long long address = static_cast<uint>(__cvta_generic_to_shared(lines));
   return 1ull << 62 | 64ull << 32 | 1ull << 16 | address >> 4;
 }
 
-// Begins to add to sum: of 64 lines of a and 2 * COUNT of b the products of 64 of k. A simdgroup has 16 of a's lines, its lanes as PTX says
-// of mma.
+// Begins to add to sum the products of 64 of k: 64 lines of a by 2 * COUNT of b. A simdgroup has 16 of a's lines. Its lanes hold them as PTX
+// says of wgmma's D.
 template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
   static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long x = described(a), y = described(b);
@@ -53,15 +54,17 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
   }
 }
 
-// All but the last N of them are through, and what they read may be overwritten.
+// All but the last N calls of multiply_group are through. What the others read may be overwritten.
 template <uint N> METALMM_INLINE void wait_for_groups() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
-// Sum is there: none of its products is on its way.
+// The compiler may not read sum before this. Call it after wait_for_groups<0>.
 template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i]) : : "memory");
 }
 #else
-template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&)[COUNT], const T*, const T*) { asm volatile("trap;"); }
+template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&)[COUNT], const T*, const T*) {
+  static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
+}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
 #endif
