@@ -106,7 +106,8 @@ class Pipeline {
 
   void take(const KernelArgument& argument) {
     arguments.push_back(argument);
-    if (argument.kind == KernelArgument::Kind::threadgroup && argument.bytes) threadgroup_memory.push_back({argument.index, argument.bytes});
+    if (argument.kind == KernelArgument::Kind::threadgroup && argument.bytes)
+      threadgroup_memory.push_back({argument.index, argument.bytes});
   }
   // A module has what its compiler knew of the arguments: all but the names of types.
   void take_types(const std::vector<KernelArgument>& said);

@@ -11,9 +11,9 @@ METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup 
     *reinterpret_cast<threadgroup metal::float2*>(rows + lane / 4 * PITCH + 8 * j + lane % 4 * 2) = last ? of[j].zw : of[j].xy;
 }
 
-// Sums of 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Tensor cores add half of K, eight steps at
-// most, to few. Then few is added to of, in float. A product may lose one bit below the last of the largest (products.h). That is K / 2 of the
-// bound's K + 1 parts.
+// Sums of 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Tensor cores add half of K, eight steps
+// at most, to few. Then few is added to of, in float. A product may lose one bit below the last of the largest (products.h). That is K / 2
+// of the bound's K + 1 parts.
 template <class T, int TN>
 struct Products<T, 2, TN, TOGETHER> {
   metal::float4 of[TN];

@@ -75,8 +75,8 @@ struct Memory {
   METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
 };
 
-// Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first, then
-// those of the next column. So threadgroups that run together share A's and B's lines in the cache.
+// Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first,
+// then those of the next column. So threadgroups that run together share A's and B's lines in the cache.
 template <class S>
 METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
   uint columns = (p.n - 1) / S::BN + 1, rows = (p.m - 1) / S::BM + 1;
