@@ -37,6 +37,13 @@ def test_frameworks_has_the_rows_of_the_table() -> None:
     }
 
 
+def test_bce_is_of_probabilities_and_targets() -> None:
+    odds, targets = frameworks.draw(frameworks.Row("BCE", ((1000,), (1000,))), 0)
+    assert odds.dtype == targets.dtype == np.float32
+    assert abs(np.median(odds) - 0.5) < 0.05 and 0 < odds.min() < 0.1 and 0.9 < odds.max() < 1
+    assert set(targets) == {0, 1}
+
+
 def test_frameworks_measures_our_matmul_and_skips_what_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         cli.main(

@@ -135,6 +135,17 @@ def test_a_sample_is_one_call_where_nothing_is_replayed() -> None:
     assert added == ["second", "first", "second"], "never the copy that was used before"
 
 
+def test_times_are_kept_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._Turns, "timed", lambda *_: (0.5, 0.25))
+    nothing: Any = None
+    inputs: Any = SimpleNamespace(poison=lambda: None, out=np.ones(1))
+    turns, one = runner._Turns(nothing, inputs, Rule()), runner._Contender("f/a", [])
+    one.good = inputs.out.tobytes()
+    turns.run(one, counted=False)
+    turns.run(one, counted=True)
+    assert one.result.cpu == one.before == [500.0] and one.result.gpu == one.before_gpu == [250.0]
+
+
 @pytest.fixture
 def bad_manifest(tmp_path: Path) -> Path:
     """One that does not compile, one that is wrong, one that writes outside, one that never ends; two that only debug mode sees: a race that

@@ -84,6 +84,7 @@ def test_a_step_under_several_choices(capsys: pytest.CaptureFixture[str], tmp_pa
         assert p["bytes"] == sum(c * b for c, b, v in zip((3, 2, 1), sizes_of, p["variants"], strict=True) if v)
         if p["shares"][1] is not None:
             assert sum(s or 0 for s in p["shares"]) == pytest.approx(1)
+    assert re.search(r"^shape .*\n.*\n.*  3   mlx/", text, re.MULTILINE), "names to the left, numbers to the right"
     assert "left out: op=matmul | batch=1 | m=1 | n=?" in text and "10.0% of the profile's matmul time" in text
     assert cli.main(["step", "sizes.md", "--choice", "best", "--results", "none.json"]) == 2
     assert cli.main(["step", "--spec", "m=3 n=4 k=4", "--choice", "gemv/baseline"]) == 2

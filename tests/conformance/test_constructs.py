@@ -398,6 +398,25 @@ def test_every_function_of_a_group_of_lanes(group: str, size: int, device: metal
             assert is_past or found == int(function(lanes, at)), f"{group}_{call}, lane {i}: {found}"
 
 
+def test_functions_of_a_simdgroup_among_every_other_lane(device: metalmm.Device) -> None:
+    calls = ("sum(x)", "prefix_inclusive_sum(x)", "prefix_exclusive_sum(x)", "shuffle_and_fill_up(x, 10 * x, ushort(2))")
+    rows = "".join(f" y[{i} * 32 + t] = simd_{call};" for i, call in enumerate(calls))
+    source = f"{HEAD}kernel void k(device const int* a, device int* y, uint t [[thread_position_in_grid]]) {{ int x = a[t]; if (t % 2) {{{rows} }} }}"
+    a, y = np.arange(1, 33, dtype=np.int32) ** 2, np.zeros((len(calls), 32), np.int32)
+    device.compile(source).kernel("k")(a, y, threads=32, threadgroup=32)
+    odd, sums = a[1::2], np.cumsum(a[1::2])
+    np.testing.assert_array_equal(y[:, 1::2], [[sums[-1]] * 16, sums, sums - odd, [10 * odd[-1], *odd[:-1]]])
+    assert not y[:, ::2].any()
+
+
+def test_a_name_of_apples_headers(device: metalmm.Device) -> None:
+    """MLX asks by it where it has no argument for it."""
+    source = HEAD + ("kernel void k(device uint* y, uint t [[thread_position_in_grid]]) { y[t] = __metal_get_simdgroup_size(ushort()); }")
+    y = np.zeros(64, np.uint32)
+    device.compile(source).kernel("k")(y, threads=64, threadgroup=64)
+    np.testing.assert_array_equal(y, 32)
+
+
 def test_counts_of_simdgroups_and_quads(device: metalmm.Device) -> None:
     names = [f"{who}{kind}groups_per_threadgroup" for who in ("", "dispatch_") for kind in ("simd", "quad")]
     arguments = ", ".join(f"uint {name} [[{name}]]" for name in names)

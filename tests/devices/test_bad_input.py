@@ -7,6 +7,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from metalmm import backends
 
 V = "gemm_tiled/baseline"
 
@@ -46,6 +47,8 @@ CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"a": None}, metalmm.DTypeError, r"a and b must be arrays, not None"),
     ({"b": half(4, 4).T[:, ::2]}, metalmm.LayoutError, r"b \(4, 2\) is not contiguous along its rows; pass transpose_a or transpose_b"),
     ({"b": half(8, 4)[::-2]}, metalmm.LayoutError, r"rows that overlap or run backwards"),
+    ({"a": half(3, 2, 4)[::-1]}, metalmm.LayoutError, r"rows that overlap or run backwards"),
+    ({"a": half(3, 1, 4)[::-1]}, metalmm.LayoutError, r"rows that overlap or run backwards"),
     ({"b": np.broadcast_to(half(1, 4), (4, 4))}, metalmm.LayoutError, r"rows that overlap"),
     ({"b": np.zeros(33, np.uint8)[1:].view(np.float16).reshape(4, 4)}, metalmm.LayoutError, r"b \(4, 4\) is not aligned to 2 bytes"),
     ({"bias": half(5)}, metalmm.ShapeError, r"bias \(5,\) does not fit; it takes \(4,\)"),
@@ -123,6 +126,12 @@ def test_devices() -> None:
         metalmm.Device("cpu", threads=-1)
     with pytest.raises(metalmm.ShapeError, match="1 to 8 dimensions"):
         metalmm.Device("cpu").empty(())
+
+
+def test_options_of_cuda_may_be_at_their_limits() -> None:
+    """Checked without a driver; test_cuda_device.py has those that are out of range."""
+    for options in ({"spin": 0}, {"spin": 1}, {"timeout": 0}, {"timeout": 1e6}, {"ahead": 0}, {"ahead": 2**31 - 1}):
+        assert backends.get("cuda").checked(options).items() >= options.items()
 
 
 def test_c_that_shares_out_in_another_order(device: metalmm.Device) -> None:

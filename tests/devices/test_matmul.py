@@ -69,6 +69,8 @@ def test_shared_b_and_batched_b_agree(device: metalmm.Device) -> None:
     shared = metalmm.matmul("gemm_tiled/baseline", a, b, device=device)
     batched = metalmm.matmul("gemm_tiled/baseline", a, np.broadcast_to(b, (5, 40, 24)).copy(), device=device)
     np.testing.assert_array_equal(shared, batched)
+    nowhere = metalmm.matmul("gemm_tiled/baseline", a, np.broadcast_to(b, (5, 40, 24)), device=device)  # its matrices are one
+    np.testing.assert_array_equal(shared, nowhere)
     options: dict[str, Any] = {"c": rng.standard_normal((3, 24)).astype(np.float16), "beta": 2.0}
     right(metalmm.matmul("gemm_tiled/baseline", a, b, device=device, **options), a, b, **options)
 

@@ -204,6 +204,7 @@ def test_wrong_operands_are_refused(device: metalmm.Device) -> None:
         (metalmm.ArgumentError, "with biases", lambda: metalmm.matmul(v, a, bad(q, biases=q.scales))),
         (metalmm.ArgumentError, "storage 'q5_1'", lambda: metalmm.matmul(v, a, bad(q, storage="q5_1"))),
         (metalmm.ShapeError, r"sizes are 1 to 2\^32 - 1", lambda: metalmm.matmul(v, a, bad(q, shape=(0, 96)))),
+        *((metalmm.ShapeError, "b's values .* does not fit", lambda s=s: metalmm.matmul(v, a, bad(q, shape=s))) for s in ((2**32 - 1, 96), (37, 2**32 - 1))),
         (metalmm.ShapeError, "has dimensions|2 dimensions|does not fit", lambda: metalmm.matmul(v, a, bad(q, values=q.values.reshape(-1)))),
         (metalmm.LayoutError, "out .* overlaps b's scales", lambda: metalmm.matmul(v, a[:, :32].copy(), replace(weights(3, 32, "q8_0"), scales=(room := np.zeros((3, 1), np.float16))), out=room.reshape(1, 3))),
         (metalmm.ArgumentError, r"to\(\) takes a metalmm.Device, such as metalmm.Device\('cpu'\), and not 'cpu'", lambda: q.to("cpu")),  # type: ignore[arg-type]

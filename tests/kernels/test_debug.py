@@ -63,15 +63,16 @@ def test_no_vector_is_loaded_off_its_alignment(debug_row: Row, device: metalmm.D
 
 def test_one_thing_alone_off_vectors(debug_row: Row, device: metalmm.Device) -> None:
     """Rows, matrices of a batch or the first element, of A or of one B: a kernel must look at each. Of quantized weights, their bytes. By
-    ten elements, so that rows are a multiple of five apart."""
+    ten elements, so that rows are a multiple of five apart. And a first element and matrices that are as far off: what is even in their
+    difference is not in their sum."""
     call = draw(debug_row, max(3, debug_row.variant.tile[0]), 40, 160, batch=2, exact=True)
     given = [call.a, *call.b]
-    for what in ("rows", "matrices", "begin"):
+    for off in ({"rows": 10}, {"matrices": 10}, {"begin": 10}, {"matrices": 5, "begin": 5}):
         for which in dict.fromkeys((0, 1, len(call.b))):  # A, the first B, the last
-            offs = [{what: 10} if i == which else {} for i in range(len(given))]
-            call.a, *call.b = (standing(x, **off) if isinstance(x, np.ndarray) else x for x, off in zip(given, offs, strict=True))
+            offs = [off if i == which else {} for i in range(len(given))]
+            call.a, *call.b = (standing(x, **its) if isinstance(x, np.ndarray) else x for x, its in zip(given, offs, strict=True))
             if isinstance(quantized := given[which], metalmm.QuantizedArray):
-                line = standing(quantized.values.reshape(1, 1, -1), begin=4 if what == "begin" else 8)
+                line = standing(quantized.values.reshape(1, 1, -1), begin=4 if "begin" in off else 8)
                 call.b[which - 1] = dataclasses.replace(quantized, values=line.reshape(quantized.values.shape))
             call.check_equal(device)
 

@@ -36,7 +36,7 @@ def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
     ("point", "dtype", "layout"),
     [
         *(("bm32_bn32_bk128_wm1", "float16", x) for x in ("nn", "nt", "tn", "tt")),
-        ("bm64_bn32_bk64_wn1", "bfloat16", "nt"),
+        *(("bm64_bn32_bk64_wn1", "bfloat16", x) for x in ("nt", "nn")),  # four times eight columns a simdgroup
         ("bm32_bn32_bk32", "bfloat16", "nn"),
     ],
 )

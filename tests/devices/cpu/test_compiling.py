@@ -402,7 +402,8 @@ def test_a_text_says_of_arguments_what_the_compiler_says(kernel: str, with_c: bo
     for place, a in found.items():
         assert a.is_const == expected[place].is_const or place[1] == 1
         unknown = "Pair" in a.type or a.type == "int ("
-        assert a.bytes == expected[place].bytes or (unknown and a.bytes == 1), f"{a} {expected[place].bytes}"
+        pointed = place[1] == 1 and expected[place].bytes == 0  # a pointer to threadgroup memory: nobody says how much it needs
+        assert pointed or a.bytes == expected[place].bytes or (unknown and a.bytes == 1), f"{a} {expected[place].bytes}"
 
 
 def test_types_of_arguments() -> None:
@@ -410,7 +411,8 @@ def test_types_of_arguments() -> None:
     assert (found[0], found[1]) == ("half", "vec < half , 4 >")
     for v in {v.kernel: v for u in metalmm.variants() for v in u.kinds() if v.kernel}.values():
         first = next(v.specializations())
-        found_all = Program(compiler.preprocess(v.assemble(first), "v"), "v").arguments(kernel_source.host_name(v.instance(first)))
+        arguments = Program(compiler.preprocess(v.assemble(first), "v"), "v").arguments(kernel_source.host_name(v.instance(first)))
+        found_all = [a for a in arguments if a.is_buffer]
         if v.weights > 1:
             expected, written = [0, 1, 2, *range(4, 18)], (2, 9, 14)
         else:

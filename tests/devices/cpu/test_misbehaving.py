@@ -3,6 +3,7 @@ still works."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -206,6 +207,16 @@ def test_arrays_that_touch_have_copies_of_their_own(watchful: metalmm.Device) ->
     assert (counts == 1).all()
     np.testing.assert_array_equal(y, np.full((1, 64), 6))
     np.testing.assert_array_equal(a, np.full((1, 64), 3))
+
+
+def test_what_the_kernel_has_no_argument_for_is_not_copied_back(watchful: metalmm.Device) -> None:
+    source = HEAD + (
+        "constant bool has [[function_constant(0)]];\n"
+        "kernel void k(device half* y, const device half* x [[buffer(1), function_constant(has)]]) { y[0] = has ? x[0] : 3.0h; }"
+    )
+    y, x = half(1), np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ), np.float16)  # a store there would be a fault
+    watchful.compile(source).kernel("k", constants={0: False})({0: y, 1: x}, **ONE)
+    assert y[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -472,6 +483,8 @@ def test_a_timeout_reaches_threads_that_do_not_want_its_signal(spoil: str) -> No
         ({"grid": 2**32 + 1}, "grid takes up to three sizes"),
         ({"grid": (65536, 65537)}, "more than 2\\^32 threadgroups"),
         ({"grid": (65536, 1, 65537)}, "more than 2\\^32 threadgroups"),
+        ({"grid": (65535, 65537), "threadgroup": 1025}, "1025 threads; the limit"),  # 2^32 - 1 threadgroups
+        ({"threadgroup": 2**32 - 1}, "4294967295 threads; the limit"),
         ({"threadgroup_memory": {31: 16}}, "threadgroup memory index 31 is not in 0 to 30"),
     ],
 )

@@ -55,7 +55,9 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
         metalmm.Device("cuda", **options)
 
 
-@pytest.mark.parametrize("options", [{"overlap": False}, {"spin": 0}, {"spin": 1}, {"timeout": 60}, {"index": 0}])
+@pytest.mark.parametrize(
+    "options", [{"overlap": False}, {"spin": 0}, {"spin": 1}, {"timeout": 60}, {"timeout": 1e6}, {"ahead": 0}, {"index": 0}]
+)
 def test_every_option_computes(options: dict[str, Any]) -> None:
     with metalmm.Device("cuda", **options) as device:
         computes(device)
