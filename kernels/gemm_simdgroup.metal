@@ -13,11 +13,7 @@ template <class T, class S, bool TA, bool TB>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   typedef DenseB<T, S::BK, S::BN, S::TG, TB, OnTensorCores<T, S::TM, S::TN>::VALUE> OfB;
   threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
-  const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
-  uint2 tile = tile_of<S>(p, group);
-  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
-  Task<T> task = {A + group.z * p.stride_a, w, tile.y * S::BM, tile.x * S::BN, {simdgroup, lane}, {0, 0}};
-  multiply<TA, S, OfB>(task, Output<T>{D, C, bias}, p, group.z, memory);
+  multiply<TA, S, OfB>(A, OfB::Of::weights(B, p, group.z), Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, memory);
 }
 
 template <class T, class From, class S, bool TA>
@@ -28,8 +24,6 @@ template <class T, class From, class S, bool TA>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   typedef QuantizedB<T, From, S::BK, S::BN, S::TG, OnTensorCores<T, S::TM, S::TN>::VALUE> OfB;
   threadgroup typename Next<TA, true, S, OfB, T>::Sizes memory;
-  uint2 tile = tile_of<S>(p, group);
   WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
-  Task<T> task = {A + group.z * p.stride_a, w, tile.y * S::BM, tile.x * S::BN, {simdgroup, lane}, {0, 0}};
-  multiply<TA, S, OfB>(task, Output<T>{D, C, bias}, p, group.z, memory);
+  multiply<TA, S, OfB>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, memory);
 }

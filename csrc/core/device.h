@@ -130,6 +130,7 @@ struct BytesBinding {
   const void* data;
   size_t size;
 };
+
 // Each piece of threadgroup memory starts at a multiple of 16 bytes.
 inline size_t threadgroup_space(size_t size) { return (size + 15) & ~size_t{15}; }
 

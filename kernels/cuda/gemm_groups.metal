@@ -11,9 +11,6 @@ template <class T, class S>
     threadgroup typename Next<false, true, S, DenseB<T, S::BK, S::BN, S::TG, true, true>, T>::Sizes& memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
-  metal::uint2 tile = tile_of<S>(p, group);
-  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, 0};
-  Task<T> task = {A + group.z * p.stride_a, w, tile.y * S::BM, tile.x * S::BN, {simdgroup, lane}, {0, 0}};
-  multiply<false, S, DenseB<T, S::BK, S::BN, S::TG, true, true>>(task, Output<T>{D, C, bias}, p, group.z, memory);
+  typedef DenseB<T, S::BK, S::BN, S::TG, true, true> OfB;
+  multiply<false, S, OfB>(A, OfB::Of::weights(B, p, group.z), Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, memory);
 }

@@ -13,6 +13,10 @@ struct DenseTile {
   static constexpr constant Scaling SCALING = PLAIN;
   static METAL_FUNC bool is_whole(constant MatmulParams& p, uint col0) { return b_in_vectors(p, 8) && (TB || col0 + BN <= p.n); }
   static METAL_FUNC bool is_good(constant MatmulParams&, float) { return true; }
+  static METAL_FUNC WeightsAt weights(const device T* B, constant MatmulParams& p, uint batch) {
+    const device uchar* values = reinterpret_cast<const device uchar*>(B + batch * p.stride_b);
+    return {values, values, values, p.n, p.k, p.ldb, 0, 0};
+  }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Weights<T, DENSE, false>::one(w, column, k); }
 };
 template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>

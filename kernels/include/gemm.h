@@ -24,16 +24,17 @@ struct Blocks {
     TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
-    GROUPED = 0
+    GROUPED = 0,
+    STAGES = 0  // tiles in threadgroup memory: as many as there is room for
   };
   // A simdgroup's first of the tile.
   static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
   static METAL_FUNC uint col(uint simdgroup) { return simdgroup % WN * TN * 8; }
 };
-// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction. TILES: stages in threadgroup memory.
-template <int M, int N, int TILES>
+// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction.
+template <int M, int N, int STAGES_>
 struct Groups : Blocks<M, N, 64, M / 16, 1> {
-  enum : uint { GROUPED = 1, STAGES = TILES };
+  enum : uint { GROUPED = 1, STAGES = STAGES_ };
 };
 template <class T, class S>
 struct SumsOf {
@@ -41,28 +42,18 @@ struct SumsOf {
   typedef Products<T, S::TM, S::TN, S::GROUPED ? int(TOGETHER) : int(ON_TENSOR_CORES)> Type;
 };
 
-// How many stages there are: as many as there is room for, up to MOST. Groups say it themselves.
-template <class S, uint TILES, bool SWIZZLED>
-struct Stages {
-  enum : uint {
-    MOST = Straight<SWIZZLED>::MOST_STAGES,
-    ROOM = (SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
-    COUNT = ROOM == 0 ? 1
-    : ROOM < MOST     ? ROOM
-                      : MOST
-  };
-};
-template <int M, int N, int TILES_, uint TILES, bool SWIZZLED>
-struct Stages<Groups<M, N, TILES_>, TILES, SWIZZLED> {
-  enum : uint { COUNT = TILES_ };
-};
 // Threadgroup memory: tiles, then results.
 template <class T, class A, class B, class S>
 struct Memory {
   enum : uint {
     OF_B = A::SIZE * sizeof(T),  // bytes
     TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
-    STAGES = Stages<S, TILES, A::SWIZZLED>::COUNT,
+    MOST = Straight<A::SWIZZLED>::MOST_STAGES,
+    ROOM = (A::SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
+    STAGES = S::STAGES > 0 ? S::STAGES
+    : ROOM == 0            ? 1
+    : ROOM < MOST          ? ROOM
+                           : MOST,
     IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
     RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
@@ -145,10 +136,12 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
 }
 
 template <bool TA, class S, class B, class T>
-METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch,
+METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename Next<TA, true, S, B, T>::Sizes& memory) {
   constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D;
-  uint row0 = task.row0, col0 = task.col0, lane = task.me.lane, simdgroup = task.me.simdgroup;
+  metal::uint2 tile = tile_of<S>(p, group);
+  uint batch = group.z, row0 = tile.y * S::BM, col0 = tile.x * S::BN, lane = me.lane, simdgroup = me.simdgroup;
+  Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}};
   if (B::Of::SCALING != PLAIN) {
     task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -169,15 +162,15 @@ METAL_FUNC void multiply(thread Task<T>& task, Output<T> to, constant MatmulPara
   for (uint i = 0; i < TM; i++) {
     sums.template put<PITCH_D>(i, rows, lane);
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-    uint each = TN >= 8 && in_eights ? 8 : 1;
+    uint each = in_eights ? 8 : 1;
     for (uint e = each * lane; e < 64 * TN; e += 32 * each) {
       uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
-      const threadgroup float* sums = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
+      const threadgroup float* from = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
       if (row >= p.m || col >= p.n) continue;
-      if (TN >= 8 && in_eights)
-        store_results<TA, TN >= 8 ? 8 : 1, B>(task, to, p, batch, row, col, sums);
+      if (in_eights)
+        store_results<TA, 8, B>(task, to, p, batch, row, col, from);
       else
-        store_results<TA, 1, B>(task, to, p, batch, row, col, sums);
+        store_results<TA, 1, B>(task, to, p, batch, row, col, from);
     }
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   }

@@ -95,10 +95,7 @@ def test_the_tile_with_which_the_cores_are_done_first(device: metalmm.Device, mo
     monkeypatch.setattr(backend, "cores", lambda self, device: 10)
     chosen = {
         (32, 32 * 10, 1): (small, "1 of 32 x 32 results, whose products take it about 0.18 µs"),  # 2 times 32 of k
-        (64, 64 * 10, 1): (
-            small,
-            "4 of 32 x 32 results, whose products take it about 0.32 µs",
-        ),  # 4 * (10 + 2 * 35), and one of the large ones 400
+        (64, 64 * 10, 1): (small, "4 of 32 x 32 results, whose products take it about 0.32 µs"),  # 4 * 80, and one of the large ones 400
         (64, 64 * 10 + 1, 1): (small, "5 of 32 x 32 results, whose products take it about 0.4 µs"),  # two 600
         (128, 64 * 10, 1): (large, "2 of 64 x 64 results, whose products take it about 0.6 µs"),  # 8 * 80 of the small ones
         (64, 64 * 10, 2): (large, "2 of 64 x 64 results, whose products take it about 0.6 µs"),

@@ -96,7 +96,7 @@ def allowed(v: str, bound: Any, reference: Any, options: dict[str, Any]) -> Any:
 
 
 def size_limits(v: metalmm.Variant, size: str) -> tuple[int, int]:
-    """The least and the most that a variant takes of m."""
+    """The least and the most that a variant takes of a size."""
     limit = v.supports.get(size, {})
     return (
         (limit, limit)
@@ -112,7 +112,7 @@ def fit(row: Row, m: int, n: int, k: int) -> tuple[int, int, int]:
     least, most = size_limits(row.variant, "m")
     if isinstance(values := row.variant.supports.get("n"), list):
         n = min(values, key=lambda x: abs(x - n))
-    return min(max(m, least), most), n, max(k, row.variant.supports.get("k", {}).get("min", 1))
+    return min(max(m, least), most), n, max(k, size_limits(row.variant, "k")[0])
 
 
 # How far rows of A, and of B, begin behind a vector of eight: on one, on one of four, on none. Kernels look whether all do.

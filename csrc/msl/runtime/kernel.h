@@ -47,9 +47,6 @@ template <class T> struct Argument<T&> {
   static METALMM_INLINE T& get(ArgSpec spec, const Context* c) { return *address<T>(spec, c); }
 };
 
-// What a piece of threadgroup memory takes, if its type says it.
-template <class P> constexpr u32 own_bytes = 0;
-template <class T> constexpr u32 own_bytes<T&> = sizeof(T);
 template <class P> constexpr bool is_memory = false;
 template <class T> constexpr bool is_memory<T*> = true;
 template <class T> constexpr bool is_memory<T&> = true;

@@ -54,6 +54,9 @@ template <class T> struct Position<vec<T, 3>> {
 template <class T> struct Element { static constexpr u32 bytes = sizeof(T); };
 template <> struct Element<void> { static constexpr u32 bytes = 1; };
 template <> struct Element<const void> { static constexpr u32 bytes = 1; };
+// Of a parameter of type P: what a piece of threadgroup memory takes, if its type says it.
+template <class P> constexpr u32 own_bytes = 0;
+template <class T> constexpr u32 own_bytes<T&> = sizeof(T);
 template <class T> constexpr bool is_const_type = false;
 template <class T> constexpr bool is_const_type<const T> = true;
 

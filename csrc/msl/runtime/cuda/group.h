@@ -14,21 +14,18 @@ METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;"
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
   "%57,%58,%59,%60,%61,%62,%63"
-#define METALMM_GROUP_PRODUCT(n, type, sums) \
-  "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" sums "}, x, y, all, 1, 1, 0, 0;"
-#define METALMM_GROUP_NEXT(n, type, sums) " add.s64 x, x, 2; add.s64 y, y, 2; " METALMM_GROUP_PRODUCT(n, type, sums)
-#define METALMM_GROUP_BEGIN(n, type, sums, a, b)                                                             \
-  "{ .reg .pred all; .reg .b64 x, y; setp.eq.b32 all, 0, 0; mov.b64 x, " a "; mov.b64 y, " b "; " \
-  "wgmma.fence.sync.aligned; " METALMM_GROUP_PRODUCT(n, type, sums)
-#define METALMM_GROUP_END " wgmma.commit_group.sync.aligned; }"
 #define METALMM_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define METALMM_16(i) METALMM_4(i), METALMM_4(i + 4), METALMM_4(i + 8), METALMM_4(i + 12)
 #define METALMM_IN_64 METALMM_16(0), METALMM_16(16)
 #define METALMM_IN_128 METALMM_IN_64, METALMM_16(32), METALMM_16(48)
-#define METALMM_GROUP(n, type, a, b)                                                                                   \
-  asm volatile(METALMM_GROUP_BEGIN(#n, type, METALMM_SUMS_##n, a, b) METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n)     \
-                   METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n) METALMM_GROUP_NEXT(#n, type, METALMM_SUMS_##n)        \
-                       METALMM_GROUP_END                                                                               \
+// x, y: of a's and b's lines; the next 16 of k are 32 bytes further, in units of 16.
+#define METALMM_PRODUCT(n, type) \
+  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" METALMM_SUMS_##n "}, x, y, all, 1, 1, 0, 0; "
+#define METALMM_NEXT(n, type) "add.s64 x, x, 2; add.s64 y, y, 2; " METALMM_PRODUCT(n, type)
+#define METALMM_GROUP(n, type, a, b)                                                                                             \
+  asm volatile("{ .reg .pred all; .reg .b64 x, y; setp.eq.b32 all, 0, 0; mov.b64 x, " a "; mov.b64 y, " b "; "                    \
+               "wgmma.fence.sync.aligned; " METALMM_PRODUCT(n, type) METALMM_NEXT(n, type) METALMM_NEXT(n, type)                 \
+                   METALMM_NEXT(n, type) "wgmma.commit_group.sync.aligned; }"                                                    \
                : METALMM_IN_##n : "l"(x), "l"(y) : "memory")
 
 // A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin

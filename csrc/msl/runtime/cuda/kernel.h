@@ -90,17 +90,17 @@ METALMM_INLINE constexpr decltype(auto) promoted(A&& a) {
 template <class P>
 struct Argument {
   static constexpr bool is_memory = false, is_const = true, number = false;
-  static constexpr u32 bytes = 0, own_bytes = 0;
+  static constexpr u32 bytes = 0;
 };
 template <class T>
 struct Argument<T*> {
   static constexpr bool is_memory = true, is_const = is_const_type<T>, number = false;
-  static constexpr u32 bytes = Element<T>::bytes, own_bytes = 0;
+  static constexpr u32 bytes = Element<T>::bytes;
 };
 template <class T>
 struct Argument<T&> {
   static constexpr bool is_memory = true, is_const = is_const_type<T>, number = is_const_type<T> && sizeof(T) <= 1024;
-  static constexpr u32 bytes = sizeof(T), own_bytes = bytes;  // what a piece of threadgroup memory takes, if its type says it
+  static constexpr u32 bytes = sizeof(T);
 };
 
 #ifdef METALMM_STOPS
@@ -164,7 +164,7 @@ struct Signature<void (*)(P...)> {
     t.early = 1;
 #endif
     constexpr bool is_const[] = {Argument<P>::is_const..., false}, number[] = {Argument<P>::number..., false};
-    constexpr u32 bytes[] = {Argument<P>::bytes..., 0}, own_bytes[] = {Argument<P>::own_bytes..., 0};
+    constexpr u32 bytes[] = {Argument<P>::bytes..., 0}, own[] = {own_bytes<P>..., 0};
     u32 at = sizeof(LaunchHead) + 8 * count, inlined = 0;
     for (u32 i = 0; i < count; i++) {
       bool device = S[i].kind == ArgKind::buffer;
@@ -173,7 +173,7 @@ struct Signature<void (*)(P...)> {
       row.index = S[i].index;
       row.enabled = S[i].enabled;
       row.is_const = is_const[i];
-      row.bytes = S[i].kind == ArgKind::threadgroup ? own_bytes[i] : bytes[i];
+      row.bytes = S[i].kind == ArgKind::threadgroup ? own[i] : bytes[i];
       row.word = sizeof(LaunchHead) + 8 * i;
       if (device && number[i] && inlined + bytes[i] + 16 <= cuda::kMaxInline) {
         at = (at + 15) / 16 * 16;
