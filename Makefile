@@ -2,6 +2,9 @@
 # Both make what they need: a virtual environment in .venv with the package built into it.
 PYTHON ?= python3
 VENV := .venv
+# Compiled Python lies in build, and is there when a process begins, even where the environment says to write none.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 
@@ -46,13 +49,14 @@ test-on-fake-metal: fake-metal
 	METALMM_DEVICE=metal $(ON_METAL) $(ARGS)
 test-on-fake-cuda: fake-cuda
 	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
-# Each in a process of its own: a fake lives in one, so that pytest-xdist cannot divide its work.
+# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Metal's commands take as long as a third of it.
 test-on-fakes: $(VENV)/.built
 	@$(MAKE) --no-print-directory -j2 fake-cuda $(if $(HAVE_METAL),fake-metal)
 ifneq ($(HAVE_METAL),)
 	@METALMM_DEVICE=cuda $(ON_CUDA) >build/on-fake-cuda.log 2>&1 & cuda=$$!; \
-	METALMM_DEVICE=metal $(ON_METAL); metal=$$?; \
-	wait $$cuda; cuda=$$?; cat build/on-fake-cuda.log; exit $$((metal + cuda))
+	METALMM_DEVICE=metal $(ON_METAL) tests/cli >build/on-fake-metal.log 2>&1 & cli=$$!; \
+	METALMM_DEVICE=metal $(ON_METAL) --ignore tests/cli; metal=$$?; \
+	wait $$cuda; cuda=$$?; wait $$cli; cli=$$?; cat build/on-fake-metal.log build/on-fake-cuda.log; exit $$((metal + cli + cuda))
 else
 	@METALMM_DEVICE=cuda $(ON_CUDA)
 	@echo "make test: no clang++ and gcc with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"

@@ -419,22 +419,28 @@ bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const vo
     if (error_.empty()) busy_ = 0;
     return error_.empty();
   }
+  if (is_own(at, end)) return true;
   for (size_t i = 0; i < call_->extent_count; i++)
     if (at >= call_->extents[i].begin && end <= call_->extents[i].end) return true;
-  if (is_own(at, end) || (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end)) return true;
+  if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
   busy_ = 1;
   if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
     busy_ = 0;
     return true;
   }
+  refuse(at, size, kind);
+  return false;
+}
+
+void Executor::refuse(const uint8_t* at, size_t size, abi::Access kind) {
   constexpr ptrdiff_t kNear = 1 << 24;
+  const uint8_t* block = state_.threadgroup_memory;
   std::string where = place_of(at, *call_), size_text = std::to_string(call_->threadgroup_bytes);
   if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
     where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
   const char* what = kind == abi::Access::load ? "a load" : kind == abi::Access::store ? "a store" : "an atomic operation";
   error_ = what + std::string(" of ") + std::to_string(size) + " bytes outside what is bound, by thread " + std::to_string(state_.lane) +
            (where.empty() ? "" : ", " + where);
-  return false;
 }
 
 // The lane is not gone back to.

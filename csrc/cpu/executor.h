@@ -80,6 +80,7 @@ class Executor {
   static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind);
   static void out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed);
   bool allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame);
+  void refuse(const uint8_t* at, size_t size, abi::Access kind);
   bool is_own(const uint8_t* begin, const uint8_t* end) const;
   [[noreturn]] void leave();
   uint32_t next_lane();

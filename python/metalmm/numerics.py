@@ -42,7 +42,7 @@ def _type_of(x: Any) -> str:
 def _wide(x: Any) -> Float64:
     if isinstance(x, QuantizedArray):
         return x.dequantize(np.float64)
-    return _array(x).astype(np.float64)
+    return _array(x).astype(np.float64, copy=False)
 
 
 def _oriented(x: Any, transpose: bool) -> Float64:
@@ -122,9 +122,10 @@ def judged(
 ) -> tuple[Float64, Float64, Float64]:
     """The reference, error_bound and its statistical form, for the cost of two products in float64."""
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
-    ref = reference(a, b, bias=bias, c=c, alpha=alpha, beta=beta, transpose_a=transpose_a, transpose_b=transpose_b)
+    left, right = _oriented(a, transpose_a), _oriented(b, transpose_b)
+    ref = reference(left, right, bias=bias, c=c, alpha=alpha, beta=beta)
     k = _array(a).shape[-2 if transpose_a else -1] + (isinstance(b, QuantizedArray) and b.biases is not None)
-    magnitude = np.abs(alpha) * (np.abs(_oriented(a, transpose_a)) @ np.abs(_oriented(b, transpose_b)))
+    magnitude = np.abs(alpha) * (np.abs(left) @ np.abs(right))
     summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
     summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
     fixed = half_ulp(ref, _type_of(a)) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)

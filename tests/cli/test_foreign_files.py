@@ -49,9 +49,11 @@ def test_a_result_file_with_any_part_replaced(capsys: pytest.CaptureFixture[str]
     everything = list(paths(good))
     for i, at in enumerate(everything):
         count = len(OTHERS) if ALL_OF_IT else 3 if len(at) < 3 else 1
-        for value in (OTHERS[(i + 3 * j) % len(OTHERS)] for j in range(count)):
+        for j in range(count):
+            value = OTHERS[(i + 3 * j) % len(OTHERS)]
             Path("x.json").write_text(json.dumps(replaced(good, at, value)))
-            for command in (["report", "x.json", "-o", "x.html"], ["compare", "good.json", "x.json"]):
+            commands = [["report", "x.json", "-o", "x.html"], ["compare", "good.json", "x.json"]]
+            for command in commands if ALL_OF_IT else commands[(i + j) % 2 :][:1]:
                 assert cli.main(command) in (0, 1, 2), (at, value)
     shown = capsys.readouterr()
     assert len(everything) > 60 and "\x1b[31m" not in shown.out + shown.err

@@ -19,7 +19,7 @@ from metalmm.bench import frameworks, page, results, runner, sizes, step
 from metalmm.bench.runner import Rule
 from metalmm.expressions import evaluate
 from metalmm.strategy import Strategy
-from support.decide import QUICK, a_run, bench, made, started
+from support.decide import QUICK, a_run, bench, made
 from support.here import DEVICE, ROOT
 from support.logs import drawn_events, event, written
 
@@ -156,9 +156,7 @@ def test_the_walk_of_the_documentation(tmp_path: Path) -> None:
     for line in commands:
         words = line.split()[1:]
         quick = [*QUICK, "--backends", "gemv,m1_optimized,gemv_nt_vec4,mlx"] if words[0] in ("bench", "tune", "step") else []
-        run = started(*words, *quick)
-        out, err = run.communicate(timeout=200)
-        assert run.returncode == 0, f"{line}\n{out}\n{err}"
+        assert cli.main([*words, *quick]) == 0, line
     assert "The step: 3 matmuls" in Path("page.html").read_text()
 
 

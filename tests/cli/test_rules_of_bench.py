@@ -205,30 +205,20 @@ def test_a_check_sees_the_same_edges_on_fewer_columns() -> None:
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="another process, without the fake")
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
-    arguments = [
-        "bench",
-        "--json",
-        "part.json",
-        "--backends",
-        "m1_optimized,m1_optimized_v3",
-        "--most-time",
-        "0.05",
-        "--least-time",
-        "0.05",
-        "--shapes",
-        "6,7,8,9",
-    ]
+    shapes = [word for n in (64, 128, 192) for word in ("--spec", f"n={n} k=64")]
+    arguments = ["bench", "--json", "part.json", "--backends", "m1_optimized", *shapes]
+    arguments += ["--most-time", "0.05", "--least-time", "0.05"]
     run = started(*arguments)
     for _ in range(10_000):
         time.sleep(0.03)
-        with_shapes = Path("part.json").exists() and len(json.loads(Path("part.json").read_text())["shapes"]) >= 2
+        with_shapes = Path("part.json").exists() and len(json.loads(Path("part.json").read_text())["shapes"]) >= 1
         if with_shapes or run.poll() is not None:
             break
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130, err
     data = json.loads(Path("part.json").read_text())
-    assert not data["complete"] and 2 <= len(data["shapes"]) <= 4
+    assert not data["complete"] and 1 <= len(data["shapes"]) <= 3
     assert data["shapes"][0]["winner"] in out and "--resume goes on" in err and "Traceback" not in err
     code = cli.main([*arguments, "--resume", "--most-time", "0.3"])
     assert code == 2, "another rule is another run"
@@ -236,7 +226,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     out, err = again.communicate(timeout=240)
     assert again.returncode == 0, err
     whole = json.loads(Path("part.json").read_text())
-    assert whole["complete"] and len(whole["shapes"]) == 4 and whole["arguments"]["resumed"] == 1
+    assert whole["complete"] and len(whole["shapes"]) == 3 and whole["arguments"]["resumed"] == 1
     first, kept = data["shapes"][0]["results"][0], whole["shapes"][0]["results"][0]
     assert kept["gpu_ms"][: len(first["gpu_ms"])] == first["gpu_ms"], "what was measured stays"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".part")]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: two fakes run side by side, and its threads spin
+
 
 class Fake(Protocol):
     given: dict[str, tuple[int, int]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import metalmm
 import pytest
-from metalmm import modules, pipelines
+from metalmm import kernel_source, modules, pipelines
 from support import coverage
 from support.changed import changed_kernels
 from support.here import DEVICE
@@ -19,6 +19,8 @@ from support.pages import Pages
 from support.rows import SOURCES, Row, array, debug_array, known, on_tensor_cores
 
 modules.may_stand_beside_others = lambda source: source.is_ours or "changed-kernels" in source.name  # which are ours but for a line
+_inlined, _inlined_once = kernel_source.inline_includes, functools.cache(kernel_source.inline_includes)
+kernel_source.inline_includes = lambda path: (_inlined_once if path.is_relative_to(kernel_source.KERNELS) else _inlined)(path)
 TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Breaks kernels, C++ and Python, one place at a time, and runs the tests until one fails.
 
-    python tests/mutants/run.py [--only TEXT] [--draw 100] [--seed N] [--json FILE]
+    python tests/mutants/run.py [--only TEXT] [--draw 112] [--seed N] [--json FILE]
 
 The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn.
 The tests that execute the mutant's line are run (lines.py), the quick ones first, and a survivor is cut after 90 seconds. Exit status 1 if a
-mutant by hand survives that its file does not explain, or dies that it does; or if a drawn one survives that explained.toml does not explain.
+mutant by hand survives, or a drawn one that explained.toml does not explain.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Worker:
     def __init__(self, number: int) -> None:
         self.folder = WORK / str(number)
         self.tree, self.is_stale = self.folder / "tree", True
+        self.is_python = False  # what is broken: of it no bytecode is kept, which knows its source by second and size
         files = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout
@@ -93,7 +94,7 @@ class Worker:
         path = self.tree / mutant.file
         whole = path.read_text()
         path.write_text(whole[: mutant.offset] + mutant.new + whole[mutant.offset + len(mutant.old) :])
-        is_built = mutant.file.startswith(BUILT)
+        is_built, self.is_python = mutant.file.startswith(BUILT), mutant.file.endswith(".py")
         try:
             if mutant.tests == "metal" or "hazards" in mutant.file:
                 return self.first_failure(["tests/devices/metal", "tests/devices/test_matmul.py"], fake="metal")
@@ -136,7 +137,8 @@ class Worker:
         """On the worker's tree. `more`: of the environment."""
         environment = {
             **os.environ, "METALMM_CACHE": str(self.folder / "cache"), "METALMM_DEVICE": fake or "cpu", "METALMM_CPU_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1", "METALMM_LINT": "0",
+            "OPENBLAS_NUM_THREADS": "1", "METALMM_LINT": "0", "PYTHONPYCACHEPREFIX": str(self.folder / "pycache"),
+            "PYTHONDONTWRITEBYTECODE": "1" if self.is_python else "",
             "PYTHONPATH": os.pathsep.join(map(str, (self.tree / "python", self.tree / "tests" / "fakes", HERE))), **more,
         }  # fmt: skip
         start = [f"tests/fakes/on_fake_{fake}.py"] if fake else []
@@ -164,9 +166,7 @@ def by_hand() -> list[Mutant]:
             text = (ROOT / m["file"]).read_text()
             if text.count(m["old"]) != 1:
                 raise SystemExit(f"{path.name}: {m['file']}: {m['what']}: its text stands there {text.count(m['old'])} times")
-            found.append(
-                Mutant(m["file"], m["what"], text.index(m["old"]), m["old"], m["new"], "by hand", m.get("survives", ""), m.get("tests", ""))
-            )
+            found.append(Mutant(m["file"], m["what"], text.index(m["old"]), m["old"], m["new"], "by hand", "", m.get("tests", "")))
     return found
 
 
@@ -181,7 +181,7 @@ def explained(mutants: list[Mutant]) -> list[Mutant]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a part of a file's name or of a description")
-    parser.add_argument("--draw", type=int, default=100, help="how many are drawn at random (100)")
+    parser.add_argument("--draw", type=int, default=112, help="how many are drawn at random (112, as many as there are by hand)")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the drawn ones; printed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="what came of each")

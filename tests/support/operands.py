@@ -14,7 +14,7 @@ from metalmm import numerics, quantized
 
 from .counting import count_case
 from .here import DEVICE, FAKE_CUDA
-from .rows import Row, is_large
+from .rows import Row
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 GROUPS = (32, 64, 128)  # of affine weights
@@ -149,7 +149,7 @@ def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> A
         return stored(row, w)
     f, whole = quantized.FORMATS[form], w.astype(np.int64)
     size = group or f.groups[0]
-    signs = np.random.default_rng(turn).choice([-1.0, 1.0], (w.shape[0], -(-w.shape[1] // size)))
+    signs = 2.0 * np.random.default_rng(turn).integers(0, 2, (w.shape[0], -(-w.shape[1] // size))) - 1
     of_each = np.repeat(signs, size, axis=1)[:, : w.shape[1]].astype(np.int64)
     if not f.has_bias:
         return quantized._stored(form, layout or "nk", whole * of_each + f.offset, size, signs.astype(np.float16), None)
@@ -168,7 +168,8 @@ def numbers(rng: np.random.Generator, row: Row, *shape: int, is_whole: bool) -> 
     """Of -1, 0 and 1, or normally distributed."""
     pool, count = _pool(row.dtype, is_whole), math.prod(shape)
     start = rng.integers(pool.size - min(count, pool.size) + 1)
-    return np.resize(pool[start : start + count], shape)
+    found = pool[start : start + count]
+    return found.reshape(shape).copy() if found.size == count else np.resize(found, shape)
 
 
 def widths(row: Row, n: int) -> list[int]:
@@ -210,12 +211,14 @@ def draw(
 SHAPES = [(1, 1, 1), (3, 64, 64), (17, 63, 65), (1, 65, 63), (2, 131, 257), (64, 5, 1031), (1, 97, 37), (5, 192, 80), (33, 31, 16), (2, 131, 896),
           (8, 67, 133), (129, 40, 9), (1, 9, 4864), (3, 256, 3)]  # fmt: skip
 
+OF_FEW_ROWS = {(1, 97, 37), (2, 131, 257), (5, 192, 80), (1, 9, 4864)}  # a kernel of tall tiles sees nothing new in these
+
 
 def sizes_of(row: Row) -> list[tuple[int, int, int]]:
     """The shapes, and those on both sides of the row's tile, as the instance takes them."""
     bm, bn = row.variant.tile
     least, most = size_limits(row.variant, "m")
     tiles = [(m, n, 77) for m, n in zip((bm - 1, bm, bm + 1, 2 * bm + 1), (bn + 1, bn - 1, bn, 2 * bn + 3), strict=True)]
-    shapes = [shape for shape in SHAPES if shape[2] < 2000 or not is_large(row.variant)]
+    shapes = [shape for shape in SHAPES if bm <= 8 or shape not in OF_FEW_ROWS]
     wanted = [*shapes, *((max(m, least), max(n, 1), k) for m, n, k in tiles), (most if most < 999 else 7, 33, 95)]
     return list(dict.fromkeys(fit(row, *shape) for shape in wanted))

@@ -67,44 +67,61 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
 // What kernels/cuda has of NVIDIA's tensor cores, for a fake of its driver: mma.m16n8k16, sums in float. How they round
 // is not written down; here they add eight products to a sum at once, cut off one bit below the largest's last, and cut off the result.
 struct Mma {
-  static float cut_off_sum(float sum, const float (&products)[8]) {
-    double exact = sum, most = __builtin_fabs(exact);
-    for (float p : products) {
-      exact += p;
-      most = __builtin_fmax(most, __builtin_fabs(static_cast<double>(p)));
+  static constexpr uint kSums = 8;  // at once
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef int Ints __attribute__((vector_size(32)));
+  typedef double Doubles __attribute__((vector_size(64)));
+  typedef long long Longs __attribute__((vector_size(64)));
+  static METALMM_INLINE void absolute(Doubles& x) { x = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(x) & 0x7fffffffffffffffll); }
+  // Eight sums, to each of which its eight products are added.
+  static METALMM_INLINE void add_cut_off(Floats& sum, const Floats (&products)[8]) {
+    Doubles exact = __builtin_convertvector(sum, Doubles), most = exact, wide[8];
+    absolute(most);
+    for (uint i = 0; i < 8; i++) {
+      wide[i] = __builtin_convertvector(products[i], Doubles);
+      exact += wide[i];
+      Doubles size = wide[i];
+      absolute(size);
+      most = size > most ? size : most;
     }
-    if (!(most < 0x1p128) || most == 0.0 || !(__builtin_fabs(exact) < 0x1p128)) return static_cast<float>(exact);
-    unsigned long long bits;
-    __builtin_memcpy(&bits, &most, 8);
-    bits &= 0x7ff0000000000000ull;
-    double unit;
-    __builtin_memcpy(&unit, &bits, 8);
-    unit *= 0x1p-24;
-    double cut = static_cast<double>(static_cast<long long>(sum / unit));
-    for (float p : products) cut += static_cast<double>(static_cast<long long>(p / unit));
+    Doubles power = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(most) & 0x7ff0000000000000ll), unit = power * 0x1p-24, per_unit = 1.0 / unit;
+    Doubles cut = __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(sum, Doubles) * per_unit, Ints), Doubles);
+    for (const Doubles& x : wide) cut += __builtin_convertvector(__builtin_convertvector(x * per_unit, Ints), Doubles);
     cut *= unit;
-    float nearest = static_cast<float>(cut);
-    uint word;
-    __builtin_memcpy(&word, &nearest, 4);
-    if (__builtin_fabs(static_cast<double>(nearest)) > __builtin_fabs(cut)) word--;
-    __builtin_memcpy(&nearest, &word, 4);
-    return nearest;
+    Floats nearest = __builtin_convertvector(cut, Floats);
+    Doubles size = __builtin_convertvector(nearest, Doubles);
+    absolute(size), absolute(cut);
+    Floats cut_result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(nearest) + __builtin_convertvector(size > cut, Ints));
+    absolute(size = exact);
+    sum = __builtin_convertvector((most < 0x1p128) & (most > 0.0) & (size < 0x1p128), Ints) ? cut_result : __builtin_convertvector(exact, Floats);
   }
   // Sums in the slots of their size; a lane's two words of A's first eight columns, of its last eight and of B in a matrix each.
   template <class T> static void all(metalmm::abi::Simdgroup* g, uint mask) {
     metalmm::fiber::check_whole(mask);
-    for (uint i = 0; i < 4 * 32; i++) {
-      uint lane = i / 4, element = i % 4, row = lane / 4 * 4, column = (lane % 4 * 2 + element % 2) * 4;
-      float sum = metalmm::fiber::slots<float4>(g->in)[lane][static_cast<int>(element)];
-      for (uint half = 0; half < 2; half++) {
-        float products[8];
-        for (uint k = 0; k < 4; k++) {  // pairs
-          vec<T, 2> x = as_type<vec<T, 2>>(g->matrices[half][2 * (row + k) + element / 2]), y = as_type<vec<T, 2>>(g->matrices[2][2 * (column + k) + half]);
-          for (int i = 0; i < 2; i++) products[2 * k + static_cast<uint>(i)] = static_cast<float>(x[i]) * static_cast<float>(y[i]);
+    float a[16][16];
+    Floats b[16], sums[16];
+    for (uint lane = 0; lane < 32; lane++) {
+      uint row = lane / 4, column = lane % 4 * 2;
+      for (uint half = 0; half < 2; half++)
+        for (uint word = 0; word < 2; word++) {
+          vec<T, 2> x = as_type<vec<T, 2>>(g->matrices[half][2 * lane + word]);
+          for (uint i = 0; i < 2; i++) a[row + 8 * word][8 * half + column + i] = static_cast<float>(x[static_cast<int>(i)]);
         }
-        sum = cut_off_sum(sum, products);
+      for (uint half = 0; half < 2; half++) {
+        vec<T, 2> y = as_type<vec<T, 2>>(g->matrices[2][2 * lane + half]);
+        for (uint i = 0; i < 2; i++) b[8 * half + column + i][row] = static_cast<float>(y[static_cast<int>(i)]);
       }
-      metalmm::fiber::slots<float4>(g->out)[lane][static_cast<int>(element)] = sum;
+      for (uint i = 0; i < 4; i++) sums[row + i / 2 * 8][column + i % 2] = metalmm::fiber::slots<float4>(g->in)[lane][static_cast<int>(i)];
+    }
+    for (uint row = 0; row < 16; row++)
+      for (uint half = 0; half < 2; half++) {
+        Floats products[8];
+        for (uint k = 0; k < 8; k++) products[k] = a[row][8 * half + k] * b[8 * half + k];
+        add_cut_off(sums[row], products);
+      }
+    for (uint i = 0; i < 4 * 32; i++) {
+      uint lane = i / 4, element = i % 4;
+      metalmm::fiber::slots<float4>(g->out)[lane][static_cast<int>(element)] = sums[lane / 4 + element / 2 * 8][lane % 4 * 2 + element % 2];
     }
   }
 };
@@ -162,13 +179,20 @@ template <class T, int COUNT> __attribute__((noinline, unused)) static void mult
     ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;
     return static_cast<float>(*reinterpret_cast<const T*>(address ^ (address >> 7 & 7) << 4));
   };
-  for (uint e = 0; e < COUNT; e++) {
-    uint row = thread / 32 * 16 + lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+  // Eight sums: two rows by two columns, and eight columns on the same again.
+  for (uint e = 0; e < COUNT; e += Mma::kSums) {
+    uint row = thread / 32 * 16 + lane / 4, column = e / 4 * 8 + lane % 4 * 2;
+    Mma::Floats sums, products[8];
+    for (uint i = 0; i < 8; i++) sums[i] = sum[e + i];
     for (uint k = 0; k < 64; k += 8) {
-      float products[8];
-      for (uint i = 0; i < 8; i++) products[i] = at(a, row, k + i) * at(b, column, k + i);
-      sum[e] = Mma::cut_off_sum(sum[e], products);
+      for (uint i = 0; i < 8; i++) {
+        float x[2] = {at(a, row, k + i), at(a, row + 8, k + i)}, y[4];
+        for (uint j = 0; j < 4; j++) y[j] = at(b, column + j / 2 * 8 + j % 2, k + i);
+        products[i] = Mma::Floats{x[0], x[0], x[1], x[1], x[0], x[0], x[1], x[1]} * Mma::Floats{y[0], y[1], y[0], y[1], y[2], y[3], y[2], y[3]};
+      }
+      Mma::add_cut_off(sums, products);
     }
+    for (uint i = 0; i < 8; i++) sum[e + i] = sums[i];
   }
 }
 METALMM_INLINE void begin_next(bool) {}

@@ -302,13 +302,13 @@ def test_a_timeout_ends_what_spins(threads: int, kernel: str, n: int, grid: int,
 
 
 def test_a_timeout_ends_many_short_threadgroups_and_is_of_one_dispatch() -> None:
-    device = metalmm.Device("cpu", threads=2, timeout=1.0)
+    device = metalmm.Device("cpu", threads=2, timeout=0.5)
     slow, y = device.compile(KERNELS).kernel("slow"), np.zeros(1 << 20, np.int32)
     with pytest.raises(metalmm.KernelError, match=r"kernel 'slow': .*stopped: it took longer"):
         slow(y, at(200_000), grid=1 << 20, threadgroup=1)
     assert not y.all()
     with device.batch() as batch:  # together longer than the timeout
-        for _ in range(60):
+        for _ in range(30):
             slow(y, at(200_000), grid=100, threadgroup=1, batch=batch)
 
 

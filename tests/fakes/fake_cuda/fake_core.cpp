@@ -23,12 +23,14 @@ std::condition_variable& changed = *new std::condition_variable;
 
 namespace {
 
-// Takes one piece of work after another, as soon as somebody wants it.
+// Takes one piece of work after another, as soon as somebody wants it. A context that failed gets no more.
 void work_off(const std::shared_ptr<StreamState>& stream) {
   StreamState& s = *stream;
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [&] { return s.queue.empty() ? s.ends : s.wanted > s.done || settings.in_time || s.ends || s.context->failed; });
+    changed.wait(lock, [&] {
+      return s.queue.empty() ? s.ends || s.context->failed : s.wanted > s.done || settings.in_time || s.ends || s.context->failed;
+    });
     if (s.queue.empty()) break;
     Work work = std::move(s.queue.front());
     s.queue.pop_front();
@@ -296,7 +298,7 @@ void push(StreamState& stream, Work work, bool at_once) {
   stream.queue.push_back(std::move(work));
   stream.pushed++;
   if (at_once && idle) stream.wanted = stream.pushed;
-  changed.notify_all();
+  if (stream.wanted > stream.done || settings.in_time || stream.context->failed) changed.notify_all();
 }
 
 // -- the tests' door ----------------------------------------------------------------------------------------------------
