@@ -9,6 +9,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from support.functions import Function, bits, mistakes_of_floats, mistakes_of_integers, sample
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 pytestmark = pytest.mark.usefixtures("each_compiler")
@@ -107,3 +108,50 @@ def check(op: str, cases: list[Case], device: metalmm.Device) -> None:
 @pytest.mark.parametrize("op", ALL)
 def test_between_numbers(op: str, device: metalmm.Device) -> None:
     check(op, list(of_numbers(op)), device)
+
+
+VECTORS = (2, 3, 4)
+
+
+def forms(op: str, value: Any, **more: Any) -> list[Function]:
+    """Of two vectors, of a vector and a number either way, and in place."""
+    second = "s", f"s {op} x", lambda x, s, *kind: value(s, x, *kind)
+    in_place = [] if "result" in more else [("y", f"V(x); r {op}= y", value), ("s", f"V(x); r {op}= s", value)]
+    codes = [("y", f"x {op} y", value), ("s", f"x {op} s", value), second, *in_place]
+    return [Function(f"{op} {i}", f"auto r = {code};", f, 0.5, -9, 9, widths=VECTORS, **more) for i, (_, code, f) in enumerate(codes)]
+
+
+def truncated(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+OF_FLOATS = [
+    *(f for op, value in ARITHMETIC.items() for f in forms(op, value)),
+    *(f for op, value in COMPARISONS.items() for f in forms(op, value, result="bool")),
+    Function("minus", "auto r = -x;", operator.neg, widths=VECTORS), Function("not", "auto r = !(x < y);", lambda x, y: ~(x < y), result="bool", widths=VECTORS),
+]  # fmt: skip
+OF_WHOLE = [
+    *(f for op in ("+", "-", "*") for f in forms(op, lambda a, b, kind, value=ARITHMETIC[op]: value(a, b))),
+    *(f for op in "&|^" for f in forms(op, lambda a, b, kind, value=OF_INTEGERS[op]: value(a, b))),
+    *(f for op, value in COMPARISONS.items() for f in forms(op, lambda a, b, kind, value=value: value(a, b), result="bool")),
+    *(Function(f"{op} {i}", f"auto r = {code};", value, widths=VECTORS) for op, value in {
+        "/": lambda a, b, kind: truncated(a, b & 7 | 2), "%": lambda a, b, kind: a - truncated(a, b & 7 | 2) * (b & 7 | 2)}.items()
+        for i, code in enumerate((f"x {op} ((y & V(7)) | V(2))", f"V(x); r {op}= (y & V(7)) | V(2)"))),
+    *(Function(f"{op} {i}", f"auto r = {code};", value, widths=VECTORS) for op, value in {
+        "<<": lambda a, b, kind: a << (b & bits(kind) - 1), ">>": lambda a, b, kind: a >> (b & bits(kind) - 1)}.items()
+        for i, code in enumerate((f"x {op} (y & V(8 * sizeof(x[0]) - 1))", f"V(x); r {op}= y & V(8 * sizeof(x[0]) - 1)"))),
+    Function("minus", "auto r = -x;", lambda x, kind: -x, widths=VECTORS), Function("bits", "auto r = ~x;", lambda x, kind: ~x, widths=VECTORS),
+    Function("increment", "V r = x; r++;", lambda x, kind: x + 1, widths=VECTORS), Function("decrement", "V r = x; --r;", lambda x, kind: x - 1, widths=VECTORS),
+    Function("and", "auto r = (x < y) && (y < z);", lambda x, y, z, kind: x < y < z, result="bool", widths=VECTORS),
+    Function("or", "auto r = (x < y) || (y < z);", lambda x, y, z, kind: x < y or y < z, result="bool", widths=VECTORS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, functions", sample(OF_FLOATS, list(FLOATS)), ids=list(FLOATS))
+def test_between_vectors_of_floats(kind: str, functions: list[Function], device: metalmm.Device) -> None:
+    assert mistakes_of_floats(functions, kind, device) == []
+
+
+@pytest.mark.parametrize("kind, functions", sample(OF_WHOLE, list(INTEGERS)), ids=list(INTEGERS))
+def test_between_vectors_of_integers(kind: str, functions: list[Function], device: metalmm.Device) -> None:
+    assert mistakes_of_integers(functions, kind, device) == []

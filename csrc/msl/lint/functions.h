@@ -233,17 +233,23 @@ template <class T, int N, STRICT_FLOAT(T)>
 vec<T, N> frexp(vec<T, N>, __private vec<int, N>&);
 template <class T, STRICT_FLOAT(T)>
 T modf(T, __private T&);
-template <class T, STRICT_FLOAT(T)>
+template <class T, STRICT_FLOAT(T), class = typename strict::when<!strict::shape<T>::is_vector>::type>
 int ilogb(T);
+template <class T, int N, STRICT_FLOAT(T)>
+vec<int, N> ilogb(vec<T, N>);
 template <class T, int N, class U>
 vec<T, N> refract(vec<T, N>, vec<T, N>, U);
 
-template <class T>
-bool isordered(T, T);
-template <class T>
-bool isunordered(T, T);
+#define STRICT_ORDERED(NAME)                                                            \
+  template <class T, class = typename strict::when<!strict::shape<T>::is_vector>::type> \
+  bool NAME(T, T);                                                                      \
+  template <class T, int N>                                                             \
+  strict::boolN<N> NAME(vec<T, N>, vec<T, N>);
+STRICT_ORDERED(isordered) STRICT_ORDERED(isunordered)
 template <class T, STRICT_NUM(T)>
 T min3(T, T, T);
+template <class T, STRICT_INT(T)>
+T median3(T, T, T);
 
 template <class T, STRICT_NUM(T)>
 T select(T, T, bool);
@@ -275,8 +281,19 @@ template <class T, STRICT_INT(T)>
 T mad24(T, T, T);
 template <class T, STRICT_INT(T)>
 T madhi(T, T, T);
-template <class T, STRICT_INT(T)>
-T absdiff(T, T);
+#define STRICT_ABSDIFF(T, U) \
+  U absdiff(T, T);           \
+  U##2 absdiff(T##2, T##2);  \
+  U##3 absdiff(T##3, T##3);  \
+  U##4 absdiff(T##4, T##4);
+STRICT_ABSDIFF(char, uchar)
+STRICT_ABSDIFF(uchar, uchar)
+STRICT_ABSDIFF(short, ushort)
+STRICT_ABSDIFF(ushort, ushort)
+STRICT_ABSDIFF(int, uint)
+STRICT_ABSDIFF(uint, uint)
+STRICT_ABSDIFF(long, ulong)
+STRICT_ABSDIFF(ulong, ulong)
 template <class T, STRICT_INT(T)>
 T subsat(T, T);
 template <class T, STRICT_INT(T)>

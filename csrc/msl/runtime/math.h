@@ -73,11 +73,12 @@ template <class T> constexpr T int_max = is_signed_int<T> ? static_cast<T>(stati
 template <class T> constexpr T int_min = is_signed_int<T> ? static_cast<T>(-int_max<T> - 1) : T(0);
 
 // sin(pi x), exact at multiples of a half: the argument is reduced before pi comes in.
-METALMM_INLINE double sin_of_pi(double x) {
+// In float: of a double clang 14 makes no half that is right.
+METALMM_INLINE float sin_of_pi(double x) {
   double r = x - 2 * __builtin_rint(x / 2);
   if (r > 0.5) r = 1 - r;
   if (r < -0.5) r = -1 - r;
-  return __builtin_sin(3.14159265358979323846 * r);
+  return static_cast<float>(__builtin_sin(3.14159265358979323846 * r));
 }
 }  // namespace metalmm::msl
 
@@ -126,7 +127,7 @@ METALMM_MATH3(smoothstep, [](float t) { return t * t * (3.0f - 2.0f * t); }(__bu
 template <class A, class V = not_void<value_t<A>>> METALMM_INLINE V fract(const A& a) {
   return elementwise<V>([](auto x) {
     float f = static_cast<float>(x) - __builtin_floorf(static_cast<float>(x));
-    float limit = is_same<decltype(x), half>::value ? 0x1.ffcp-1f : 0x1.fffffep-1f;
+    float limit = is_same<decltype(x), half>::value ? 0x1.ffcp-1f : is_same<decltype(x), bfloat>::value ? 0x1.fep-1f : 0x1.fffffep-1f;
     return f < limit ? f : f != f ? f : limit;
   }, V(a));
 }
@@ -172,7 +173,6 @@ METALMM_INLINE V fma(const A& a, const B& b, const C& c) {
   }
 METALMM_OWN2(min, x < y || y != y ? x : y)
 METALMM_OWN2(max, x > y || y != y ? x : y)
-METALMM_OWN2(absdiff, x > y ? x - y : y - x)
 METALMM_OWN2(mul24, static_cast<decltype(x)>((x << 8 >> 8) * (y << 8 >> 8)))
 METALMM_OWN2(hadd, static_cast<decltype(x)>((x & y) + ((x ^ y) >> 1)))
 METALMM_OWN2(rhadd, static_cast<decltype(x)>((x | y) - ((x ^ y) >> 1)))
@@ -216,8 +216,8 @@ template <class A, class V = not_void<value_t<A>>> METALMM_INLINE with_element_t
 // Steps through the bit patterns of the element's own type: sign and magnitude.
 template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V nextafter(const A& a, const B& b) {
   return elementwise<V>([](auto x, auto y) {
-    if constexpr (is_same<decltype(x), half>::value) {
-      if (x != x || y != y) return static_cast<half>(x + y);
+    if constexpr (sizeof(x) == 2) {
+      if (x != x || y != y) return static_cast<decltype(x)>(x + y);
       if (x == y) return y;
       ushort bits;
       __builtin_memcpy(&bits, &x, 2);
@@ -242,7 +242,7 @@ METALMM_CLASSIFY(isfinite, __builtin_isfinite(static_cast<float>(x)))
 METALMM_CLASSIFY(isnormal, is_same<decltype(x), half>::value
                                ? __builtin_isfinite(static_cast<float>(x)) && __builtin_fabsf(static_cast<float>(x)) >= 0x1p-14f
                                : __builtin_isnormal(static_cast<float>(x)))
-METALMM_CLASSIFY(signbit, __builtin_signbit(static_cast<float>(x)))
+METALMM_CLASSIFY(signbit, __builtin_copysignf(1.0f, static_cast<float>(x)) < 0.0f)  // g++ 12 falls over __builtin_signbit of four bfloats
 #undef METALMM_CLASSIFY
 template <class A, class B> METALMM_INLINE auto isunordered(const A& a, const B& b) { return isnan(a) || isnan(b); }
 template <class A, class B> METALMM_INLINE auto isordered(const A& a, const B& b) { return !isunordered(a, b); }
@@ -322,15 +322,26 @@ METALMM_INLINE V insert_bits(const A& base, const B& insert, uint offset, uint c
   }
 METALMM_WIDE(addsat, x + y > hi ? hi : x + y < lo ? lo : x + y)
 METALMM_WIDE(subsat, x - y > hi ? hi : x - y < lo ? lo : x - y)
-METALMM_WIDE(mulhi, static_cast<__int128>(x * y) >> (8 * sizeof(T)))
 #undef METALMM_WIDE
-template <class A, class B, class C> METALMM_INLINE auto madhi(const A& a, const B& b, const C& c) { return mulhi(a, b) + c; }
+// Holds a product of two, and a third added to it.
+template <class T> using wide_t = typename conditional<is_signed_int<T>, __int128, unsigned __int128>::type;
+template <class A, class B, class V = not_void<common_t<A, B>>> METALMM_INLINE V mulhi(const A& a, const B& b) {
+  return elementwise<V>([](auto x, auto y) { return static_cast<decltype(x)>(static_cast<wide_t<decltype(x)>>(x) * y >> (8 * sizeof(x))); }, V(a), V(b));
+}
+template <class A, class B, class V = not_void<common_t<A, B>>>
+METALMM_INLINE with_element_t<V, unsigned_t<element_t<V>>> absdiff(const A& a, const B& b) {
+  using U = unsigned_t<element_t<V>>;
+  return elementwise<with_element_t<V, U>>([](auto x, auto y) { return x > y ? U(x) - U(y) : U(y) - U(x); }, V(a), V(b));
+}
+template <class A, class B, class C, class V = not_void<common_t<common_t<A, B>, C>>> METALMM_INLINE V madhi(const A& a, const B& b, const C& c) {
+  return static_cast<V>(mulhi(V(a), V(b)) + V(c));
+}
 template <class A, class B, class C> METALMM_INLINE auto mad24(const A& a, const B& b, const C& c) { return mul24(a, b) + c; }
 template <class A, class B, class C, class V = not_void<common_t<A, B>>>
 METALMM_INLINE V madsat(const A& a, const B& b, const C& c) {
   return elementwise<V>([](auto x, auto y, auto z) {
     using T = decltype(x);
-    __int128 r = static_cast<__int128>(x) * y + z, lo = int_min<T>, hi = int_max<T>;
+    wide_t<T> r = static_cast<wide_t<T>>(x) * y + z, lo = int_min<T>, hi = int_max<T>;
     return static_cast<T>(r > hi ? hi : r < lo ? lo : r);
   }, V(a), V(b), V(c));
 }

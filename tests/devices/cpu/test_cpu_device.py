@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import metalmm
@@ -226,6 +228,35 @@ def test_a_kernels_fault_is_an_error_not_the_end_of_the_process(
     np.testing.assert_array_equal(
         metalmm.matmul("gemv/baseline", np.ones((1, 2), np.float16), np.ones((2, 2), np.float16), device=device), [[2, 2]]
     )
+
+
+def test_a_stack_that_runs_into_its_neighbours_is_found(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other lanes' stacks are below it: without a page between them nothing would fault."""
+    monkeypatch.setenv("METALMM_LINT", "0")
+    deep = "static float deep(device float* y, int n) { volatile float x[64]; x[n & 63] = y[0]; return n <= 0 ? x[1] : deep(y, n - 1) + x[n & 63]; }\n"
+    source = f"{HEAD}{deep}kernel void k(device float* y, constant int& n, uint i [[thread_position_in_grid]]) {{ y[i] = i == 40 ? deep(y, n) : 0; }}"
+    kernel, y = device.compile(source).kernel("k"), np.zeros(64, np.float32)
+    kernel(y, 600, grid=1, threadgroup=64)
+    with pytest.raises(metalmm.KernelError, match="a stack deeper than 256 KB"):
+        kernel(y, 1200, grid=1, threadgroup=64)
+
+
+def test_a_place_in_a_file_is_named_without_its_folder(tmp_path: Path, device: metalmm.Device) -> None:
+    (tmp_path / "own.metal").write_text(DIVERGE)
+    with pytest.raises(metalmm.KernelError, match=r"wait at threadgroup_barrier \(own\.metal:6\)"):
+        device.compile(tmp_path / "own.metal").kernel("returns")(np.zeros(64, np.float32), grid=1, threadgroup=64)
+
+
+def test_two_threads_of_a_device_work_at_once() -> None:
+    """One that sleeps is woken: each of two threadgroups waits for the other."""
+    device = metalmm.Device("cpu", threads=2, timeout=20.0)
+    source = "kernel void k(volatile device uint* there, uint g [[threadgroup_position_in_grid]]) { there[g] = 1; while (!there[1 - g]) {} there[2 + g] = 1; }"
+    kernel = device.compile(HEAD + source).kernel("k")
+    for pause in (0.0, 0.3):
+        time.sleep(pause)  # its threads go to sleep
+        there = np.zeros(4, np.uint32)
+        kernel(there, grid=2, threadgroup=1)
+        assert there.all()
 
 
 def test_two_python_threads_issue_at_once(device: metalmm.Device) -> None:

@@ -213,3 +213,9 @@ def test_what_a_function_constant_switched_off_may_be_loaded_and_dropped(debug: 
     y = floats(1)
     debug.compile(source).kernel("k", constants={0: False})(y, threads=1, threadgroup=1)
     assert y[0] == 1
+
+
+def test_a_diagonal_matrix_is_made_of_its_own_elements(debug: metalmm.Device) -> None:
+    y = floats()
+    run(debug, "simdgroup_float8x8 m(3.0f); simdgroup_store(m, y, 8);", floats(), y, threads=32, threadgroup=32)
+    np.testing.assert_array_equal(y.reshape(8, 8), 3 * np.eye(8, dtype=np.float32))

@@ -146,6 +146,8 @@ def test_barriers_stand_only_where_memory_is_shared(device: metalmm.Device) -> N
     assert extra((z, x)) == one_more + 1  # write after read
     assert extra((y, z), (x, u)) == one_more + 1 + one_more  # the barrier before orders the third, too
     assert extra((y, z), (z, u)) == 2 * (one_more + 1)
+    # What is read behind a barrier is known, though the dispatch before the barrier read the same.
+    assert extra((x, y), (z, x)) == extra((x, y), (z, u)) + 1
 
 
 def test_hazards_go_by_range_not_by_buffer(device: metalmm.Device) -> None:

@@ -31,7 +31,6 @@
 #define __builtin_fminf fminf
 #define __builtin_fmodf fmodf
 #define __builtin_frexpf frexpf
-#define __builtin_ilogbf ilogbf
 #define __builtin_ldexpf ldexpf
 #define __builtin_logf logf
 #define __builtin_log2f log2f
@@ -51,6 +50,7 @@ namespace metalmm::cuda {
 inline double sin_of(double x) { return ::sin(x); }
 inline double rint_of(double x) { return ::rint(x); }
 inline double fabs_of(double x) { return ::fabs(x); }
+inline int ilogb_of(float x) { return ::ilogbf(x); }
 inline bool is_inf(float x) { return (__float_as_uint(x) & 0x7fffffffu) == 0x7f800000u; }
 inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 inline bool is_normal(float x) { return is_finite(x) && (__float_as_uint(x) & 0x7f800000u) != 0; }
@@ -92,6 +92,7 @@ template <class T> inline bool compare_exchange(volatile T* object, T* expected,
 
 #define __builtin_sin ::metalmm::cuda::sin_of
 #define __builtin_rint ::metalmm::cuda::rint_of
+#define __builtin_ilogbf ::metalmm::cuda::ilogb_of
 #define __builtin_fabs ::metalmm::cuda::fabs_of
 #define __builtin_isinf ::metalmm::cuda::is_inf
 #define __builtin_isfinite ::metalmm::cuda::is_finite
