@@ -31,7 +31,11 @@ _COMMANDS = [
 _ON_A_FAKE = ["unit", "docs", "kernels", "nightly", "devices/cpu", "conformance/test_lint.py", "conformance/test_msl_rules.py", *_COMMANDS]
 _SKIPPED = {
     "cpu": ["devices/metal", "devices/cuda"],
-    "metal": [*_ON_A_FAKE, "devices/cuda", *(["conformance"] if FAKE else [])],  # the fake Metal's kernels are lowered as the CPU's are
+    "metal": [
+        *_ON_A_FAKE,
+        "devices/cuda",
+        *(["conformance", "fuzz"] if FAKE else []),
+    ],  # the fake Metal's kernels are lowered as the CPU's are
     "cuda": [*_ON_A_FAKE, "devices/metal"],
 }
 collect_ignore = [*_SKIPPED[DEVICE if DEVICE in _SKIPPED else "cpu"], "fakes", "sanitize", "mutants"]

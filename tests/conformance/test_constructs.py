@@ -107,6 +107,19 @@ def test_a_matrix_of_each_shape_from_another_types(device: metalmm.Device) -> No
 
 
 @pytest.mark.usefixtures("each_compiler")
+def test_a_vector_of_one_name_behind_two_parentheses(device: metalmm.Device) -> None:
+    """g++ takes its arguments for parameters, until it sees that they are none."""
+    y, body = (
+        np.zeros(1, np.int32),
+        "short a = x[0], b = 5; y[0] = ((short2(short(a), short(a)) - short(b)) * short2(short(b), short(a))).y;",
+    )
+    device.compile(HEAD + f"kernel void k(device int* y, constant int* x) {{ {body} }}").kernel("k")(
+        y, np.array([9], np.int32), grid=1, threadgroup=1
+    )
+    assert y[0] == 36
+
+
+@pytest.mark.usefixtures("each_compiler")
 def test_loops_over_a_declaration(device: metalmm.Device) -> None:
     """Which device cuda takes apart, so that it can stop them."""
     y = np.zeros(2, np.int32)

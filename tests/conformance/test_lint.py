@@ -128,6 +128,7 @@ RIGHT = {
     "atomics": kernel("atomic_fetch_add_explicit(&c[0], 1u, memory_order_relaxed); threadgroup atomic_int t; atomic_store_explicit(&t, 0, memory_order_relaxed); D[0] = 1;", arguments=f"device atomic_uint* c [[buffer(1)]], {D0}"),
     "function constants": kernel("D[0] = on ? scale : 1.0f; if (is_function_constant_defined(scale)) D[1] = 0;", "constant bool on [[function_constant(0)]];\nconstant float scale [[function_constant(1)]];"),
     "a function as a template's argument": HEAD + "template <typename T> void load(const device half* x, short i, thread T& to) { to = T(x[i]); }\ntemplate <short N, void (*f)(const device half*, short, thread float4&)> kernel void k(const device half* x [[buffer(0)]], device float* y [[buffer(1)]]) { float4 t; f(x, N, t); y[0] = t.x; }\ntypedef decltype(k<1, load>) k_t;\ntemplate [[host_name(\"k2\")]] kernel k_t k<2, load>;",
+    "a vector behind a comparison": kernel("ushort a = ushort(A[0]); bool b = a > ushort2(a, 2).x, c = (a < 3) == (a > ushort2(a, a).y); D[0] = b + c;"),
     "numbers beside vectors": kernel("float4 v = fmax(0, float4(1, 2, 3, 4)) + max(0.5f, float4(1)); half3 h = clamp(half3(2), 0, 1); D[0] = v.x + h.x;"),
     "a vector made of variables, and a function declared before": kernel("float x = 1; float y = x; float4 v(x, y, x, y); D[0] = f(v).x;", "float4 f(float4 a);\nfloat4 f(float4 a) { return a; }"),
     "arrays as parameters": kernel("float x[2] = {1, 2}; D[0] = f(x);", "float f(float x[2]) { return x[1]; }"),

@@ -308,10 +308,24 @@ template <class T, STRICT_INT(T)>
 T extract_bits(T, uint, uint);
 template <class T, STRICT_INT(T)>
 T insert_bits(T, T, uint, uint);
-float4 unpack_unorm4x8_to_float(uint);
-float4 unpack_snorm4x8_to_float(uint);
-half4 unpack_unorm4x8_to_half(uint);
-uint pack_float_to_unorm4x8(float4);
+#define STRICT_PACK(NAME, N)             \
+  float##N unpack_##NAME##_to_float(uint); \
+  half##N unpack_##NAME##_to_half(uint);   \
+  uint pack_float_to_##NAME(float##N);     \
+  uint pack_half_to_##NAME(half##N);
+STRICT_PACK(unorm4x8, 4)
+STRICT_PACK(snorm4x8, 4)
+STRICT_PACK(unorm2x16, 2)
+STRICT_PACK(snorm2x16, 2)
+STRICT_PACK(unorm10a2, 4)
+float4 unpack_unorm4x8_srgb_to_float(uint);
+half4 unpack_unorm4x8_srgb_to_half(uint);
+uint pack_float_to_srgb_unorm4x8(float4);
+uint pack_half_to_srgb_unorm4x8(half4);
+float3 unpack_unorm565_to_float(ushort);
+half3 unpack_unorm565_to_half(ushort);
+ushort pack_float_to_unorm565(float3);
+ushort pack_half_to_unorm565(half3);
 
 enum class mem_flags : uint {
   mem_none = 0,

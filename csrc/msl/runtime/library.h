@@ -1,6 +1,6 @@
 // metal_type_traits, metal_limits, metal_array and metal_atomic.
 #pragma once
-#include "math.h"
+#include "pack.h"
 
 namespace metal {
 

@@ -303,7 +303,10 @@ class Rewriter(Program):
         before, inner, after = tokens[first - 1].text, tokens[last + 2].text, tokens[close + 1].text
         if inner in ("&", "*") and after in ("[", "("):
             return True
-        return before in (">", "::") or (before in ("<", ",") and after == ">" and (close == last + 2 or inner in SPACES))
+        if before == ">":  # of template <…>, and no comparison
+            begin = next((j for j in range(first - 2, 0, -1) if tokens[j].text == "<" and tokens[j - 1].text == "template"), 0)
+            return begin > 0 and self.source.angle_end(begin) == first - 1
+        return before == "::" or (before in ("<", ",") and after == ">" and (close == last + 2 or inner in SPACES))
 
     def _is_cast(self, first: int, last: int) -> bool:
         """Whether (T) stands before what it casts."""

@@ -77,6 +77,7 @@ class CpuTarget:
         self.passes.attributes()
         if compiler == "gcc":
             self.passes.member_specializations()
+            self.passes.conversions()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
         self.passes.address_spaces()

@@ -1,0 +1,369 @@
+"""MSL programs drawn at random, and what each thread's result is: Python carries out the same steps for all threads at once."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+THREADS, LANES = 64, 32
+BITS = {"bool": 1, "uchar": 8, "char": 8, "ushort": 16, "short": 16, "uint": 32, "int": 32, "ulong": 64, "long": 64}
+SCALARS = ["uchar", "char", "ushort", "short", "uint", "uint", "int", "int", "ulong"]
+VECTORS = ["uchar4", "ushort2", "ushort4", "uint2", "uint3", "uint4"]  # of unsigned numbers, whose sums may overflow
+# What the jth of the lanes that are there gets.
+OF_LANES: dict[str, Callable[[list[int], int], int]] = {
+    "simd_sum": lambda of, j: sum(of), "simd_max": lambda of, j: max(of), "simd_min": lambda of, j: min(of),
+    "simd_and": lambda of, j: functools.reduce(operator.and_, of), "simd_or": lambda of, j: functools.reduce(operator.or_, of),
+    "simd_xor": lambda of, j: functools.reduce(operator.xor, of), "simd_broadcast_first": lambda of, j: of[0],
+    "simd_prefix_exclusive_sum": lambda of, j: sum(of[:j]),
+}  # fmt: skip
+Values = Any  # of a scalar [threads], of a vector [threads, n]; whole numbers in uint64 or int64
+Evaluate = Callable[["State"], Values]
+
+
+def element(kind: str) -> str:
+    return kind.rstrip("234")
+
+
+def width(kind: str) -> int:
+    return int(kind[len(element(kind)) :] or 1)
+
+
+def is_signed(kind: str) -> bool:
+    return not kind.startswith("u") and kind != "bool"
+
+
+def wrapped(x: Values, kind: str) -> Values:
+    """As the type has them."""
+    bits = BITS[element(kind)]
+    low = x.astype(np.uint64) & np.uint64((1 << bits) - 1)
+    if not is_signed(kind):
+        return low
+    shift = np.uint64(64 - bits)
+    return (low << shift).astype(np.int64) >> np.int64(64 - bits)
+
+
+@dataclass
+class State:
+    values: dict[str, Values] = field(default_factory=dict)
+    active: Any = field(default_factory=lambda: np.ones(THREADS, bool))
+    shared: Any = field(default_factory=lambda: np.zeros(THREADS, np.uint64))
+
+    def put(self, name: str, x: Values) -> None:
+        where = self.active if x.ndim == 1 else self.active[:, None]
+        self.values[name] = np.where(where, x, self.values[name]) if name in self.values else x.copy()
+
+
+@dataclass
+class Expression:
+    text: str
+    kind: str
+    value: Evaluate
+
+
+class Program:
+    """Its text, and what it gives: `result` of every thread."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.count, self.loops = random.Random(seed), 0, 0
+        self.is_uniform, self.in_loop = True, False
+        self.names = {"a": "uint", "b": "int", "i": "uint"}
+        body, run = self.block(4 + self.rng.randrange(5), 2)
+        last = self.expression(2, "uint")
+        self.text = (
+            "#include <metal_stdlib>\nusing namespace metal;\n"
+            "kernel void k(device const uint* xa, device const int* xb, device uint* y, uint i [[thread_index_in_threadgroup]]) {\n"
+            f"threadgroup uint shared[{THREADS}];\nuint a = xa[i]; int b = xb[i]; shared[i] = 0;\n"
+            f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}y[i] = {last.text};\n}}\n"
+        )
+        self._run, self._last = run, last
+
+    def result(self, a: Any, b: Any) -> Any:
+        state = State({"a": a.astype(np.uint64), "b": b.astype(np.int64), "i": np.arange(THREADS, dtype=np.uint64)})
+        self._run(state)
+        return self._last.value(state).astype(np.uint32)
+
+    # -- expressions: of signed numbers the operands are small, so that none overflows -------------------------------------------
+
+    def leaf(self, kind: str) -> Expression:
+        fitting = [name for name, k in self.names.items() if k == kind]
+        if fitting and self.rng.random() < 0.75:
+            name = self.rng.choice(fitting)
+            return Expression(name, kind, lambda s: s.values[name])
+        if width(kind) > 1:
+            parts = [self.expression(0, element(kind)) for _ in range(width(kind))]
+            return Expression(f"{kind}({', '.join(p.text for p in parts)})", kind, lambda s: np.stack([p.value(s) for p in parts], 1))
+        others = [name for name, k in self.names.items() if width(k) == 1]
+        if others and self.rng.random() < 0.6:
+            name = self.rng.choice(others)
+            return Expression(
+                f"{kind}({name})",
+                kind,
+                lambda s: wrapped(s.values[name], kind) if kind != "bool" else (s.values[name] != 0).astype(np.uint64),
+            )
+        n = self.rng.randrange(2) if kind == "bool" else self.rng.randrange(-100, 100) if is_signed(kind) else self.rng.randrange(200)
+        made: Any = np.full(THREADS, n, np.int64 if is_signed(kind) else np.uint64)
+        return Expression(f"{kind}({n})", kind, lambda s: made)
+
+    def small(self, x: Expression, most: int) -> Expression:
+        """Of a signed number, between -most and most."""
+        return Expression(f"({x.text} % {most})", x.kind, lambda s: np.fmod(x.value(s), most))
+
+    def expression(self, depth: int, kind: str) -> Expression:
+        if depth == 0 or self.rng.random() < 0.15:
+            return self.leaf(kind)
+        if kind == "bool":
+            return self.condition(depth - 1)
+        if width(kind) > 1:
+            return self.of_vectors(depth - 1, kind)
+        return self.rng.choice([self.arithmetic, self.arithmetic, self.conversion, self.choice, self.component, self.function])(
+            depth - 1, kind
+        )
+
+    def arithmetic(self, depth: int, kind: str) -> Expression:
+        """In int or uint, to which narrower numbers are converted before."""
+        wide = kind if kind in ("uint", "int", "ulong") else "int" if BITS[kind] < 32 else kind
+        op = self.rng.choice(
+            ["+", "-", "*", "&", "|", "^", "/", "%", ">>", "<<"] if wide != "int" else ["+", "-", "*", "&", "|", "^", "/", "%", ">>"]
+        )
+        left, right = self.expression(depth, wide if BITS[kind] >= 32 else kind), self.expression(depth, wide if BITS[kind] >= 32 else kind)
+        if wide == "int":
+            most = 181 if op == "*" else 10007
+            left, right = self.small(left, most), self.small(right, most)
+        if op in "/%":
+            least = right
+            right = Expression(
+                f"(({least.text} & {wide}(7)) + {wide}(1))",
+                wide,
+                lambda s: (least.value(s) & least.value(s).dtype.type(7)) + least.value(s).dtype.type(1),
+            )
+        elif op in ("<<", ">>"):
+            by = right
+            right = Expression(f"({by.text} & {wide}(15))", wide, lambda s: by.value(s) & by.value(s).dtype.type(15))
+
+        def value(s: State) -> Values:
+            x, y = left.value(s), right.value(s)
+            x, y = (v.astype(np.int64 if wide == "int" else np.uint64) for v in (x, y))
+            found = {
+                "+": lambda: x + y, "-": lambda: x - y, "*": lambda: x * y, "&": lambda: x & y, "|": lambda: x | y, "^": lambda: x ^ y,
+                "/": lambda: np.trunc(x / y).astype(x.dtype) if wide == "int" else x // y, "%": lambda: np.fmod(x, y), ">>": lambda: x >> y, "<<": lambda: x << y,
+            }[op]()  # fmt: skip
+            return wrapped(wrapped(found, wide), kind)
+
+        text = f"({left.text} {op} {right.text})"
+        return Expression(text if wide == kind else f"{kind}({text})", kind, value)
+
+    def conversion(self, depth: int, kind: str) -> Expression:
+        x = self.expression(depth, self.rng.choice(SCALARS))
+        return Expression(f"{kind}({x.text})", kind, lambda s: wrapped(x.value(s), kind))
+
+    def choice(self, depth: int, kind: str) -> Expression:
+        c, x, y = self.condition(depth), self.expression(depth, kind), self.expression(depth, kind)
+        text = self.rng.choice([f"({c.text} ? {x.text} : {y.text})", f"select({y.text}, {x.text}, {c.text})"])
+        return Expression(f"{kind}({text})", kind, lambda s: np.where(c.value(s) != 0, x.value(s), y.value(s)))
+
+    def component(self, depth: int, kind: str) -> Expression:
+        fitting = [k for k in VECTORS if element(k) == kind]
+        if not fitting:
+            return self.leaf(kind)
+        x = self.expression(depth, self.rng.choice(fitting))
+        at = self.rng.randrange(width(x.kind))
+        return Expression(f"{x.text}.{'xyzw'[at]}" if self.rng.random() < 0.5 else f"{x.text}[{at}]", kind, lambda s: x.value(s)[:, at])
+
+    def function(self, depth: int, kind: str) -> Expression:
+        name = self.rng.choice(["min", "max", "popcount", "clz", "absdiff", "rotate"])
+        x, y = self.expression(depth, kind), self.expression(depth, kind)
+        bits, signed = BITS[kind], is_signed(kind)
+        if name in ("absdiff", "rotate") and signed:
+            name = "min"
+        if name in ("min", "max"):
+            return Expression(f"{name}({x.text}, {y.text})", kind, lambda s: getattr(np, name + "imum")(x.value(s), y.value(s)))
+        if name == "absdiff":
+            return Expression(
+                f"absdiff({x.text}, {y.text})", kind, lambda s: np.maximum(x.value(s), y.value(s)) - np.minimum(x.value(s), y.value(s))
+            )
+        if name == "rotate":
+            by = self.rng.randrange(1, bits)
+            n = np.uint64(by), np.uint64(bits - by)
+            return Expression(f"rotate({x.text}, {kind}({by}))", kind, lambda s: wrapped(x.value(s) << n[0] | x.value(s) >> n[1], kind))
+        count: Callable[[int], int] = int.bit_count if name == "popcount" else lambda v: bits - v.bit_length()
+        return Expression(
+            f"{name}({x.text})", kind, lambda s: wrapped(np.array([count(int(v) % (1 << bits)) for v in x.value(s)], np.uint64), kind)
+        )
+
+    def condition(self, depth: int) -> Expression:
+        kind = self.rng.choice(["uint", "int", "ushort", "ulong"])
+        x, y = self.expression(depth, kind), self.expression(depth, kind)
+        op = self.rng.choice(["<", "<=", ">", ">=", "==", "!="])
+        by = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}[op]
+        if depth > 0 and self.rng.random() < 0.3:
+            first, other, word = self.condition(depth - 1), self.condition(depth - 1), self.rng.choice(["&&", "||"])
+            both: Any = np.logical_and if word == "&&" else np.logical_or
+            return Expression(
+                f"({first.text} {word} {other.text})", "bool", lambda s: both(first.value(s), other.value(s)).astype(np.uint64)
+            )
+        return Expression(f"({x.text} {op} {y.text})", "bool", lambda s: by(x.value(s), y.value(s)).astype(np.uint64))
+
+    def of_vectors(self, depth: int, kind: str) -> Expression:
+        if self.rng.random() < 0.25:
+            x = self.expression(depth, kind)
+            order = [self.rng.randrange(width(kind)) for _ in range(width(kind))]
+            return Expression(f"{x.text}.{''.join('xyzw'[at] for at in order)}", kind, lambda s: x.value(s)[:, order])
+        op = self.rng.choice("+-*&|^")
+        x, is_number = self.expression(depth, kind), self.rng.random() < 0.3
+        y = self.expression(depth, element(kind) if is_number else kind)
+
+        def value(s: State) -> Values:
+            left, right = x.value(s), y.value(s)
+            right = right[:, None] if is_number else right
+            by = {"+": np.add, "-": np.subtract, "*": np.multiply, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor}[op]
+            return wrapped(by(left, right), kind)
+
+        return Expression(f"({x.text} {op} {y.text})", kind, value)
+
+    # -- statements ------------------------------------------------------------------------------------------------------------------
+
+    def block(self, count: int, depth: int) -> tuple[str, Callable[[State], None]]:
+        before = dict(self.names)
+        made = [self.statement(depth) for _ in range(count)]
+        self.names = before if depth < 2 else self.names
+
+        def run(s: State) -> None:
+            for _, step in made:
+                step(s)
+
+        return "".join(f"{text}\n" for text, _ in made), run
+
+    def statement(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        kinds = [self.declaration, self.declaration, self.assignment, self.assignment]
+        if depth:
+            kinds += [self.branch, self.loop]
+        if not self.in_loop or self.is_uniform:
+            kinds.append(self.of_lanes)
+        if self.is_uniform:
+            kinds.append(self.exchange)
+        return self.rng.choice(kinds)(depth)
+
+    def declaration(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        kind, name = self.rng.choice([*SCALARS, *VECTORS, "bool"]), f"v{self.count}"
+        self.count += 1
+        x = self.expression(3, kind)
+        self.names[name] = kind
+
+        def run(s: State) -> None:
+            s.values.pop(name, None)
+            s.put(name, x.value(s))
+
+        return f"{kind} {name} = {x.text};", run
+
+    def assignment(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        own = [name for name in self.names if name != "i" and not name.startswith("n")]
+        name = self.rng.choice(own)
+        kind = self.names[name]
+        x = self.expression(3, kind)
+        if not is_signed(kind) and kind != "bool" and self.rng.random() < 0.4:
+            op = self.rng.choice("+-*^&|")
+            by = {"+": np.add, "-": np.subtract, "*": np.multiply, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor}[op]
+            return f"{name} {op}= {x.text};", lambda s: s.put(name, wrapped(by(s.values[name], x.value(s)), kind))
+        if width(kind) > 1 and self.rng.random() < 0.4:
+            at, part = self.rng.randrange(width(kind)), self.expression(2, element(kind))
+
+            def run(s: State) -> None:
+                new = s.values[name].copy()
+                new[:, at] = part.value(s)
+                s.put(name, new)
+
+            return f"{name}.{'xyzw'[at]} = {part.text};", run
+        return f"{name} = {x.text};", lambda s: s.put(name, x.value(s))
+
+    def branch(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        c = self.condition(2)
+        uniform, self.is_uniform = self.is_uniform, False
+        first, then = self.block(1 + self.rng.randrange(3), depth - 1)
+        second, otherwise = self.block(self.rng.randrange(3), depth - 1)
+        self.is_uniform = uniform
+
+        def run(s: State) -> None:
+            before, holds = s.active, c.value(s) != 0
+            for step, active in ((then, before & holds), (otherwise, before & ~holds)):
+                s.active = active
+                if active.any():
+                    step(s)
+            s.active = before
+
+        return f"if {c.text} {{\n{first}}} else {{\n{second}}}", run
+
+    def loop(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        """As many times for each thread, or not; some break."""
+        name, is_same = f"n{self.loops}", self.rng.random() < 0.5
+        self.loops += 1
+        times = Expression("3u", "uint", lambda s: np.full(THREADS, 3, np.uint64))
+        if not is_same:
+            x = self.expression(1, "uint")
+            times = Expression(f"({x.text} & 3u)", "uint", lambda s: x.value(s) & np.uint64(3))
+        uniform, inside = self.is_uniform, self.in_loop
+        self.is_uniform, self.in_loop = uniform and is_same, True
+        self.names[name] = "uint"
+        leaves = self.condition(1) if not is_same and self.rng.random() < 0.5 else None
+        word = self.rng.choice(["break", "continue"])
+        body, step = self.block(1 + self.rng.randrange(3), depth - 1)
+        del self.names[name]
+        self.is_uniform, self.in_loop = uniform, inside
+
+        def run(s: State) -> None:
+            before, most = s.active, times.value(s)
+            s.values[name] = np.zeros(THREADS, np.uint64)
+            running = before.copy()
+            while (running := running & (s.values[name] < most)).any():
+                s.active = running
+                if leaves is not None:
+                    out = running & (leaves.value(s) != 0)
+                    s.active = running & ~out
+                    if word == "break":
+                        running = s.active
+                if s.active.any():
+                    step(s)
+                s.values[name] = s.values[name] + np.where(running, np.uint64(1), np.uint64(0))
+            s.active = before
+            del s.values[name]
+
+        early = f"if {leaves.text} {word};\n" if leaves is not None else ""
+        # The number of times is fixed before the first: the body may change what it is made of.
+        return f"{{ const uint most{name} = {times.text}; for (uint {name} = 0; {name} < most{name}; {name}++) {{\n{early}{body}}} }}", run
+
+    def of_lanes(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        """Among the lanes of a simdgroup that are there."""
+        name, x = f"v{self.count}", self.expression(2, "uint")
+        self.count += 1
+        function = self.rng.choice(list(OF_LANES))
+        self.names[name] = "uint"
+
+        def run(s: State) -> None:
+            given, found = x.value(s), np.zeros(THREADS, np.uint64)
+            for first in range(0, THREADS, LANES):
+                lanes = [t for t in range(first, first + LANES) if s.active[t]]
+                of = [int(given[t]) for t in lanes]
+                for j, t in enumerate(lanes):
+                    found[t] = OF_LANES[function](of, j) & 0xFFFFFFFF
+            s.values.pop(name, None)
+            s.put(name, found)
+
+        return f"uint {name} = {function}({x.text});", run
+
+    def exchange(self, depth: int) -> tuple[str, Callable[[State], None]]:
+        """By way of threadgroup memory, where all threads come by."""
+        name, x, away = f"v{self.count}", self.expression(2, "uint"), self.rng.randrange(1, THREADS)
+        self.count += 1
+        self.names[name] = "uint"
+
+        def run(s: State) -> None:
+            s.values.pop(name, None)
+            s.put(name, np.roll(x.value(s), -away))
+
+        barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+        return f"shared[i] = {x.text};\n{barrier}\nuint {name} = shared[(i + {away}) % {THREADS}];\n{barrier}", run
