@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import msl_page
 from support.here import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,3 +58,8 @@ def test_a_dead_link_and_a_long_sentence_are_seen(tmp_path: Path) -> None:
     page.write_text("# One two\n[x](#one-two), [y](#three), [z](b.md)\n\n```\n[no link](c.md)\n```\n")
     assert dead_links(page) == ["#three", "b.md"]
     assert long_sentences("Short. " + "word " * 31 + ". Short.") and not long_sentences("word " * 30)
+
+
+def test_the_page_of_msl_says_what_the_tables_have() -> None:
+    """Else: python tests/support/msl_page.py."""
+    assert msl_page.PAGE.read_text() == msl_page.page()
