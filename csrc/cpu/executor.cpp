@@ -329,7 +329,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   for (uint32_t i = static_cast<uint32_t>(tops_.size()); i < threads; i++) tops_.push_back(stacks_.top(i));
   lanes_.resize(std::max<size_t>(lanes_.size(), threads));
   void* entry = reinterpret_cast<void*>(call.info->run);
-  for (uint32_t i = 0; i < threads; i++) lanes_[i] = {tops_[i], nullptr, entry};
+  for (uint32_t i = 0; i < threads; i++) lanes_[i] = {tops_[i], nullptr, entry, nullptr};
   group_count_ = (threads + abi::kSimdWidth - 1) / abi::kSimdWidth;
   for (uint32_t i = 0; i < group_count_; i++) {
     abi::Simdgroup& g = groups_[i];
@@ -479,6 +479,29 @@ uint32_t Executor::next_lane() {
   return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
 }
 
+// Of one operation, in one turn of each loop around it.
+static bool is_same(const abi::SimdWait& a, const abi::SimdWait& b) {
+  const abi::Turn *x = a.turn, *y = b.turn;
+  for (; x != y && x && y; x = x->outer, y = y->outer)
+    if (x->count != y->count || x->loop != y->loop) return false;
+  return x == y && a.site == b.site && a.complete == b.complete;
+}
+
+// In the program, and within loops that both are in by their turns.
+static bool comes_before(const abi::SimdWait& a, const abi::SimdWait& b) {
+  auto loops_of = [](const abi::Turn* turn) {
+    std::vector<const abi::Turn*> found;
+    for (; turn; turn = turn->outer) found.insert(found.begin(), turn);
+    return found;
+  };
+  auto order = [](const abi::Site& s) { return static_cast<uint64_t>(s.line) << 32 | s.column; };
+  std::vector<const abi::Turn*> x = loops_of(a.turn), y = loops_of(b.turn);
+  size_t i = 0;
+  for (; i < x.size() && i < y.size() && x[i]->loop == y[i]->loop; i++)
+    if (x[i]->count != y[i]->count) return x[i]->count < y[i]->count;
+  return order(i < x.size() ? x[i]->loop : a.site) < order(i < y.size() ? y[i]->loop : b.site);
+}
+
 // Lanes diverge: from here on each has its own record; those that wait already stand where the first one does.
 void Executor::differs(abi::Context* c, abi::SimdWait wait) {
   auto record = [](abi::Simdgroup& g, uint32_t lanes, const abi::SimdWait& where) {
@@ -487,11 +510,13 @@ void Executor::differs(abi::Context* c, abi::SimdWait wait) {
   };
   abi::Simdgroup& group = *c->group;
   if (wait.complete) {
+    if (!group.mixed && is_same(group.first, wait)) return;
     if (!group.mixed) record(group, group.simd_wait, group.first);
     group.mixed = 1;
   } else {
     uint32_t count = (c->threads + abi::kSimdWidth - 1) / abi::kSimdWidth;
-    for (uint32_t i = 0; i < count && !c->barrier_mixed; i++) record(c->groups[i], c->groups[i].tg_wait, {c->barrier_site, nullptr});
+    for (uint32_t i = 0; i < count && !c->barrier_mixed; i++)
+      record(c->groups[i], c->groups[i].tg_wait, {c->barrier_site, nullptr, nullptr});
     c->barrier_mixed = 1;
   }
   record(group, 1u << (c->lane % abi::kSimdWidth), wait);
@@ -508,13 +533,12 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
     g->ready |= mask;
     return g->base + static_cast<uint32_t>(__builtin_ctz(mask));
   }
-  auto order = [](const abi::Site& s) { return static_cast<uint64_t>(s.line) << 32 | s.column; };
   uint32_t first = static_cast<uint32_t>(__builtin_ctz(g->simd_wait));
   for (uint32_t i = first; i < abi::kSimdWidth; i++)
-    if (g->simd_wait >> i & 1 && order(g->wait[i].site) < order(g->wait[first].site)) first = i;
+    if (g->simd_wait >> i & 1 && comes_before(g->wait[i], g->wait[first])) first = i;
   uint32_t mask = 0;
   for (uint32_t i = 0; i < abi::kSimdWidth; i++)
-    if (g->simd_wait >> i & 1 && g->wait[i].site == g->wait[first].site && g->wait[i].complete == g->wait[first].complete) mask |= 1u << i;
+    if (g->simd_wait >> i & 1 && is_same(g->wait[i], g->wait[first])) mask |= 1u << i;
   g->wait[first].complete(g, mask);
   g->met++;
   g->simd_wait &= ~mask;

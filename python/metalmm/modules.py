@@ -87,7 +87,9 @@ class _Kernel:
         if not self._lowered:
             source = self.job.source
             text = preprocessed(source)
-            self._lowered = cpu_target.lower(text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind)
+            self._lowered = cpu_target.lower(
+                text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind, converged=source.is_ours
+            )
         return self._lowered
 
     def key(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import metalmm
 import numpy as np
 import pytest
-from support.here import REAL_GPU
+from support.here import DEVICE, REAL_GPU
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -104,6 +104,38 @@ def test_a_matrix_of_each_shape_from_another_types(device: metalmm.Device) -> No
     x, y = np.arange(1, 17, dtype=np.float32), np.zeros(2, np.float32)
     device.compile(HEAD + f"kernel void k(device float* y, constant float* x) {{ {body} }}").kernel("k")(y, x, grid=1, threadgroup=1)
     assert (*y,) == (0, 2 * sum(c * r for c, r in shapes))
+
+
+AT_TURNS = {
+    "for": "for (uint n = 0; n < 4; n++) if ((i + n) % 3 != 0) s += simd_sum(1u) * (n + 1);",
+    "continue": "for (uint n = 0; n < 4; n++) { if ((i + n) % 3 == 0) continue; s += simd_sum(1u) * (n + 1); }",
+    "while": "uint n = 0; while (n < 4) { if ((i + n) % 3 != 0) s += simd_sum(1u) * (n + 1); n++; }",
+    "do": "uint n = 0; do { if ((i + n) % 3 != 0) s += simd_sum(1u) * (n + 1); n++; } while (n < 4);",
+    "without an end": "for (uint n = 0;; n++) { if (n == 4) break; if ((i + n) % 3 != 0) s += simd_sum(1u) * (n + 1); }",
+    "a loop of others": "for (uint n = 0; n < 4; n++) for (uint j = (i + n) % 3; j != 0; j = 0) s += simd_sum(1u) * (n + 1);",
+    "a function": "for (uint n = 0; n < 4; n++) if ((i + n) % 3 != 0) s += of_all(n);",
+    "behind &&": "for (uint n = 0; n < 4; n++) s += ((i + n) % 3 != 0 && simd_sum(1u) > 21) ? (i + n) % 3 == 1 ? 11 * (n + 1) : 11 * (n + 1) : 0;",
+}
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="device cuda's lanes may miss each other: docs/msl.md")
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize("timeout", [None, 20.0])
+@pytest.mark.parametrize("body", AT_TURNS.values(), ids=AT_TURNS)
+def test_lanes_of_one_turn_of_a_loop_meet(body: str, timeout: float | None) -> None:
+    """Though others pass by, and come to the same place at their next turn before them."""
+    device, i = metalmm.Device("cpu", timeout=timeout), np.arange(64)
+    of_all = "uint of_all(uint n) { return simd_sum(1u) * (n + 1); }\n"
+    y, want = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+    source = f"{HEAD}{of_all}kernel void k(device uint* y, uint i [[thread_position_in_grid]]) {{ uint s = 0; {body} y[i] = s; }}"
+    device.compile(source).kernel("k")(y, grid=1, threadgroup=64)
+    for n in range(4):
+        there = (i + n) % 3 != 0
+        for first in (0, 32):
+            lanes = there & (i // 32 == first // 32)
+            count = int(lanes.sum())
+            want[lanes] += (11 if count > 21 else 0) * (n + 1) if "&&" in body else count * (n + 1)
+    np.testing.assert_array_equal(y, want)
 
 
 @pytest.mark.usefixtures("each_compiler")

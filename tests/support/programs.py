@@ -67,11 +67,12 @@ class Expression:
 
 
 class Program:
-    """Its text, and what it gives: `result` of every thread."""
+    """Its text, and what it gives: `result` of every thread. parts: lanes may be at different turns of a loop, with operations in it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, parts: bool) -> None:
+        self.parts, self.in_loop = parts, False
         self.rng, self.count, self.loops = random.Random(seed), 0, 0
-        self.is_uniform, self.in_loop = True, False
+        self.is_uniform = True
         self.names = {"a": "uint", "b": "int", "i": "uint"}
         body, run = self.block(4 + self.rng.randrange(5), 2)
         last = self.expression(2, "uint")
@@ -197,6 +198,13 @@ class Program:
         )
 
     def condition(self, depth: int) -> Expression:
+        counters = [name for name in self.names if name.startswith("n")]
+        if counters and self.rng.random() < 0.5:  # of other threads at each turn
+            name, by, least = self.rng.choice(counters), self.rng.randrange(1, 4), self.rng.randrange(1, 4)
+            text = f"(((i + {by}u * {name}) & 3u) < {least}u)"
+            return Expression(
+                text, "bool", lambda s: ((s.values["i"] + np.uint64(by) * s.values[name] & np.uint64(3)) < least).astype(np.uint64)
+            )
         kind = self.rng.choice(["uint", "int", "ushort", "ulong"])
         x, y = self.expression(depth, kind), self.expression(depth, kind)
         op = self.rng.choice(["<", "<=", ">", ">=", "==", "!="])
@@ -243,8 +251,8 @@ class Program:
         kinds = [self.declaration, self.declaration, self.assignment, self.assignment]
         if depth:
             kinds += [self.branch, self.loop]
-        if not self.in_loop or self.is_uniform:
-            kinds.append(self.of_lanes)
+        if self.parts or self.is_uniform or not self.in_loop:
+            kinds += [self.of_lanes] if depth else [self.of_lanes, self.of_lanes]
         if self.is_uniform:
             kinds.append(self.exchange)
         return self.rng.choice(kinds)(depth)
@@ -306,8 +314,8 @@ class Program:
         if not is_same:
             x = self.expression(1, "uint")
             times = Expression(f"({x.text} & 3u)", "uint", lambda s: x.value(s) & np.uint64(3))
-        uniform, inside = self.is_uniform, self.in_loop
-        self.is_uniform, self.in_loop = uniform and is_same, True
+        uniform, self.is_uniform = self.is_uniform, self.is_uniform and is_same
+        inside, self.in_loop = self.in_loop, True
         self.names[name] = "uint"
         leaves = self.condition(1) if not is_same and self.rng.random() < 0.5 else None
         word = self.rng.choice(["break", "continue"])
@@ -338,10 +346,7 @@ class Program:
 
     def of_lanes(self, depth: int) -> tuple[str, Callable[[State], None]]:
         """Among the lanes of a simdgroup that are there."""
-        name, x = f"v{self.count}", self.expression(2, "uint")
-        self.count += 1
-        function = self.rng.choice(list(OF_LANES))
-        self.names[name] = "uint"
+        function, x = self.rng.choice(list(OF_LANES)), self.expression(2, "uint")
 
         def run(s: State) -> None:
             given, found = x.value(s), np.zeros(THREADS, np.uint64)
@@ -350,10 +355,9 @@ class Program:
                 of = [int(given[t]) for t in lanes]
                 for j, t in enumerate(lanes):
                     found[t] = OF_LANES[function](of, j) & 0xFFFFFFFF
-            s.values.pop(name, None)
-            s.put(name, found)
+            s.put("a", wrapped(s.values["a"] * np.uint64(3) + found, "uint"))
 
-        return f"uint {name} = {function}({x.text});", run
+        return f"a = a * 3u + {function}({x.text});", run
 
     def exchange(self, depth: int) -> tuple[str, Callable[[State], None]]:
         """By way of threadgroup memory, where all threads come by."""

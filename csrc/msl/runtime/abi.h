@@ -27,11 +27,19 @@ struct Site {
 inline bool operator==(const Site& a, const Site& b) { return a.line == b.line && a.column == b.column; }
 inline bool operator!=(const Site& a, const Site& b) { return !(a == b); }
 
+// How often a lane has gone round a loop that it is in: lanes of one turn alone meet in it. Outer loops have their own.
+struct Turn {
+  const Turn* outer;
+  Site loop;
+  u32 count;
+};
+
 // A fiber at rest: stack, frame and instruction pointers are all that the switch keeps.
 struct Lane {
   void* sp;
   void* fp;
   void* ip;
+  const Turn* turn;  // of the innermost loop that counts them: ControlFlow.turns in python/metalmm/msl
 };
 
 struct Simdgroup;
@@ -40,6 +48,7 @@ struct Simdgroup;
 struct SimdWait {
   Site site;
   void (*complete)(Simdgroup*, u32 mask);  // computes out[] of the lanes in mask from their in[] and arg[]; null: a barrier
+  const Turn* turn;
 };
 
 struct Simdgroup {

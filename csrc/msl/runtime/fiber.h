@@ -154,6 +154,19 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
 
 METALMM_INLINE void nothing_to_order() {}
 struct Join {};  // cuda/lanes.h waits there; fibers meet at operations alone
+struct Turns {
+  Turn turn;
+  explicit METALMM_INLINE Turns(METALMM_SITE) {
+    Lane& lane = context()->lanes[context()->lane];
+    turn = {lane.turn, METALMM_SITE_VALUE, 0};
+    lane.turn = &turn;
+  }
+  METALMM_INLINE ~Turns() { context()->lanes[context()->lane].turn = turn.outer; }
+  METALMM_INLINE bool next() {
+    turn.count++;
+    return true;
+  }
+};
 
 METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   Context* c = context();
@@ -161,7 +174,7 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   u32 lane = c->lane & 31;
   u32 bit = 1u << lane;
   if (c->barrier_site.file == nullptr) c->barrier_site = site;
-  if (__builtin_expect(c->barrier_mixed || c->barrier_site != site, 0)) c->differs(c, {site, nullptr});
+  if (__builtin_expect(c->barrier_mixed || c->barrier_site != site, 0)) c->differs(c, {site, nullptr, nullptr});
   c->barrier_strict |= strict;
   g->tg_wait |= bit;
   g->ready &= ~bit;
@@ -171,8 +184,9 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
 // The running lane is at a simdgroup operation; the last lane to come there computes every result.
 METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Simdgroup*, u32), Site site) {
   u32 bit = 1u << lane;
-  if (g->simd_wait == 0) g->first = {site, complete};
-  else if (__builtin_expect(g->mixed || g->first.site != site, 0)) c->differs(c, {site, complete});
+  const Turn* turn = c->lanes[c->lane].turn;
+  if (g->simd_wait == 0) g->first = {site, complete, turn};
+  else if (__builtin_expect(g->mixed || g->first.site != site || g->first.turn != turn, 0)) c->differs(c, {site, complete, turn});
   u32 waiting = g->simd_wait | bit;
   if (waiting == g->live && !g->mixed) {
     complete(g, waiting);

@@ -43,6 +43,48 @@ class ControlFlow:
                 tokens[i].space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{tokens[i].space or ' '}"
         return may_skip
 
+    def turns(self, reachable: Collection[Declaration]) -> None:
+        """Loops in which a lane may pass by an operation of its simdgroup count their turns, so that those of one turn alone meet at it."""
+        tokens, wanted = self.source.tokens, self._that_call(re.compile("simd_|quad_|simdgroup_"))
+        words = ("if", "for", "while", "do", "switch")
+        ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
+        ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
+        for i, token in enumerate(tokens):
+            if token.kind != "name" or token.text not in ("for", "while", "do") or i in ends:
+                continue
+            function = next((d for d in reachable if d.start <= i < d.end), None)
+            if not function or "constexpr" in [t.text for t in tokens[function.start : function.body]]:
+                continue
+            body = i + 1 if token.text == "do" else self.source.matching(i + 1) + 1
+            end = self._statement_end(body)
+            called = [j for j in range(body, end) if tokens[j].text in wanted and tokens[j + 1].text in ("(", "<")]
+            inner = [
+                (j, self._statement_end(j))
+                for j in range(body, end)
+                if tokens[j].kind == "name" and tokens[j].text in words and j not in ends
+            ]
+            may_pass = any(first < j < last for j in called for first, last in inner)
+            may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[body:end])
+            if called and may_pass and self._count_turns(i, body, end):
+                token.space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{token.space or ' '}"
+
+    def _count_turns(self, i: int, body: int, end: int) -> bool:
+        """Of the loop at `i`. False where nothing can be added: its condition declares something, or it goes over a range."""
+        tokens = self.source.tokens
+        opening = i + 1 if tokens[i].text != "do" else next(j for j in range(end, len(tokens)) if tokens[j].text == "(")
+        close = self.source.matching(opening)
+        if tokens[i].text == "for":
+            places = [*self.source.top_level(opening + 1, close, ";")]
+            if len(places) != 2:
+                return False
+            tokens[places[1]].text += " metalmm_turns.next()" + (", " if any(t.text for t in tokens[places[1] + 1 : close]) else "")
+            return True
+        if self._declares(opening + 1, close):
+            return False
+        tokens[opening].text = "(metalmm_turns.next() && " + tokens[opening].text
+        tokens[close].text += ")"
+        return True
+
     def _that_call(self, wanted: re.Pattern[str]) -> set[str]:
         """Names in the text that begin so, and those of functions that use one of them."""
         found = {t.text for t in self.source.tokens if t.kind == "name" and wanted.match(t.text)}

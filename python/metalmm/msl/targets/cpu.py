@@ -94,6 +94,8 @@ class CpuTarget:
         may_skip = compiler == "nvrtc" and not converged and flow.joins(reachable)
         if stops:
             flow.stops()
+        if compiler != "nvrtc" and not converged:
+            flow.turns(reachable)
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
