@@ -49,7 +49,7 @@ test-on-fake-metal: fake-metal
 	METALMM_DEVICE=metal $(ON_METAL) $(ARGS)
 test-on-fake-cuda: fake-cuda
 	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
-# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Metal's commands take as long as a third of it.
+# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Metal's `tests/cli` takes a third of its run.
 test-on-fakes: $(VENV)/.built
 	@$(MAKE) --no-print-directory -j2 fake-cuda $(if $(HAVE_METAL),fake-metal)
 ifneq ($(HAVE_METAL),)

@@ -52,8 +52,7 @@ def test_a_result_file_with_any_part_replaced(capsys: pytest.CaptureFixture[str]
         for j in range(count):
             value = OTHERS[(i + 3 * j) % len(OTHERS)]
             Path("x.json").write_text(json.dumps(replaced(good, at, value)))
-            commands = [["report", "x.json", "-o", "x.html"], ["compare", "good.json", "x.json"]]
-            for command in commands if ALL_OF_IT else commands[(i + j) % 2 :][:1]:
+            for command in (["report", "x.json", "-o", "x.html"], ["compare", "good.json", "x.json"]):
                 assert cli.main(command) in (0, 1, 2), (at, value)
     shown = capsys.readouterr()
     assert len(everything) > 60 and "\x1b[31m" not in shown.out + shown.err

@@ -34,6 +34,13 @@ def test_the_interval_holds_the_median_as_often_as_it_says(count: int) -> None:
 
 
 def test_few_samples_say_little() -> None:
+    assert [statistics._rank(count) for count in (201, 400, 10_000)] == [86, 180, 4902]  # by the binomial distribution 86, 180, 4902
+    assert runner._apart(2.0, 1.0) == runner._apart(1.0, 2.0) == 1.0 and runner._apart(0.0, 1.0) == 0.0
+    steady, wild = Result("f/a", [], [1.0] * 8), Result("f/a", [], [1.0, 2.0] * 4)
+    rule = Rule(least=0.02, most=0.15)
+    assert (
+        rule.is_enough(steady, 0.03) and not rule.is_enough(steady, 0.01) and not rule.is_enough(wild, 0.03) and rule.is_enough(wild, 0.2)
+    )
     assert statistics.median_of([2.0]) == statistics.Median(2.0, 2.0 / 1.5, 3.0, 1)
     assert statistics.verdict(statistics.median_of([1.0]), statistics.median_of([1.4])) != "slower"
     assert statistics.verdict(statistics.median_of([1.0]), statistics.median_of([4.0])) == "slower"

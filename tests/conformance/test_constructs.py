@@ -114,8 +114,24 @@ AT_TURNS = {
     "without an end": "for (uint n = 0;; n++) { if (n == 4) break; if ((i + n) % 3 != 0) s += simd_sum(1u) * (n + 1); }",
     "a loop of others": "for (uint n = 0; n < 4; n++) for (uint j = (i + n) % 3; j != 0; j = 0) s += simd_sum(1u) * (n + 1);",
     "a function": "for (uint n = 0; n < 4; n++) if ((i + n) % 3 != 0) s += of_all(n);",
+    "a function that has the branch": "for (uint n = 0; n < 4; n++) s += of_some(i, n);",
+    "a function that returns": "for (uint n = 0; n < 4; n++) s += or_none(i, n);",
+    "a function of a class": "Summed f; for (uint n = 0; n < 4; n++) if ((i + n) % 3 != 0) s += f.of(n);",
+    "a condition": "uint n = 0; while (((i + n) % 3 == 0 || (s += simd_sum(1u) * (n + 1)) > 0) && ++n < 4) {}",
     "behind &&": "for (uint n = 0; n < 4; n++) s += ((i + n) % 3 != 0 && simd_sum(1u) > 21) ? (i + n) % 3 == 1 ? 11 * (n + 1) : 11 * (n + 1) : 0;",
 }
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_loops_whose_turns_nobody_counts_compile(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_LINT", "0")
+    body = "uint n = 0; while (bool b{n < 4}) { if ((i & 1) == 0) s += simd_sum(1u); n++; } for (uint j : {1u, 2u}) if (i < 8) s += j * simd_sum(1u);"
+    body += " n = 0; switch (i & 1) { case 0: for (; n < 4; n++) { case 1: if (n < 9) s += 1 + 0 * simd_sum(0u); } }"
+    y = np.zeros(32, np.uint32)
+    device.compile(HEAD + f"kernel void k(device uint* y, uint i [[thread_position_in_grid]]) {{ uint s = 0; {body} y[i] = s; }}").kernel(
+        "k"
+    )
+    assert not y.any()
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="device cuda's lanes may miss each other: docs/msl.md")
@@ -126,6 +142,9 @@ def test_lanes_of_one_turn_of_a_loop_meet(body: str, timeout: float | None) -> N
     """Though others pass by, and come to the same place at their next turn before them."""
     device, i = metalmm.Device("cpu", timeout=timeout), np.arange(64)
     of_all = "uint of_all(uint n) { return simd_sum(1u) * (n + 1); }\n"
+    of_all += "uint of_some(uint i, uint n) { uint s = 0; if ((i + n) % 3 != 0) s = of_all(n); return s; }\n"
+    of_all += "struct Summed { uint of(uint n) const { return of_all(n); } };\n"
+    of_all += "uint or_none(uint i, uint n) { if ((i + n) % 3 == 0) return 0; return of_all(n); }\n"
     y, want = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
     source = f"{HEAD}{of_all}kernel void k(device uint* y, uint i [[thread_position_in_grid]]) {{ uint s = 0; {body} y[i] = s; }}"
     device.compile(source).kernel("k")(y, grid=1, threadgroup=64)
@@ -134,7 +153,7 @@ def test_lanes_of_one_turn_of_a_loop_meet(body: str, timeout: float | None) -> N
         for first in (0, 32):
             lanes = there & (i // 32 == first // 32)
             count = int(lanes.sum())
-            want[lanes] += (11 if count > 21 else 0) * (n + 1) if "&&" in body else count * (n + 1)
+            want[lanes] += (11 if count > 21 else 0) * (n + 1) if "> 21" in body else count * (n + 1)
     np.testing.assert_array_equal(y, want)
 
 

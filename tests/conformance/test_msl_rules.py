@@ -9,6 +9,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import compiler
+from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -505,3 +506,9 @@ def test_a_loop_over_a_declaration_that_can_be_stopped() -> None:
         assert text.count("goes_on()") == text.count("else break;") == 2, kind
     with pytest.raises(metalmm.LoweringError, match="a loop over a declaration whose body has no braces, under a timeout"):
         lowered("while (int x = i--) y[0] += x;")
+
+
+@pytest.mark.parametrize("text", ["kernel void k(device int* x", "struct S {", "template <", "namespace"])
+def test_a_file_that_ends_in_the_middle_is_refused(text: str) -> None:
+    with pytest.raises(metalmm.LoweringError, match=r"<source>:2: ('.' is never closed|the file ends in the middle of a declaration)"):
+        Program(f"\n{text}", "<source>")

@@ -131,7 +131,7 @@ OF_FLOATS = [
     Function("minus", "auto r = -x;", operator.neg, widths=VECTORS), Function("not", "auto r = !(x < y);", lambda x, y: ~(x < y), result="bool", widths=VECTORS),
 ]  # fmt: skip
 OF_WHOLE = [
-    *(f for op in ("+", "-", "*") for f in forms(op, lambda a, b, kind, value=ARITHMETIC[op]: value(a, b))),
+    *(f for op in ("+", "-", "*") for f in forms(op, lambda a, b, kind, value=ARITHMETIC[op]: value(a, b), is_small=True)),
     *(f for op in "&|^" for f in forms(op, lambda a, b, kind, value=OF_INTEGERS[op]: value(a, b))),
     *(f for op, value in COMPARISONS.items() for f in forms(op, lambda a, b, kind, value=value: value(a, b), result="bool")),
     *(Function(f"{op} {i}", f"auto r = {code};", value, widths=VECTORS) for op, value in {
@@ -140,8 +140,8 @@ OF_WHOLE = [
     *(Function(f"{op} {i}", f"auto r = {code};", value, widths=VECTORS) for op, value in {
         "<<": lambda a, b, kind: a << (b & bits(kind) - 1), ">>": lambda a, b, kind: a >> (b & bits(kind) - 1)}.items()
         for i, code in enumerate((f"x {op} (y & V(8 * sizeof(x[0]) - 1))", f"V(x); r {op}= y & V(8 * sizeof(x[0]) - 1)"))),
-    Function("minus", "auto r = -x;", lambda x, kind: -x, widths=VECTORS), Function("bits", "auto r = ~x;", lambda x, kind: ~x, widths=VECTORS),
-    Function("increment", "V r = x; r++;", lambda x, kind: x + 1, widths=VECTORS), Function("decrement", "V r = x; --r;", lambda x, kind: x - 1, widths=VECTORS),
+    Function("minus", "auto r = -x;", lambda x, kind: -x, widths=VECTORS, is_small=True), Function("bits", "auto r = ~x;", lambda x, kind: ~x, widths=VECTORS),
+    Function("increment", "V r = x; r++;", lambda x, kind: x + 1, widths=VECTORS, is_small=True), Function("decrement", "V r = x; --r;", lambda x, kind: x - 1, widths=VECTORS, is_small=True),
     Function("and", "auto r = (x < y) && (y < z);", lambda x, y, z, kind: x < y < z, result="bool", widths=VECTORS),
     Function("or", "auto r = (x < y) || (y < z);", lambda x, y, z, kind: x < y or y < z, result="bool", widths=VECTORS),
 ]  # fmt: skip

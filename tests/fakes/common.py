@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: two fakes run side by side, and its threads spin
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: fakes run side by side, and its threads spin
 
 
 class Fake(Protocol):

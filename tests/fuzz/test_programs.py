@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import metalmm
 import numpy as np
 import pytest
-from support.here import ALL_OF_LANGUAGE, DEVICE
+from support.here import ALL_OF_LANGUAGE, DEVICE, SEED
 from support.programs import THREADS, Program
 
-SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))
 COUNT = 60 if ALL_OF_LANGUAGE else 6
 
 

@@ -75,6 +75,10 @@ def test_one_thing_alone_off_vectors(debug_row: Row, device: metalmm.Device) -> 
                 line = standing(quantized.values.reshape(1, 1, -1), begin=4 if "begin" in off else 8)
                 call.b[which - 1] = dataclasses.replace(quantized, values=line.reshape(quantized.values.shape))
             call.check_equal(device)
+    zeros = [np.zeros(reference.shape, call.a.dtype) for reference, _ in call.judged()]
+    outs = [standing(x, begin=5) for x in zeros]  # the result, too
+    call.out = outs[0] if debug_row.variant.swiglu else outs
+    call.check_equal(device)
 
 
 def standing(x: Any, rows: int = 0, matrices: int = 0, begin: int = 0) -> Any:

@@ -27,7 +27,7 @@ def cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
 # Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
 _OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")
 _each = max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-_ON_A_FAKE = {"on_fake_metal", "on_fake_cuda"} & set(sys.modules)  # two of these run side by side; threads of BLAS spin
+_ON_A_FAKE = {"on_fake_metal", "on_fake_cuda"} & set(sys.modules)  # these run side by side; threads of BLAS spin
 if _OWN:
     os.environ["METALMM_CPU_THREADS"] = str(_each)
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1" if _ON_A_FAKE else str(_each)
@@ -43,6 +43,7 @@ FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the f
 REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
 ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
 ALL_OF_LANGUAGE = ALL_OF_IT or bool(os.environ.get("METALMM_TEST_LANGUAGE"))  # .ci/run: every function of every type
+SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))  # of what is drawn
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 LINUX = sys.platform.startswith("linux")
 

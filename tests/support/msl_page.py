@@ -20,8 +20,8 @@ def made() -> str:
     rows = [
         ("float, within the ulps of the specification", floats, [f for f in OF_FLOATS if f.result == "T" and f.name not in both]),
         ("float, to a bool or an int", floats, [f for f in OF_FLOATS if f.result != "T"]),
-        ("whole number", ", ".join(INTEGERS), [f for f in OF_INTEGERS if f.name not in both and "24" not in f.name]),
-        ("whole number", "int, uint", [f for f in OF_INTEGERS if "24" in f.name]),
+        ("whole number", ", ".join(INTEGERS), [f for f in OF_INTEGERS if f.name not in both and not f.kinds]),
+        ("whole number", "int, uint", [f for f in OF_INTEGERS if f.kinds]),
         ("number", "all of these", [f for f in OF_FLOATS if f.name in both]),
     ]
     text = "| of a | types, each as a scalar and as a vector of 2, 3 and 4 | functions |\n|---|---|---|\n"
@@ -30,7 +30,7 @@ def made() -> str:
         for i in range(0, len(names), MOST):
             text += f"| {what} | {types} | {', '.join(f'`{name}`' for name in names[i : i + MOST])} |\n"
     packs = [f"{name}_to_float" for name in PACKED]
-    return f"{text}| word | uint, to and from float and half | {', '.join(f'`unpack_{name}`' for name in packs)}, and `pack_…` of each |\n"
+    return f"{text}| word, one | uint, to and from float and half | {', '.join(f'`unpack_{name}`' for name in packs)}, and `pack_…` of each form |\n"
 
 
 def page() -> str:

@@ -52,7 +52,6 @@ def wrapped(x: Values, kind: str) -> Values:
 class State:
     values: dict[str, Values] = field(default_factory=dict)
     active: Any = field(default_factory=lambda: np.ones(THREADS, bool))
-    shared: Any = field(default_factory=lambda: np.zeros(THREADS, np.uint64))
 
     def put(self, name: str, x: Values) -> None:
         where = self.active if x.ndim == 1 else self.active[:, None]
@@ -75,19 +74,25 @@ class Program:
         self.is_uniform = True
         self.names = {"a": "uint", "b": "int", "i": "uint"}
         body, run = self.block(4 + self.rng.randrange(5), 2)
-        last = self.expression(2, "uint")
+        kept = [name if width(kind) == 1 else f"{name}.{part}" for name, kind in self.names.items() for part in "xyzw"[: width(kind)]]
+        last = "".join(f"h = h * 31u + uint({name});\n" for name in kept)
         self.text = (
             "#include <metal_stdlib>\nusing namespace metal;\n"
             "kernel void k(device const uint* xa, device const int* xb, device uint* y, uint i [[thread_index_in_threadgroup]]) {\n"
             f"threadgroup uint shared[{THREADS}];\nuint a = xa[i]; int b = xb[i]; shared[i] = 0;\n"
-            f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}y[i] = {last.text};\n}}\n"
+            f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}uint h = 0;\n{last}y[i] = h;\n}}\n"
         )
-        self._run, self._last = run, last
+        self._run, self._kept = run, kept
 
     def result(self, a: Any, b: Any) -> Any:
         state = State({"a": a.astype(np.uint64), "b": b.astype(np.int64), "i": np.arange(THREADS, dtype=np.uint64)})
         self._run(state)
-        return self._last.value(state).astype(np.uint32)
+        found = np.zeros(THREADS, np.uint64)
+        for name in self._kept:
+            x = state.values[name.partition(".")[0]]
+            x = x if x.ndim == 1 else x[:, "xyzw".index(name[-1])]
+            found = wrapped(found * np.uint64(31) + wrapped(x, "uint"), "uint")
+        return found.astype(np.uint32)
 
     # -- expressions: of signed numbers the operands are small, so that none overflows -------------------------------------------
 

@@ -44,8 +44,15 @@ class ControlFlow:
         return may_skip
 
     def turns(self, reachable: Collection[Declaration]) -> None:
-        """Loops in which a lane may pass by an operation of its simdgroup count their turns, so that those of one turn alone meet at it."""
-        tokens, wanted = self.source.tokens, self._that_call(re.compile("simd_|quad_|simdgroup_"))
+        """Loops in which a lane may pass by an operation of its simdgroup count their turns, so that those of one turn alone meet at it. A
+        function that calls one may pass by it, too. Where one stands in a class or a lambda, whose calls have no name, all loops count."""
+        operation = re.compile("simd_|quad_|simdgroup_")
+        tokens, wanted = self.source.tokens, self._that_call(operation)
+        classes = [d for d in self.program.declarations if d.body >= 0 and not d.is_function]
+        hidden = any(
+            t.text in wanted and tokens[j + 1].text in ("(", "<") for d in classes for j, t in enumerate(tokens[d.body : d.end], d.body)
+        )
+        hidden |= any(t.text == "]" and tokens[j + 1].text == "(" and tokens[j - 1].text in ("&", "=", "[") for j, t in enumerate(tokens))
         words = ("if", "for", "while", "do", "switch")
         ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
         ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
@@ -56,19 +63,22 @@ class ControlFlow:
             if not function or "constexpr" in [t.text for t in tokens[function.start : function.body]]:
                 continue
             body = i + 1 if token.text == "do" else self.source.matching(i + 1) + 1
-            end = self._statement_end(body)
-            called = [j for j in range(body, end) if tokens[j].text in wanted and tokens[j + 1].text in ("(", "<")]
+            end, last = self._statement_end(body), self._statement_end(i)
+            called = [j for j in range(i, last) if tokens[j].text in wanted and tokens[j + 1].text in ("(", "<")]
             inner = [
                 (j, self._statement_end(j))
                 for j in range(body, end)
                 if tokens[j].kind == "name" and tokens[j].text in words and j not in ends
             ]
-            may_pass = any(first < j < last for j in called for first, last in inner)
-            may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[body:end])
-            if called and may_pass and self._count_turns(i, body, end):
+            may_pass = any(first < j < after for j in called for first, after in inner)
+            may_pass |= any(not operation.match(tokens[j].text) for j in called)
+            may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[i:last])
+            labels = (j for j in range(body, end) if tokens[j].text in ("case", "default"))
+            is_entered = any(not any(first < j < after and tokens[first].text == "switch" for first, after in inner) for j in labels)
+            if (hidden or (called and may_pass)) and not is_entered and self._count_turns(i, end):
                 token.space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{token.space or ' '}"
 
-    def _count_turns(self, i: int, body: int, end: int) -> bool:
+    def _count_turns(self, i: int, end: int) -> bool:
         """Of the loop at `i`. False where nothing can be added: its condition declares something, or it goes over a range."""
         tokens = self.source.tokens
         opening = i + 1 if tokens[i].text != "do" else next(j for j in range(end, len(tokens)) if tokens[j].text == "(")
@@ -79,7 +89,7 @@ class ControlFlow:
                 return False
             tokens[places[1]].text += " metalmm_turns.next()" + (", " if any(t.text for t in tokens[places[1] + 1 : close]) else "")
             return True
-        if self._declares(opening + 1, close):
+        if self._declares(opening + 1, close) or tokens[opening + 1].kind == tokens[opening + 2].kind == "name":
             return False
         tokens[opening].text = "(metalmm_turns.next() && " + tokens[opening].text
         tokens[close].text += ")"

@@ -92,9 +92,9 @@ class CpuTarget:
             self.passes.indexed_conditionals()
         flow = ControlFlow(self.program)
         may_skip = compiler == "nvrtc" and not converged and flow.joins(reachable)
-        if stops:
+        if stops:  # on NVIDIA's GPUs alone
             flow.stops()
-        if compiler != "nvrtc" and not converged:
+        elif compiler != "nvrtc" and not converged:
             flow.turns(reachable)
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
