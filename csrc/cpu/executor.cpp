@@ -17,6 +17,7 @@
 
 #include "../core/device.h"
 #include "../msl/runtime/fiber.h"
+#include "waits.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -477,29 +478,6 @@ uint32_t Executor::next_lane() {
   if (call_->order) after = (after * 7 + call_->order) % 32;
   state_.group = &groups_[fiber::next_in(state_.groups_ready, after)];
   return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
-}
-
-// Of one operation, in one turn of each loop around it.
-static bool is_same(const abi::SimdWait& a, const abi::SimdWait& b) {
-  const abi::Turn *x = a.turn, *y = b.turn;
-  for (; x != y && x && y; x = x->outer, y = y->outer)
-    if (x->count != y->count || x->loop != y->loop) return false;
-  return x == y && a.site == b.site && a.complete == b.complete;
-}
-
-// In the program, and within loops that both are in by their turns.
-static bool comes_before(const abi::SimdWait& a, const abi::SimdWait& b) {
-  auto loops_of = [](const abi::Turn* turn) {
-    std::vector<const abi::Turn*> found;
-    for (; turn; turn = turn->outer) found.insert(found.begin(), turn);
-    return found;
-  };
-  auto order = [](const abi::Site& s) { return static_cast<uint64_t>(s.line) << 32 | s.column; };
-  std::vector<const abi::Turn*> x = loops_of(a.turn), y = loops_of(b.turn);
-  size_t i = 0;
-  for (; i < x.size() && i < y.size() && x[i]->loop == y[i]->loop; i++)
-    if (x[i]->count != y[i]->count) return x[i]->count < y[i]->count;
-  return order(i < x.size() ? x[i]->loop : a.site) < order(i < y.size() ? y[i]->loop : b.site);
 }
 
 // Lanes diverge: from here on each has its own record; those that wait already stand where the first one does.
