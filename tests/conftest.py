@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
+from support.here import ALL_COMPILERS, ALL_OF_IT, ALL_OF_LANGUAGE, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
 
 import metalmm
 import pytest
@@ -31,12 +31,9 @@ _COMMANDS = [
 _ON_A_FAKE = ["unit", "docs", "kernels", "nightly", "devices/cpu", "conformance/test_lint.py", "conformance/test_msl_rules.py", *_COMMANDS]
 _SKIPPED = {
     "cpu": ["devices/metal", "devices/cuda"],
-    "metal": [
-        *_ON_A_FAKE,
-        "devices/cuda",
-        *(["conformance", "fuzz"] if FAKE else []),
-    ],  # the fake Metal's kernels are lowered as the CPU's are
-    "cuda": [*_ON_A_FAKE, "devices/metal"],
+    # The fake Metal's kernels are lowered as the CPU's are.
+    "metal": [*_ON_A_FAKE, "devices/cuda", *(["conformance", "fuzz"] if FAKE else [])],
+    "cuda": [*_ON_A_FAKE, "devices/metal", *([] if ALL_OF_LANGUAGE or REAL_GPU else ["fuzz", "conformance/test_functions.py"])],
 }
 collect_ignore = [*_SKIPPED[DEVICE if DEVICE in _SKIPPED else "cpu"], "fakes", "sanitize", "mutants"]
 if not ALL_OF_IT:

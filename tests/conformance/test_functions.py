@@ -15,9 +15,9 @@ from support.library import OF_FLOATS, OF_INTEGERS, PACKED
 from support.msl import FLOATS, INTEGERS
 
 
-@pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("kind, functions", sample(OF_FLOATS, list(FLOATS)), ids=list(FLOATS))
-def test_of_floats(kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler, kind, functions", sample(OF_FLOATS, list(FLOATS)))
+def test_of_floats(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_CXX", compiler)
     if kind == "bfloat" and DEVICE == "metal":
         pytest.skip("Apple's compiler has none of these")
     if kind == "bfloat":  # Apple's compiler has none of these, and a library's own are by way of float
@@ -25,9 +25,9 @@ def test_of_floats(kind: str, functions: list[Function], device: metalmm.Device,
     assert mistakes_of_floats(functions, kind, device) == []
 
 
-@pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("kind, functions", sample(OF_INTEGERS, list(INTEGERS)), ids=list(INTEGERS))
-def test_of_integers(kind: str, functions: list[Function], device: metalmm.Device) -> None:
+@pytest.mark.parametrize("compiler, kind, functions", sample(OF_INTEGERS, list(INTEGERS)))
+def test_of_integers(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_CXX", compiler)
     assert mistakes_of_integers(functions, kind, device) == []
 
 

@@ -12,7 +12,6 @@ import pytest
 from support.functions import Function, bits, mistakes_of_floats, mistakes_of_integers, sample
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
-pytestmark = pytest.mark.usefixtures("each_compiler")
 TYPES: dict[str, Any] = {"bool": np.bool_, **INTEGERS, **FLOATS}
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 OF_INTEGERS = {"%": lambda a, b: a - b * int(a / b), "&": operator.and_, "|": operator.or_, "^": operator.xor}
@@ -105,6 +104,7 @@ def check(op: str, cases: list[Case], device: metalmm.Device) -> None:
     assert not bad, f"{len(bad)} of {len(cases)}: " + "; ".join(bad[:9])
 
 
+@pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("op", ALL)
 def test_between_numbers(op: str, device: metalmm.Device) -> None:
     check(op, list(of_numbers(op)), device)
@@ -147,11 +147,17 @@ OF_WHOLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, functions", sample(OF_FLOATS, list(FLOATS)), ids=list(FLOATS))
-def test_between_vectors_of_floats(kind: str, functions: list[Function], device: metalmm.Device) -> None:
+@pytest.mark.parametrize("compiler, kind, functions", sample(OF_FLOATS, list(FLOATS)))
+def test_between_vectors_of_floats(
+    compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALMM_CXX", compiler)
     assert mistakes_of_floats(functions, kind, device) == []
 
 
-@pytest.mark.parametrize("kind, functions", sample(OF_WHOLE, list(INTEGERS)), ids=list(INTEGERS))
-def test_between_vectors_of_integers(kind: str, functions: list[Function], device: metalmm.Device) -> None:
+@pytest.mark.parametrize("compiler, kind, functions", sample(OF_WHOLE, list(INTEGERS)))
+def test_between_vectors_of_integers(
+    compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("METALMM_CXX", compiler)
     assert mistakes_of_integers(functions, kind, device) == []

@@ -8,7 +8,7 @@ import pytest
 from support.here import ALL_OF_LANGUAGE, DEVICE, SEED
 from support.programs import THREADS, Program
 
-COUNT = 60 if ALL_OF_LANGUAGE else 6
+COUNT = 60 if ALL_OF_LANGUAGE else 4
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))

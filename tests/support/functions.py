@@ -10,8 +10,9 @@ from typing import Any
 
 import metalmm
 import numpy as np
+import pytest
 
-from .here import ALL_OF_LANGUAGE
+from .here import ALL_OF_LANGUAGE, COMPILERS, DEVICE
 from .msl import FLOATS, INTEGERS
 
 WIDTHS = (1, 2, 3, 4)
@@ -132,18 +133,21 @@ def close(got: Any, want: Any, ulps: float, kind: str) -> Any:
     return same | (np.abs(got - want) <= allowed)
 
 
-def sample(functions: Sequence[Function], kinds: Sequence[str]) -> list[tuple[str, list[Function]]]:
-    """By type; of each function one type that it has, or all."""
+def sample(functions: Sequence[Function], kinds: Sequence[str]) -> list[Any]:
+    """Parameters of a test: compiler, type, functions. Of each function one type that it has, by compilers in turn; or all by each."""
 
     def has(f: Function, kind: str) -> bool:
         return not f.kinds or kind in f.kinds
 
+    compilers = COMPILERS if DEVICE == "cpu" else COMPILERS[-1:]
     if ALL_OF_LANGUAGE:
-        return [(kind, [f for f in functions if has(f, kind)]) for kind in kinds]
-    chosen = {
-        f: f.first or [kind for kind in kinds if has(f, kind)][i % sum(has(f, kind) for kind in kinds)] for i, f in enumerate(functions)
-    }
-    return [(kind, [f for f in functions if chosen[f] == kind]) for kind in kinds]
+        found = [(compiler, kind, [f for f in functions if has(f, kind)]) for compiler in compilers for kind in kinds]
+    else:
+        chosen = {
+            f: f.first or [kind for kind in kinds if has(f, kind)][i % sum(has(f, kind) for kind in kinds)] for i, f in enumerate(functions)
+        }
+        found = [(compilers[i % len(compilers)], kind, [f for f in functions if chosen[f] == kind]) for i, kind in enumerate(kinds)]
+    return [pytest.param(*x, id=f"{x[0]}-{x[1]}") for x in found]
 
 
 def run(
