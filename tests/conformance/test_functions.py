@@ -9,26 +9,20 @@ import pytest
 from metalmm import nvrtc
 from metalmm.backends import cuda
 from metalmm.kernel_source import KernelText
-from support.functions import Function, mistakes_of_floats, mistakes_of_integers, sample, source
+from support.functions import Function, mistakes, sample, source
 from support.here import ALL_OF_LANGUAGE, DEVICE
 from support.library import OF_FLOATS, OF_INTEGERS, PACKED
 from support.msl import FLOATS, INTEGERS
 
 
-@pytest.mark.parametrize("compiler, kind, functions", sample(OF_FLOATS, list(FLOATS)))
-def test_of_floats(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compiler, kind, functions", [*sample(OF_FLOATS, list(FLOATS)), *sample(OF_INTEGERS, list(INTEGERS))])
+def test_of_a_type(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALMM_CXX", compiler)
     if kind == "bfloat" and DEVICE == "metal":
         pytest.skip("Apple's compiler has none of these")
     if kind == "bfloat":  # Apple's compiler has none of these, and a library's own are by way of float
         monkeypatch.setenv("METALMM_LINT", "0")
-    assert mistakes_of_floats(functions, kind, device) == []
-
-
-@pytest.mark.parametrize("compiler, kind, functions", sample(OF_INTEGERS, list(INTEGERS)))
-def test_of_integers(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("METALMM_CXX", compiler)
-    assert mistakes_of_integers(functions, kind, device) == []
+    assert mistakes(functions, kind, device) == []
 
 
 def unpacked(word: int, bits: tuple[int, ...], form: str) -> list[float]:
@@ -79,6 +73,6 @@ def test_nvrtc_takes_them(kind: str) -> None:
         nvrtc.find()
     except metalmm.Error as error:
         pytest.skip(f"{error}: NOT compiled for NVIDIA's GPUs")
-    functions = OF_FLOATS if kind in FLOATS else [f for f in OF_INTEGERS if not f.kinds or kind in f.kinds]
+    functions = OF_FLOATS if kind in FLOATS else [f for f in OF_INTEGERS if f.has(kind)]
     text = metalmm.compiler.preprocess(source(functions, kind), "functions.metal", for_metal=True)
     assert cuda.build(KernelText(text, "functions.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")

@@ -9,7 +9,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from support.functions import Function, bits, mistakes_of_floats, mistakes_of_integers, sample
+from support.functions import Function, bits, mistakes, sample
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 TYPES: dict[str, Any] = {"bool": np.bool_, **INTEGERS, **FLOATS}
@@ -115,10 +115,10 @@ VECTORS = (2, 3, 4)
 
 def forms(op: str, value: Any, **more: Any) -> list[Function]:
     """Of two vectors, of a vector and a number either way, and in place."""
-    second = "s", f"s {op} x", lambda x, s, *kind: value(s, x, *kind)
-    in_place = [] if "result" in more else [("y", f"V(x); r {op}= y", value), ("s", f"V(x); r {op}= s", value)]
-    codes = [("y", f"x {op} y", value), ("s", f"x {op} s", value), second, *in_place]
-    return [Function(f"{op} {i}", f"auto r = {code};", f, 0.5, -9, 9, widths=VECTORS, **more) for i, (_, code, f) in enumerate(codes)]
+    codes = [(f"x {op} y", value), (f"x {op} s", value), (f"s {op} x", lambda x, s, *kind: value(s, x, *kind))]
+    if "result" not in more:
+        codes += [(f"V(x); r {op}= y", value), (f"V(x); r {op}= s", value)]
+    return [Function(f"{op} {i}", f"auto r = {code};", f, 0.5, -9, 9, widths=VECTORS, **more) for i, (code, f) in enumerate(codes)]
 
 
 def truncated(a: int, b: int) -> int:
@@ -147,17 +147,9 @@ OF_WHOLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("compiler, kind, functions", sample(OF_FLOATS, list(FLOATS)))
-def test_between_vectors_of_floats(
+@pytest.mark.parametrize("compiler, kind, functions", [*sample(OF_FLOATS, list(FLOATS)), *sample(OF_WHOLE, list(INTEGERS))])
+def test_between_vectors(
     compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("METALMM_CXX", compiler)
-    assert mistakes_of_floats(functions, kind, device) == []
-
-
-@pytest.mark.parametrize("compiler, kind, functions", sample(OF_WHOLE, list(INTEGERS)))
-def test_between_vectors_of_integers(
-    compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("METALMM_CXX", compiler)
-    assert mistakes_of_integers(functions, kind, device) == []
+    assert mistakes(functions, kind, device) == []

@@ -41,9 +41,9 @@ def checked_out(corpus: dict[str, Any], mirror: Path | None, to: Path) -> Path:
     return to
 
 
-def kernels(corpus: dict[str, Any], root: Path) -> Iterator[tuple[Path, Any, str]]:
+def kernels(corpus: dict[str, Any], root: Path, folders: tuple[Path, ...]) -> Iterator[tuple[Path, Any, str]]:
     """File, library and name; where the file cannot be read at all its error and ""."""
-    device, folders = metalmm.Device("cpu"), [root / name for name in corpus.get("include", [])]
+    device = metalmm.Device("cpu")
     for path in sorted({path for pattern in corpus["files"] for path in root.glob(pattern)}):
         if any(fnmatch.fnmatch(path.name, pattern) for pattern in corpus.get("but", [])):
             continue
@@ -90,16 +90,16 @@ def main() -> int:
     os.environ["METALMM_LINT"] = "0"
     path, fallen = HERE / "corpora.toml", 0
     text = path.read_text()
-    if args.only not in ("", *tomllib.loads(text)):
-        parser.error(f"--only {args.only}: corpora.toml has {', '.join(tomllib.loads(text))}")
-    for project, corpus in tomllib.loads(text).items():
+    corpora = tomllib.loads(text)
+    if args.only not in ("", *corpora):
+        parser.error(f"--only {args.only}: corpora.toml has {', '.join(corpora)}")
+    for project, corpus in corpora.items():
         if args.only not in ("", project):
             continue
         with tempfile.TemporaryDirectory() as folder:
             root = checked_out(corpus, args.mirror, Path(folder))
-            tried = list(kernels(corpus, root))
-            reached = dict[str, list[int]]()
             folders = tuple(root / name for name in corpus.get("include", []))
+            tried, reached = list(kernels(corpus, root, folders)), dict[str, list[int]]()
             for by in args.compilers.split(","):
                 good = 0
                 for file, library, name in tried:

@@ -57,8 +57,8 @@ class Function:
     def operands(self) -> list[str]:
         return [name for name in "xyzs" if re.search(rf"\b{name}\b", self.code)]
 
-    def __str__(self) -> str:
-        return self.name.replace(" ", "_")
+    def has(self, kind: str) -> bool:
+        return not self.kinds or kind in self.kinds
 
 
 def bits(kind: str) -> int:
@@ -127,7 +127,7 @@ def close(got: Any, want: Any, ulps: float, kind: str) -> Any:
         want = want.astype(np.float32).astype(FLOATS[kind]).astype(np.float64)
         return (got == want) | (np.isnan(got) & np.isnan(want))
     unit = 2.0 ** (np.maximum(np.floor(np.log2(np.abs(want))), lowest) - bits + 1)
-    allowed = (max(ulps, 0.5) if kind == "float" else 0.5 + ulps * 2.0 ** (bits - 24)) * unit + 2.0**-126
+    allowed = (ulps if kind == "float" else 0.5 + ulps * 2.0 ** (bits - 24)) * unit + 2.0**-126
     most = 65504.0 if kind == "half" else float(np.finfo(np.float32).max)
     same = (got == want) | (np.isnan(got) & np.isnan(want)) | (np.isinf(got) & (np.abs(want) > most) & (np.sign(got) == np.sign(want)))
     return same | (np.abs(got - want) <= allowed)
@@ -135,16 +135,12 @@ def close(got: Any, want: Any, ulps: float, kind: str) -> Any:
 
 def sample(functions: Sequence[Function], kinds: Sequence[str]) -> list[Any]:
     """Parameters of a test: compiler, type, functions. Of each function one type that it has, by compilers in turn; or all by each."""
-
-    def has(f: Function, kind: str) -> bool:
-        return not f.kinds or kind in f.kinds
-
     compilers = COMPILERS if DEVICE == "cpu" else COMPILERS[-1:]
     if ALL_OF_LANGUAGE:
-        found = [(compiler, kind, [f for f in functions if has(f, kind)]) for compiler in compilers for kind in kinds]
+        found = [(compiler, kind, [f for f in functions if f.has(kind)]) for compiler in compilers for kind in kinds]
     else:
         chosen = {
-            f: f.first or [kind for kind in kinds if has(f, kind)][i % sum(has(f, kind) for kind in kinds)] for i, f in enumerate(functions)
+            f: f.first or [kind for kind in kinds if f.has(kind)][i % sum(f.has(kind) for kind in kinds)] for i, f in enumerate(functions)
         }
         found = [(compilers[i % len(compilers)], kind, [f for f in functions if chosen[f] == kind]) for i, kind in enumerate(kinds)]
     return [pytest.param(*x, id=f"{x[0]}-{x[1]}") for x in found]
@@ -189,23 +185,19 @@ def integers(f: Function, kind: str, which: int) -> Any:
     return found
 
 
-def mistakes_of_floats(functions: Sequence[Function], kind: str, device: metalmm.Device) -> list[str]:
-    found = []
-    for f, (got, given, is_wrong) in zip(functions, run(functions, kind, floats, device), strict=True):
-        with np.errstate(all="ignore"):
-            want = np.asarray(f.value(*(x.astype(np.float64) for x in given), *([kind] if f.of_type else [])), np.float64)
-            good = got.astype(np.float64) == want if f.result != "T" else close(got.astype(np.float64), want, f.ulps, kind)
-            good &= (np.signbit(got.astype(np.float64)) == np.signbit(want)) | np.isnan(want) | (not f.is_exact)
+def mistakes(functions: Sequence[Function], kind: str, device: metalmm.Device) -> list[str]:
+    """What is wrong of them on that type; empty: nothing."""
+    found = list[str]()
+    for f, (got, given, is_wrong) in zip(functions, run(functions, kind, floats if kind in FLOATS else integers, device), strict=True):
+        want: Any
+        if kind in FLOATS:
+            with np.errstate(all="ignore"):
+                want = np.asarray(f.value(*(x.astype(np.float64) for x in given), *([kind] if f.of_type else [])), np.float64)
+                good = got.astype(np.float64) == want if f.result != "T" else close(got.astype(np.float64), want, f.ulps, kind)
+                good &= (np.signbit(got.astype(np.float64)) == np.signbit(want)) | np.isnan(want) | (not f.is_exact)
+        else:
+            want = [f.value(*(int(x[i]) for x in given), kind) for i in range(got.size)]
+            good = np.array([(int(x) - y) % (1 << bits(kind)) == 0 for x, y in zip(got, want, strict=True)])
         found += [f"{f.code} another type"] * is_wrong
         found += [f"{f.code} of {', '.join(str(x[i]) for x in given)} is {got[i]}, not {want[i]}" for i in np.flatnonzero(~good)[:2]]
-    return found
-
-
-def mistakes_of_integers(functions: Sequence[Function], kind: str, device: metalmm.Device) -> list[str]:
-    found = []
-    for f, (got, given, is_wrong) in zip(functions, run(functions, kind, integers, device), strict=True):
-        want = [f.value(*(int(x[i]) for x in given), kind) for i in range(got.size)]
-        found += [f"{f.code} another type"] * is_wrong
-        different = [i for i in range(got.size) if (int(got[i]) - want[i]) % (1 << bits(kind))]
-        found += [f"{f.code} of {', '.join(str(x[i]) for x in given)} is {got[i]}, not {want[i]}" for i in different[:2]]
     return found

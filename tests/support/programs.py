@@ -11,10 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from .msl import COMPARISONS
+
 THREADS, LANES = 64, 32
-BITS = {"bool": 1, "uchar": 8, "char": 8, "ushort": 16, "short": 16, "uint": 32, "int": 32, "ulong": 64, "long": 64}
+BITS = {"bool": 1, "uchar": 8, "char": 8, "ushort": 16, "short": 16, "uint": 32, "int": 32, "ulong": 64}
 SCALARS = ["uchar", "char", "ushort", "short", "uint", "uint", "int", "int", "ulong"]
 VECTORS = ["uchar4", "ushort2", "ushort4", "uint2", "uint3", "uint4"]  # of unsigned numbers, whose sums may overflow
+# By the bits that both have: wrapped, it is right whatever overflows.
+OF_BITS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "&": operator.and_, "|": operator.or_, "^": operator.xor,
+}  # fmt: skip
 # What the jth of the lanes that are there gets.
 OF_LANES: dict[str, Callable[[list[int], int], int]] = {
     "simd_sum": lambda of, j: sum(of), "simd_max": lambda of, j: max(of), "simd_min": lambda of, j: min(of),
@@ -133,11 +139,9 @@ class Program:
 
     def arithmetic(self, depth: int, kind: str) -> Expression:
         """In int or uint, to which narrower numbers are converted before."""
-        wide = kind if kind in ("uint", "int", "ulong") else "int" if BITS[kind] < 32 else kind
-        op = self.rng.choice(
-            ["+", "-", "*", "&", "|", "^", "/", "%", ">>", "<<"] if wide != "int" else ["+", "-", "*", "&", "|", "^", "/", "%", ">>"]
-        )
-        left, right = self.expression(depth, wide if BITS[kind] >= 32 else kind), self.expression(depth, wide if BITS[kind] >= 32 else kind)
+        wide = kind if BITS[kind] >= 32 else "int"
+        op = self.rng.choice(["+", "-", "*", "&", "|", "^", "/", "%", ">>", *(["<<"] if wide != "int" else [])])
+        left, right = self.expression(depth, kind), self.expression(depth, kind)
         if wide == "int":
             most = 181 if op == "*" else 10007
             left, right = self.small(left, most), self.small(right, most)
@@ -155,10 +159,11 @@ class Program:
         def value(s: State) -> Values:
             x, y = left.value(s), right.value(s)
             x, y = (v.astype(np.int64 if wide == "int" else np.uint64) for v in (x, y))
-            found = {
-                "+": lambda: x + y, "-": lambda: x - y, "*": lambda: x * y, "&": lambda: x & y, "|": lambda: x | y, "^": lambda: x ^ y,
-                "/": lambda: np.trunc(x / y).astype(x.dtype) if wide == "int" else x // y, "%": lambda: np.fmod(x, y), ">>": lambda: x >> y, "<<": lambda: x << y,
-            }[op]()  # fmt: skip
+            by = {
+                **OF_BITS, "/": lambda x, y: np.trunc(x / y).astype(x.dtype) if wide == "int" else x // y, "%": np.fmod,
+                ">>": operator.rshift, "<<": operator.lshift,
+            }  # fmt: skip
+            found = by[op](x, y)
             return wrapped(wrapped(found, wide), kind)
 
         text = f"({left.text} {op} {right.text})"
@@ -213,14 +218,13 @@ class Program:
         kind = self.rng.choice(["uint", "int", "ushort", "ulong"])
         x, y = self.expression(depth, kind), self.expression(depth, kind)
         op = self.rng.choice(["<", "<=", ">", ">=", "==", "!="])
-        by = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}[op]
         if depth > 0 and self.rng.random() < 0.3:
             first, other, word = self.condition(depth - 1), self.condition(depth - 1), self.rng.choice(["&&", "||"])
             both: Any = np.logical_and if word == "&&" else np.logical_or
             return Expression(
                 f"({first.text} {word} {other.text})", "bool", lambda s: both(first.value(s), other.value(s)).astype(np.uint64)
             )
-        return Expression(f"({x.text} {op} {y.text})", "bool", lambda s: by(x.value(s), y.value(s)).astype(np.uint64))
+        return Expression(f"({x.text} {op} {y.text})", "bool", lambda s: COMPARISONS[op](x.value(s), y.value(s)).astype(np.uint64))
 
     def of_vectors(self, depth: int, kind: str) -> Expression:
         if self.rng.random() < 0.25:
@@ -234,8 +238,7 @@ class Program:
         def value(s: State) -> Values:
             left, right = x.value(s), y.value(s)
             right = right[:, None] if is_number else right
-            by = {"+": np.add, "-": np.subtract, "*": np.multiply, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor}[op]
-            return wrapped(by(left, right), kind)
+            return wrapped(OF_BITS[op](left, right), kind)
 
         return Expression(f"({x.text} {op} {y.text})", kind, value)
 
@@ -281,8 +284,7 @@ class Program:
         x = self.expression(3, kind)
         if not is_signed(kind) and kind != "bool" and self.rng.random() < 0.4:
             op = self.rng.choice("+-*^&|")
-            by = {"+": np.add, "-": np.subtract, "*": np.multiply, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor}[op]
-            return f"{name} {op}= {x.text};", lambda s: s.put(name, wrapped(by(s.values[name], x.value(s)), kind))
+            return f"{name} {op}= {x.text};", lambda s: s.put(name, wrapped(OF_BITS[op](s.values[name], x.value(s)), kind))
         if width(kind) > 1 and self.rng.random() < 0.4:
             at, part = self.rng.randrange(width(kind)), self.expression(2, element(kind))
 

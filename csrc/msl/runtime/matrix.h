@@ -174,6 +174,7 @@ template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
 // As cuda/group.h says. Where an element stands follows from its address, as there.
 template <class T, int COUNT> __attribute__((noinline, unused)) static void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
+  static_assert(COUNT % Mma::kSums == 0, "sums are added by eights");
   uint thread = metalmm::fiber::context()->lane % 128, lane = thread % 32;
   auto at = [](const T* lines, uint line, uint k) {
     ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from .program import Declaration, Program
 from .tokens import OPEN
@@ -25,19 +25,11 @@ class ControlFlow:
         """
         tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
         barrier, of_threadgroup = (self._that_call(re.compile(f"{name}_barrier")) for name in ("(threadgroup|simdgroup)", "threadgroup"))
-        ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
-        ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
         places, may_skip = list[tuple[int, set[str]]](), False
-        for i, token in enumerate(tokens):
-            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
-                continue
-            function = next((d for d in reachable if d.start <= i < d.end), None)
-            if not function or "constexpr" in (tokens[i + 1].text, *(t.text for t in tokens[function.start : function.body])):
-                continue
-            end = self._statement_end(i)
+        for i, end in self._statements(reachable):
             called = zip(tokens[i:end], tokens[i + 1 : end], strict=False)
             places.append((i, names := {t.text for t, behind in called if t.kind == "name" and behind.text in ("(", "<")}))
-            may_skip |= token.text in ("if", "switch") and not names.isdisjoint(of_threadgroup)
+            may_skip |= tokens[i].text in ("if", "switch") and not names.isdisjoint(of_threadgroup)
         for i, names in places:
             if names & (atomic | barrier) if may_skip else names & atomic and not names & barrier:
                 tokens[i].space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{tokens[i].space or ' '}"
@@ -48,35 +40,28 @@ class ControlFlow:
         function that calls one may pass by it, too. Where one stands in a class or a lambda, whose calls have no name, all loops count."""
         operation = re.compile("simd_|quad_|simdgroup_")
         tokens, wanted = self.source.tokens, self._that_call(operation)
+        if not wanted:
+            return
         classes = [d for d in self.program.declarations if d.body >= 0 and not d.is_function]
         hidden = any(
             t.text in wanted and tokens[j + 1].text in ("(", "<") for d in classes for j, t in enumerate(tokens[d.body : d.end], d.body)
         )
         hidden |= any(t.text == "]" and tokens[j + 1].text == "(" and tokens[j - 1].text in ("&", "=", "[") for j, t in enumerate(tokens))
-        words = ("if", "for", "while", "do", "switch")
-        ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
-        ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
-        for i, token in enumerate(tokens):
-            if token.kind != "name" or token.text not in ("for", "while", "do") or i in ends:
+        statements = [*self._statements(reachable)]
+        for i, last in statements:
+            if tokens[i].text in ("if", "switch"):
                 continue
-            function = next((d for d in reachable if d.start <= i < d.end), None)
-            if not function or "constexpr" in [t.text for t in tokens[function.start : function.body]]:
-                continue
-            body = i + 1 if token.text == "do" else self.source.matching(i + 1) + 1
-            end, last = self._statement_end(body), self._statement_end(i)
+            body = i + 1 if tokens[i].text == "do" else self.source.matching(i + 1) + 1
+            end = self._statement_end(body)
             called = [j for j in range(i, last) if tokens[j].text in wanted and tokens[j + 1].text in ("(", "<")]
-            inner = [
-                (j, self._statement_end(j))
-                for j in range(body, end)
-                if tokens[j].kind == "name" and tokens[j].text in words and j not in ends
-            ]
+            inner = [(first, after) for first, after in statements if body <= first < end]
             may_pass = any(first < j < after for j in called for first, after in inner)
             may_pass |= any(not operation.match(tokens[j].text) for j in called)
             may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[i:last])
             labels = (j for j in range(body, end) if tokens[j].text in ("case", "default"))
             is_entered = any(not any(first < j < after and tokens[first].text == "switch" for first, after in inner) for j in labels)
             if (hidden or (called and may_pass)) and not is_entered and self._count_turns(i, end):
-                token.space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{token.space or ' '}"
+                tokens[i].space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{tokens[i].space or ' '}"
 
     def _count_turns(self, i: int, end: int) -> bool:
         """Of the loop at `i`. False where nothing can be added: its condition declares something, or it goes over a range."""
@@ -94,6 +79,18 @@ class ControlFlow:
         tokens[opening].text = "(metalmm_turns.next() && " + tokens[opening].text
         tokens[close].text += ")"
         return True
+
+    def _statements(self, reachable: Collection[Declaration]) -> Iterator[tuple[int, int]]:
+        """Branches and loops at which lanes may part: where one begins, and ends."""
+        tokens = self.source.tokens
+        ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
+        ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
+        for i, token in enumerate(tokens):
+            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
+                continue
+            function = next((d for d in reachable if d.start <= i < d.end), None)
+            if function and "constexpr" not in (tokens[i + 1].text, *(t.text for t in tokens[function.start : function.body])):
+                yield i, self._statement_end(i)
 
     def _that_call(self, wanted: re.Pattern[str]) -> set[str]:
         """Names in the text that begin so, and those of functions that use one of them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from .program import Declaration, Program
-from .tokens import PRAGMA, Token
+from .tokens import PRAGMA, VECTORS, Token
 
 SPACES = {
     "device": "__global",
@@ -21,8 +21,7 @@ SPACES = {
     "object_data": "__local",
     "ray_data": "__private",
 }
-_SCALARS = ["char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]
-_VECTORS = {f"{s}{n}" for s in _SCALARS for n in (2, 3, 4)}
+_VECTORS = {kind for kind in VECTORS if not kind.startswith("bool")}  # whose class is another
 # Keywords of OpenCL that are plain names in MSL.
 _FOREIGN = {
     "global",

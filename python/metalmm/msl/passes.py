@@ -12,10 +12,8 @@ import numpy as np
 
 from ..errors import CompileError, LoweringError
 from .program import SPECIFIERS, Declaration, Program
-from .tokens import OPEN, PRAGMA, Token
+from .tokens import NUMBERS, OPEN, PRAGMA, VECTORS, Token
 
-_NUMBER = re.compile(r"bool|u?char|u?short|u?int|u?long|half|bfloat|float")
-_VECTOR = re.compile(rf"({_NUMBER.pattern})[234]")
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
@@ -372,22 +370,13 @@ class Passes:
     def conversions(self) -> None:
         """half2(half(x), half(x)) becomes half2((half)(x), (half)(x)): behind two parentheses g++ takes the first for parameters of one name."""
         tokens = self.source.tokens
-        for i in range(1, len(tokens) - 4):
-            if tokens[i].text not in ("(", ",") or not _NUMBER.fullmatch(tokens[i + 1].text):
+        for i in range(len(tokens) - 1):
+            if tokens[i].text not in VECTORS or tokens[i + 1].text != "(":
                 continue
-            opened, name, closed, after = tokens[i + 2 : i + 6] if i + 5 < len(tokens) else [tokens[i]] * 4
-            if opened.text == "(" and name.kind == "name" and closed.text == ")" and after.text in (",", ")") and self._makes_vector(i):
-                tokens[i + 1].text = f"({tokens[i + 1].text})"
-
-    def _makes_vector(self, i: int) -> bool:
-        """Whether `i` is the parenthesis of a vector's constructor, or a comma in it."""
-        tokens, depth = self.source.tokens, 0
-        while i > 0 and (depth or tokens[i].text != "("):
-            depth += (tokens[i].text == ")") - (tokens[i].text == "(")
-            i -= 1
-            if tokens[i].text in (";", "{", "}"):
-                return False
-        return _VECTOR.fullmatch(tokens[i - 1].text) is not None
+            for first, last in self.source.split(i + 2, self.source.matching(i + 1)):
+                kind, opened, name, closed = tokens[first:last] if last - first == 4 else [tokens[i]] * 4
+                if kind.text in NUMBERS and opened.text == "(" and name.kind == "name" and closed.text == ")":
+                    kind.text = f"({kind.text})"
 
     def conditionals(self, places: Collection[str]) -> None:
         """Edits `c ? a : b` of a half and a float, which C++ cannot decide where half is a class. Both arms become what they have in

@@ -28,9 +28,7 @@ void work_off(const std::shared_ptr<StreamState>& stream) {
   StreamState& s = *stream;
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [&] {
-      return s.queue.empty() ? s.ends || s.context->failed : s.wanted > s.done || settings.in_time || s.ends || s.context->failed;
-    });
+    changed.wait(lock, [&] { return s.ends || s.context->failed || (!s.queue.empty() && (s.wanted > s.done || settings.in_time)); });
     if (s.queue.empty()) break;
     Work work = std::move(s.queue.front());
     s.queue.pop_front();

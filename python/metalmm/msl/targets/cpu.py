@@ -15,7 +15,7 @@ from ..control_flow import ControlFlow
 from ..passes import Passes
 from ..program import Declaration, Program
 from ..rules import LANES, POSITIONS, UNSIGNED, MetalRules
-from ..tokens import OPEN
+from ..tokens import NUMBERS, OPEN, VECTORS
 
 _ALIASES = {
     "thread_execution_width": "threads_per_simdgroup",
@@ -30,9 +30,7 @@ _UNSUPPORTED = re.compile(
 )
 _RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # other than a pair of xyzw; a pass may have put more behind it
 _POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
-_NUMBER_TYPES = _POSITION_TYPES | {
-    f"{kind}{n}" for kind in ("bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat") for n in ("", 2, 3, 4)
-} | {"unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}  # fmt: skip
+_NUMBER_TYPES = {*_POSITION_TYPES, *NUMBERS, *VECTORS, "unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}
 
 
 class CpuTarget:
