@@ -134,22 +134,21 @@ METALMM_INLINE u32 next_in(u32 ready, u32 lane) {
   return (static_cast<u32>(__builtin_ctz(rotated)) + shift) & 31;
 }
 
-// The running lane has left `ready`: run another. Returns when somebody makes it ready again and comes back to it.
-METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
-  u32 self = g->base + lane_in_group;
+// The running lane has left `ready`: where to go on; null: here. Whoever makes this one ready again comes back to it.
+METALMM_INLINE Lane* next_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
   u32 next;
   if (__builtin_expect(g->ready != 0, 1)) {
     next = g->base + next_in(g->ready, turn_after(lane_in_group));
   } else {
     next = c->schedule(c);
-    if (next == self) return;
-    if (next == kNoLane) {
-      switch_lane(&c->lanes[self], &c->host);
-      return;
-    }
+    if (next == g->base + lane_in_group) return nullptr;
+    if (next == kNoLane) return &c->host;
   }
   c->lane = next;
-  switch_lane(&c->lanes[self], &c->lanes[next]);
+  return &c->lanes[next];
+}
+METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
+  if (Lane* to = next_lane(c, g, lane_in_group)) switch_lane(&c->lanes[g->base + lane_in_group], to);
 }
 
 METALMM_INLINE void nothing_to_order() {}
@@ -181,8 +180,8 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   yield_lane(c, g, lane);
 }
 
-// The running lane is at a simdgroup operation; the last lane to come there computes every result.
-METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Simdgroup*, u32), Site site) {
+// The running lane is at a simdgroup operation; the last lane to come there computes every result. Where to go on, as next_lane says.
+METALMM_INLINE Lane* come_to(Context* c, Simdgroup* g, u32 lane, void (*complete)(Simdgroup*, u32), Site site) {
   u32 bit = 1u << lane;
   const Turn* turn = c->lanes[c->lane].turn;
   if (g->simd_wait == 0) g->first = {site, complete, turn};
@@ -195,11 +194,15 @@ METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Si
 #endif
     g->simd_wait = 0;
     g->ready = waiting;
-  } else {
-    g->simd_wait = waiting;
-    g->ready &= ~bit;
-    yield_lane(c, g, lane);
+    return nullptr;
   }
+  g->simd_wait = waiting;
+  g->ready &= ~bit;
+  return next_lane(c, g, lane);
+}
+METALMM_INLINE void meet(Context* c, Simdgroup* g, u32 lane, void (*complete)(Simdgroup*, u32), Site site) {
+  Lane* self = &c->lanes[c->lane];
+  if (Lane* to = come_to(c, g, lane, complete, site)) switch_lane(self, to);
 }
 
 template <class T> METALMM_INLINE T* slots(u8* memory) {

@@ -37,10 +37,11 @@ struct MultiplyAccumulate {
   }
 };
 
-// Not inlined: a GEMM unrolls dozens of these, and g++ takes a minute over as many switches in one function.
-static __attribute__((noinline, unused)) void multiply_accumulate(metalmm::abi::Site site) {
+// Not inlined: a GEMM unrolls dozens of these. But who calls it switches: a `return` on another lane's stack, to another place than the
+// last call came from, is one that a processor foresees wrongly, and that took a third of a GEMM's time.
+static __attribute__((noinline, unused)) metalmm::abi::Lane* come_to_multiply(metalmm::abi::Site site) {
   auto* context = metalmm::fiber::context();
-  metalmm::fiber::meet(context, context->group, context->lane & 31, &MultiplyAccumulate::all, site);
+  return metalmm::fiber::come_to(context, context->group, context->lane & 31, &MultiplyAccumulate::all, site);
 }
 
 template <class D, class A, class B, class C>
@@ -58,7 +59,8 @@ METALMM_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, 
   bring(g->matrices[0], a);
   bring(g->matrices[1], b);
   bring(g->matrices[2], c);
-  multiply_accumulate(METALMM_SITE_VALUE);
+  auto* self = &context->lanes[context->lane];
+  if (auto* to = come_to_multiply(METALMM_SITE_VALUE)) metalmm::fiber::switch_lane(self, to);
   const float* p = g->matrices[3] + at;
   d.thread_elements()[0] = static_cast<D>(p[0]);
   d.thread_elements()[1] = static_cast<D>(p[1]);
@@ -125,8 +127,8 @@ struct Mma {
     }
   }
 };
-// Not inlined, as above: a kernel has dozens.
-template <class T = half> __attribute__((noinline, unused)) static float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+// As above, for the same reasons.
+template <class T> static __attribute__((noinline, unused)) metalmm::abi::Lane* come_to_mma(float4 sum, uint4 a, uint2 b, metalmm::abi::Site site) {
   auto* context = metalmm::fiber::context();
   auto* g = context->group;
   uint lane = context->lane & 31;
@@ -134,8 +136,13 @@ template <class T = half> __attribute__((noinline, unused)) static float4 mma_16
   const uint2 words[] = {a.xy, a.zw, b};
   for (uint i = 0; i < 3; i++)
     for (uint j = 0; j < 2; j++) g->matrices[i][2 * lane + j] = as_type<float>(words[i][static_cast<int>(j)]);
-  metalmm::fiber::meet(context, g, lane, &Mma::all<T>, METALMM_SITE_VALUE);
-  return metalmm::fiber::slots<float4>(g->out)[lane];
+  return metalmm::fiber::come_to(context, g, lane, &Mma::all<T>, site);
+}
+template <class T = half> METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+  auto* context = metalmm::fiber::context();
+  auto* self = &context->lanes[context->lane];
+  if (auto* to = come_to_mma<T>(sum, a, b, METALMM_SITE_VALUE)) metalmm::fiber::switch_lane(self, to);
+  return metalmm::fiber::slots<float4>(context->group->out)[context->lane & 31];
 }
 
 // Four matrices of 16-bit elements: lane i brings where line i % 8 of matrix i / 8 is.
