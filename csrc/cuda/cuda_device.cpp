@@ -320,7 +320,7 @@ void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Tem
   void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
   LaunchConfig config{};
   config.block[0] = d.threadgroup[0] * d.threadgroup[1] * d.threadgroup[2], config.block[1] = config.block[2] = 1;
-  config.shared_bytes = static_cast<unsigned>(shared);
+  config.shared_bytes = static_cast<unsigned>(shared) + (table.masks ? 4 * config.block[0] : 0);
   config.stream = stream;
   config.attributes = &overlap;
   config.attribute_count = overlaps_ ? 1 : 0;

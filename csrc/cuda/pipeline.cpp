@@ -79,7 +79,7 @@ void CudaPipeline::read_table() {
   declared = 0;
   for (uint32_t i = 0; i < table.count; i++) add(table.rows[i]);
   auto is_given = [](const KernelArgument& a) { return a.kind == KernelArgument::Kind::threadgroup; };
-  if (std::any_of(arguments.begin(), arguments.end(), is_given)) {  // it may then have more than 48 KB
+  if (table.masks || std::any_of(arguments.begin(), arguments.end(), is_given)) {  // it may then have more than 48 KB
     int most = home_->most_shared_bytes - static_cast<int>(static_threadgroup_bytes + table.barrier);
     home_->check(cu.set_function_attribute(function, kFunctionMaxDynamicSharedBytes, most), "allowing a kernel its threadgroup memory");
   }

@@ -134,13 +134,12 @@ def test_loops_whose_turns_nobody_counts_compile(device: metalmm.Device, monkeyp
     assert not y.any()
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="device cuda's lanes may miss each other: docs/msl.md")
 @pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("timeout", [None, 20.0])
+@pytest.mark.parametrize("timeout", [None, 20.0] if DEVICE == "cpu" or REAL_GPU else [None])
 @pytest.mark.parametrize("body", AT_TURNS.values(), ids=AT_TURNS)
 def test_lanes_of_one_turn_of_a_loop_meet(body: str, timeout: float | None) -> None:
     """Though others pass by, and come to the same place at their next turn before them."""
-    device, i = metalmm.Device("cpu", timeout=timeout), np.arange(64)
+    device, i = metalmm.Device(DEVICE, **({"timeout": timeout} if timeout else {})), np.arange(64)
     of_all = "uint of_all(uint n) { return simd_sum(1u) * (n + 1); }\n"
     of_all += "uint of_some(uint i, uint n) { uint s = 0; if ((i + n) % 3 != 0) s = of_all(n); return s; }\n"
     of_all += "struct Summed { uint of(uint n) const { return of_all(n); } };\n"
@@ -155,6 +154,24 @@ def test_lanes_of_one_turn_of_a_loop_meet(body: str, timeout: float | None) -> N
             count = int(lanes.sum())
             want[lanes] += (11 if count > 21 else 0) * (n + 1) if "> 21" in body else count * (n + 1)
     np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_lanes_in_two_calls_of_a_function_do_not_meet(device: metalmm.Device) -> None:
+    source = f"""{HEAD}uint f(uint x) {{ return simd_sum(x); }}
+kernel void k(device uint* y, uint i [[thread_position_in_grid]]) {{
+  uint s = 0;
+  if (i < 16) s = f(1u);
+  s += 100 * f(1u) + 10000 * f(1u);
+  switch (i & 3) {{ case 1: s += f(1u); break; case 2: for (uint n = 0; n < 3; n++) {{ if (n == 1) continue; s += f(1u); }} break;
+    case 3: if (i & 4) break; s += 1000000 * f(1u); break; default: break; }}
+  y[i] = s;
+}}"""
+    y = np.zeros(32, np.uint32)
+    device.compile(source).kernel("k")(y, grid=1, threadgroup=32)
+    np.testing.assert_array_equal(
+        y, [16 * (i < 16) + 323200 + 8 * (i % 4 == 1) + 16 * (i % 4 == 2) + 4000000 * (i % 8 == 3) for i in range(32)]
+    )
 
 
 @pytest.mark.usefixtures("each_compiler")

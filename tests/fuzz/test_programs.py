@@ -5,7 +5,7 @@ from __future__ import annotations
 import metalmm
 import numpy as np
 import pytest
-from support.here import ALL_OF_LANGUAGE, DEVICE, SEED
+from support.here import ALL_OF_LANGUAGE, SEED
 from support.programs import THREADS, Program
 
 COUNT = 60 if ALL_OF_LANGUAGE else 4
@@ -14,7 +14,7 @@ COUNT = 60 if ALL_OF_LANGUAGE else 4
 @pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))
 @pytest.mark.usefixtures("each_compiler")
 def test_a_program(seed: int, device: metalmm.Device) -> None:
-    program, rng = Program(seed, parts=DEVICE == "cpu"), np.random.default_rng(seed)
+    program, rng = Program(seed), np.random.default_rng(seed)
     a, b, y = rng.integers(0, 1 << 32, THREADS, np.uint32), rng.integers(-1000, 1000, THREADS, np.int32), np.zeros(THREADS, np.uint32)
     a[:8] = range(8)
     with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from metalmm.backends import cuda
 from metalmm.errors import CompileError
 from metalmm.kernel_source import KernelText
 from metalmm.msl.program import Program
-from support.here import ALL_OF_IT, ROOT
+from support.here import ALL_OF_IT, ALL_OF_LANGUAGE, ROOT
 from support.rows import kinds
 
 try:
@@ -32,12 +32,12 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel, end and use of tensor cores one instance, by turns for 9.0 and 8.0. With
-    METALMM_TEST_ALL all for both."""
+    """By capability: of one variant of each kernel one instance of dense and one of quantized weights, by turns for 9.0 and 8.0; with
+    METALMM_TEST_LANGUAGE of each end and use of tensor cores, too. With METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
     ways = set[tuple[object, ...]]()
     for v in kinds(metalmm.variants()):
-        way = (v.kernel, v.storage == "dense", v.swiglu, v.params.get("mma"))
+        way = (v.kernel, v.storage == "dense", *((v.swiglu, v.params.get("mma")) if ALL_OF_LANGUAGE else ()))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
         found = [(of_first_type[-1], 90 if "wgmma" in v.needs or len(ways) % 2 == 0 else 80)] if way not in ways else []
@@ -70,7 +70,8 @@ def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "conformance" / "msl").glob("*.metal")), ids=lambda p: p.stem)
 def test_what_the_language_tests_use(path: Path) -> None:
     text = metalmm.compiler.preprocess(path.read_text(), str(path), for_metal=True)
-    for kernel in Program(text, str(path)).kernel_names():
+    names = Program(text, str(path)).kernel_names()
+    for kernel in names if ALL_OF_LANGUAGE else names[:2]:
         constants = {0: True, 1: 3} if kernel == "spaces" else {}
         for stops in (False, True) if ALL_OF_IT else (len(kernel) % 2 == 0,):
             cuda.build(KernelText(text, str(path), is_preprocessed=True), kernel, constants, 90, stops=stops)
@@ -93,7 +94,7 @@ def test_loads_are_as_wide_as_the_kernel_says() -> None:
     instance = "simd_octets<half, 1, 2, 1, 4, 128>"
     text = KernelText(kernel_source.assemble(source, instance), str(source))
     msl = metalmm.compiler.preprocess(text.text, text.name, for_metal=True)
-    lowered = cuda.cxx.lower(msl, kernel_source.host_name(instance), {}, compiler="nvrtc")
+    lowered = cuda.cxx.lower(msl, kernel_source.host_name(instance), {}, compiler="nvrtc", converged=True)
     ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
     ptx = ptx.partition(".entry")[2]
     assert ptx.count("ld.global.v4.u32") + ptx.count("ld.global.v2.u64") == 12  # 8 of B, 4 of A
@@ -123,6 +124,11 @@ PROGRAMS = {
     f"kernel void k({ARGS}) {{ f[i] = a[i & 1].x + b[i & 1].y + c[i & 3].x + d + e.x + L<half>::least; }}",
     "ggml's structs": "typedef struct { half d; uchar qs[16]; } block;\n"
     "kernel void k(device block* x [[buffer(0)]], device float* f [[buffer(1)]]) { f[0] = x->d * x->qs[0] - 8.h * x->d; }",
+    "lanes that part": "uint of_few(uint x) { return simd_sum(x); }\n"
+    "uint of_all(uint x) { if (x > 9) return simd_sum(x); for (uint j = x & 3; j < 4; j++) { if (j == 2) continue; x += simd_max(j); }\n"
+    "switch (x & 3) { case 1: return of_few(x); default: x++; } do { if (simd_any(x == 3)) { x++; break; } } while (++x < 99); return x; }\n"
+    f"kernel void k({ARGS}) {{ if (i > 40) return; while (n[i] > 0) {{ if (i & 1) n[i] -= of_all(i); else {{ n[i]--; }} }}\n"
+    "for (;;) { n[i] += of_all(3u) + of_all(4u); if (n[i] > 5) break; } }",
     "names of CUDA's": "struct dim3 { int x; }; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
     f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + lrint(f[0]) + rcbrt(2) + d.x; }}",
     "constexpr loop": "constexpr int fact(int q) { int r = 1; for (int i = 2; i <= q; i++) r *= i; return r; }\n"
@@ -134,6 +140,35 @@ ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES
 @pytest.mark.parametrize(("name", "stops"), [(name, s) for i, name in enumerate(ALL) for s in (False, True) if ALL_OF_IT or s == i % 2])
 def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
     assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
+
+
+PARTED = {
+    "in a branch": ("if (i < 3) n[i] = simd_sum(n[i]);", True),
+    "behind who left": ("if (i < 3) return; n[i] = simd_sum(n[i]);", True),
+    "in a loop": ("for (int j = 0; j < n[0]; j++) n[i] = simd_sum(n[i]);", True),
+    "in a loop of each lane's": ("for (int j = 0; j < 3; j++) n[i] = simd_sum(n[i]);", False),
+    "in such a loop that some leave": ("for (int j = 0; j < 3; j++) { n[i] = simd_sum(n[i]); if (n[i] == j) break; }", True),
+    "in one that counts as it likes": ("for (int j = 0; j < 3; j++) { n[i] = simd_sum(n[i]); j += n[i]; }", True),
+    "in one to a lane's own number": ("n[i] = to_own(uint(n[i]), i);", True),
+    "in one to a constant": ("n[i] = to_four(i);", False),
+    "in a function": ("while (n[i] > 3) n[i] -= of_all(1u);", True),
+    "nowhere": ("if (i < 3) n[i] = 1;", False),
+    "beside a branch": ("if (i < 3) n[i] = 1; n[i] = simd_sum(n[i]);", False),
+    "behind &&": ("if (i < 3 && simd_any(n[i] > 3)) n[i] = 1;", False),
+    "where a condition declares": ("while (int x = n[i]--) n[i] -= simd_sum(x);", False),
+}
+
+
+@pytest.mark.parametrize(("body", "kept"), PARTED.values(), ids=PARTED)
+def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> None:
+    """And an operation comes there. Never of a kernel of ours."""
+    text = HEAD + f"uint of_all(uint x) {{ return simd_sum(x); }} kernel void k({ARGS}) {{ {body} }}\n"
+    text = text.replace("kernel", "uint to_own(uint n, uint i) { for (uint j = 0; j < n; j++) i = simd_sum(i); return i; }\n"
+        "uint to_four(uint i) { constexpr uint four = 4; for (uint j = 0; j < four; ++j) i = simd_sum(i); return i; } kernel", 1)  # fmt: skip
+    text = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
+    lowered = [cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=converged) for converged in (False, True)]
+    assert ["METALMM_MASKS" in x for x in lowered] == [kept, False] == [bool(re.search("fiber::(Scope|Branch|leaves)", x)) for x in lowered]
+    assert cuda.build(KernelText(text, "own.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")
 
 
 def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,16 +65,23 @@ def for_metal(path: Path, folders: tuple[Path, ...]) -> KernelText:
     )
 
 
+@functools.cache
+def constants(path: Path, folders: tuple[Path, ...]) -> dict[str | int, Any]:
+    """A value for each function constant: of a bool True, of a number 1."""
+    found = re.findall(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant", for_metal(path, folders).text)
+    return {name: True if kind == "bool" else 1 for kind, name in found}
+
+
 def mistake(path: Path, folders: tuple[Path, ...], library: Any, name: str, by: str) -> str:
     """Empty, or why it does not compile."""
     if not name:
         return str(library)
     try:
         if by == "nvrtc":
-            cuda.build(for_metal(path, folders), name, {}, 90)
+            cuda.build(for_metal(path, folders), name, constants(path, folders), 90)
         else:
             os.environ["METALMM_CXX"] = by
-            library.kernel(name)
+            library.kernel(name, constants(path, folders))
     except metalmm.Error as error:
         return str(error)
     return ""

@@ -30,6 +30,7 @@ OF_LANES: dict[str, Callable[[list[int], int], int]] = {
 }  # fmt: skip
 Values = Any  # of a scalar [threads], of a vector [threads, n]; whole numbers in uint64 or int64
 Evaluate = Callable[["State"], Values]
+Step = Callable[["State"], None]
 
 
 def element(kind: str) -> str:
@@ -56,8 +57,12 @@ def wrapped(x: Values, kind: str) -> Values:
 
 @dataclass
 class State:
+    """gone: threads that have left this turn of the loop; broken: have left the loop."""
+
     values: dict[str, Values] = field(default_factory=dict)
     active: Any = field(default_factory=lambda: np.ones(THREADS, bool))
+    gone: Any = field(default_factory=lambda: np.zeros(THREADS, bool))
+    broken: Any = field(default_factory=lambda: np.zeros(THREADS, bool))
 
     def put(self, name: str, x: Values) -> None:
         where = self.active if x.ndim == 1 else self.active[:, None]
@@ -71,19 +76,26 @@ class Expression:
     value: Evaluate
 
 
-class Program:
-    """Its text, and what it gives: `result` of every thread. parts: lanes may be at different turns of a loop, with operations in it."""
+@dataclass
+class Helper:
+    name: str
+    value: Callable[[State, Values, Values], Values]
 
-    def __init__(self, seed: int, parts: bool) -> None:
-        self.parts, self.in_loop = parts, False
+
+class Program:
+    """Its text, and what it gives: `result` of every thread."""
+
+    def __init__(self, seed: int) -> None:
         self.rng, self.count, self.loops = random.Random(seed), 0, 0
-        self.is_uniform = True
+        self.is_uniform, self.may_leave, self.helpers = True, False, list[Helper]()
+        self.depth = 3 if seed % 4 == 0 else 2
+        helpers = "".join(self.helper() for _ in range(self.rng.randrange(3)))
         self.names = {"a": "uint", "b": "int", "i": "uint"}
-        body, run = self.block(4 + self.rng.randrange(5), 2)
+        body, run = self.block(4 + self.rng.randrange(5), self.depth)
         kept = [name if width(kind) == 1 else f"{name}.{part}" for name, kind in self.names.items() for part in "xyzw"[: width(kind)]]
         last = "".join(f"h = h * 31u + uint({name});\n" for name in kept)
         self.text = (
-            "#include <metal_stdlib>\nusing namespace metal;\n"
+            f"#include <metal_stdlib>\nusing namespace metal;\n{helpers}"
             "kernel void k(device const uint* xa, device const int* xb, device uint* y, uint i [[thread_index_in_threadgroup]]) {\n"
             f"threadgroup uint shared[{THREADS}];\nuint a = xa[i]; int b = xb[i]; shared[i] = 0;\n"
             f"threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}uint h = 0;\n{last}y[i] = h;\n}}\n"
@@ -244,28 +256,31 @@ class Program:
 
     # -- statements ------------------------------------------------------------------------------------------------------------------
 
-    def block(self, count: int, depth: int) -> tuple[str, Callable[[State], None]]:
+    def block(self, count: int, depth: int) -> tuple[str, Step]:
         before = dict(self.names)
         made = [self.statement(depth) for _ in range(count)]
-        self.names = before if depth < 2 else self.names
+        self.names = before if depth < self.depth else self.names
 
         def run(s: State) -> None:
             for _, step in made:
-                step(s)
+                if s.active.any():
+                    step(s)
 
         return "".join(f"{text}\n" for text, _ in made), run
 
-    def statement(self, depth: int) -> tuple[str, Callable[[State], None]]:
-        kinds = [self.declaration, self.declaration, self.assignment, self.assignment]
+    def statement(self, depth: int) -> tuple[str, Step]:
+        kinds = [self.declaration, self.declaration, self.assignment, self.assignment, self.of_lanes]
         if depth:
             kinds += [self.branch, self.loop]
-        if self.parts or self.is_uniform or not self.in_loop:
-            kinds += [self.of_lanes] if depth else [self.of_lanes, self.of_lanes]
+        if self.may_leave:
+            kinds.append(self.leave)
         if self.is_uniform:
             kinds.append(self.exchange)
+        if self.helpers:
+            kinds.append(self.call)
         return self.rng.choice(kinds)(depth)
 
-    def declaration(self, depth: int) -> tuple[str, Callable[[State], None]]:
+    def declaration(self, depth: int) -> tuple[str, Step]:
         kind, name = self.rng.choice([*SCALARS, *VECTORS, "bool"]), f"v{self.count}"
         self.count += 1
         x = self.expression(3, kind)
@@ -277,7 +292,7 @@ class Program:
 
         return f"{kind} {name} = {x.text};", run
 
-    def assignment(self, depth: int) -> tuple[str, Callable[[State], None]]:
+    def assignment(self, depth: int) -> tuple[str, Step]:
         own = [name for name in self.names if name != "i" and not name.startswith("n")]
         name = self.rng.choice(own)
         kind = self.names[name]
@@ -296,7 +311,7 @@ class Program:
             return f"{name}.{'xyzw'[at]} = {part.text};", run
         return f"{name} = {x.text};", lambda s: s.put(name, x.value(s))
 
-    def branch(self, depth: int) -> tuple[str, Callable[[State], None]]:
+    def branch(self, depth: int) -> tuple[str, Step]:
         c = self.condition(2)
         uniform, self.is_uniform = self.is_uniform, False
         first, then = self.block(1 + self.rng.randrange(3), depth - 1)
@@ -309,49 +324,83 @@ class Program:
                 s.active = active
                 if active.any():
                     step(s)
-            s.active = before
+            s.active = before & ~s.gone
 
         return f"if {c.text} {{\n{first}}} else {{\n{second}}}", run
 
-    def loop(self, depth: int) -> tuple[str, Callable[[State], None]]:
-        """As many times for each thread, or not; some break."""
-        name, is_same = f"n{self.loops}", self.rng.random() < 0.5
+    def loop(self, depth: int) -> tuple[str, Step]:
+        """As many times for each thread, or not."""
+        name, is_same, form = f"n{self.loops}", self.rng.random() < 0.4, self.rng.choice(["for", "for", "while", "do"])
         self.loops += 1
         times = Expression("3u", "uint", lambda s: np.full(THREADS, 3, np.uint64))
         if not is_same:
             x = self.expression(1, "uint")
             times = Expression(f"({x.text} & 3u)", "uint", lambda s: x.value(s) & np.uint64(3))
         uniform, self.is_uniform = self.is_uniform, self.is_uniform and is_same
-        inside, self.in_loop = self.in_loop, True
+        may_leave, self.may_leave = self.may_leave, not self.is_uniform
         self.names[name] = "uint"
-        leaves = self.condition(1) if not is_same and self.rng.random() < 0.5 else None
-        word = self.rng.choice(["break", "continue"])
-        body, step = self.block(1 + self.rng.randrange(3), depth - 1)
+        body, step = self.block(1 + self.rng.randrange(4), depth - 1)
         del self.names[name]
-        self.is_uniform, self.in_loop = uniform, inside
+        self.is_uniform, self.may_leave = uniform, may_leave
 
         def run(s: State) -> None:
-            before, most = s.active, times.value(s)
+            before, gone, broken, most = s.active, s.gone, s.broken, times.value(s)
             s.values[name] = np.zeros(THREADS, np.uint64)
-            running = before.copy()
-            while (running := running & (s.values[name] < most)).any():
-                s.active = running
-                if leaves is not None:
-                    out = running & (leaves.value(s) != 0)
-                    s.active = running & ~out
-                    if word == "break":
-                        running = s.active
-                if s.active.any():
+            s.broken, running, turn = np.zeros(THREADS, bool), before.copy(), 0
+            while (running := running & ~s.broken & ((s.values[name] < most) | (turn == 0 and form == "do"))).any():
+                s.active, s.gone, turn = running, np.zeros(THREADS, bool), turn + 1
+                if form == "for":
                     step(s)
                 s.values[name] = s.values[name] + np.where(running, np.uint64(1), np.uint64(0))
-            s.active = before
+                if form != "for":  # the turns are counted first, where a `continue` does not pass by
+                    step(s)
+            s.active, s.gone, s.broken = before, gone, broken
             del s.values[name]
 
-        early = f"if {leaves.text} {word};\n" if leaves is not None else ""
         # The number of times is fixed before the first: the body may change what it is made of.
-        return f"{{ const uint most{name} = {times.text}; for (uint {name} = 0; {name} < most{name}; {name}++) {{\n{early}{body}}} }}", run
+        head = f"{{ const uint most{name} = {times.text}; "
+        if form == "for":
+            return f"{head}for (uint {name} = 0; {name} < most{name}; {name}++) {{\n{body}}} }}", run
+        if form == "while":
+            return f"{head}uint {name} = 0; while ({name} < most{name}) {{\n{name}++;\n{body}}} }}", run
+        return f"{head}uint {name} = 0; do {{\n{name}++;\n{body}}} while ({name} < most{name}); }}", run
 
-    def of_lanes(self, depth: int) -> tuple[str, Callable[[State], None]]:
+    def leave(self, depth: int) -> tuple[str, Step]:
+        """Where a condition holds, out of the loop or to its next turn."""
+        c, word = self.condition(1), self.rng.choice(["break", "continue"])
+
+        def run(s: State) -> None:
+            out = s.active & (c.value(s) != 0)
+            s.gone, s.active = s.gone | out, s.active & ~out
+            if word == "break":
+                s.broken = s.broken | out
+
+        return f"if {c.text} {word};", run
+
+    def helper(self) -> str:
+        """A function with operations of lanes, which some leave early."""
+        self.names, self.is_uniform = {"a": "uint", "b": "int", "i": "uint"}, False
+        body, step = self.block(1 + self.rng.randrange(3), 1)
+        early, (rest, last) = self.condition(1), self.block(1 + self.rng.randrange(2), 0)
+        name, self.is_uniform = f"f{len(self.helpers)}", True
+
+        def value(s: State, a: Values, b: Values) -> Values:
+            inner = State({"a": a, "b": b, "i": s.values["i"]}, s.active)
+            step(inner)
+            out, result = inner.active & (early.value(inner) != 0), inner.values["a"].copy()
+            inner.active = inner.active & ~out
+            if inner.active.any():
+                last(inner)
+            return np.where(out, result, wrapped(inner.values["a"] + np.uint64(1), "uint"))
+
+        self.helpers.append(Helper(name, value))
+        return f"uint {name}(uint a, int b, uint i) {{\n{body}if {early.text} return a;\n{rest}return a + 1u;\n}}\n"
+
+    def call(self, depth: int) -> tuple[str, Step]:
+        f, x, y = self.rng.choice(self.helpers), self.expression(1, "uint"), self.expression(1, "int")
+        return f"a = {f.name}({x.text}, {y.text}, i);", lambda s: s.put("a", f.value(s, x.value(s), y.value(s)))
+
+    def of_lanes(self, depth: int) -> tuple[str, Step]:
         """Among the lanes of a simdgroup that are there."""
         function, x = self.rng.choice(list(OF_LANES)), self.expression(2, "uint")
 
@@ -366,7 +415,7 @@ class Program:
 
         return f"a = a * 3u + {function}({x.text});", run
 
-    def exchange(self, depth: int) -> tuple[str, Callable[[State], None]]:
+    def exchange(self, depth: int) -> tuple[str, Step]:
         """By way of threadgroup memory, where all threads come by."""
         name, x, away = f"v{self.count}", self.expression(2, "uint"), self.rng.randrange(1, THREADS)
         self.count += 1

@@ -152,12 +152,23 @@ METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
 }
 
 METALMM_INLINE void nothing_to_order() {}
-struct Join {};  // cuda/lanes.h waits there; fibers meet at operations alone
+// cuda/lanes.h has work in these; fibers meet at operations alone.
+struct Join {};
+template <bool> struct Scope {
+  bool stays = false;
+};
+template <bool PARTS> struct Branch : Scope<PARTS> {
+  bool is;
+  explicit METALMM_INLINE Branch(bool c) : is(c) {}
+};
+METALMM_INLINE bool goes(bool c) { return c; }
+METALMM_INLINE bool leaves(bool c) { return c; }
+template <class T> METALMM_INLINE T chosen(T value) { return value; }
 struct Turns {
   Turn turn;
-  explicit METALMM_INLINE Turns(METALMM_SITE) {
+  explicit METALMM_INLINE Turns(u32 count = 0, METALMM_SITE) {
     Lane& lane = context()->lanes[context()->lane];
-    turn = {lane.turn, METALMM_SITE_VALUE, 0};
+    turn = {lane.turn, METALMM_SITE_VALUE, count};
     lane.turn = &turn;
   }
   METALMM_INLINE ~Turns() { context()->lanes[context()->lane].turn = turn.outer; }

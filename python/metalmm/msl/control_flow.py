@@ -8,6 +8,16 @@ from collections.abc import Collection, Iterator
 from .program import Declaration, Program
 from .tokens import OPEN
 
+# Of a simdgroup's lanes. Not every name that begins so: kernels call a lane's number simd_lane.
+_AMONG_LANES = re.compile(
+    r"(simd|quad)_(sum|product|max|min|and|or|xor|all|any|ballot|vote|is_first|active_threads_mask|broadcast\w*|shuffle\w*|prefix\w*)$"
+    r"|simdgroup_(barrier|multiply\w*|load|store)$"
+)
+_SEVERAL_WAYS = {"&&", "||", "?"}
+_LEAVES = {"break", "continue", "return"}
+_NUMBERS = {"int", "uint", "short", "ushort", "size_t"}
+_ASSIGNS = {"=", "+", "-", "++", "--", "+=", "-=", "*=", "/=", "<<=", ">>="}  # or, in two parts, may be one
+
 
 class ControlFlow:
     """Of one program, whose tokens are edited in place."""
@@ -15,25 +25,175 @@ class ControlFlow:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.source = program.source
+        self._handled = set[int]()  # loops that ask already whether they shall end
+        self._before, self._behind = dict[int, str](), dict[int, str]()  # texts of `masks`, by token
 
-    def joins(self, reachable: Collection[Declaration]) -> bool:
+    def may_skip(self, reachable: Collection[Declaration]) -> bool:
+        """Whether lanes may skip a threadgroup's barrier, because it stands in a branch. Then barriers count simdgroups
+        (METALMM_SKIPPED_BARRIERS)."""
+        barrier, tokens = self._that_call(re.compile("threadgroup_barrier")), self.source.tokens
+        return any(
+            tokens[i].text in ("if", "switch") and not barrier.isdisjoint(self._called(i, end)) for i, end in self._statements(reachable)
+        )
+
+    def _called(self, i: int, end: int) -> set[str]:
+        tokens = self.source.tokens
+        return {
+            t.text for t, behind in zip(tokens[i:end], tokens[i + 1 : end], strict=False) if t.kind == "name" and behind.text in ("(", "<")
+        }
+
+    def joins(self, reachable: Collection[Declaration], may_skip: bool) -> None:
         """Lanes that part at an atomic operation are together again behind the branch or loop that it stands in, as on Apple's GPUs. Not
-        where a barrier stands in it, too: who waits there might wait for those who wait behind it.
-
-        Returns whether lanes of what is reachable may skip a threadgroup's barrier, because it stands in a branch. Then barriers count
-        simdgroups (METALMM_SKIPPED_BARRIERS), and lanes are together again behind each statement with a barrier, too.
-        """
-        tokens, atomic = self.source.tokens, self._that_call(re.compile("atomic_"))
-        barrier, of_threadgroup = (self._that_call(re.compile(f"{name}_barrier")) for name in ("(threadgroup|simdgroup)", "threadgroup"))
-        places, may_skip = list[tuple[int, set[str]]](), False
+        where a barrier stands in it, too: who waits there might wait for those who wait behind it. Where lanes may skip a barrier, they
+        are together again behind each statement with one, too."""
+        atomic, barrier = (self._that_call(re.compile(wanted)) for wanted in ("atomic_", "(threadgroup|simdgroup)_barrier"))
         for i, end in self._statements(reachable):
-            called = zip(tokens[i:end], tokens[i + 1 : end], strict=False)
-            places.append((i, names := {t.text for t, behind in called if t.kind == "name" and behind.text in ("(", "<")}))
-            may_skip |= tokens[i].text in ("if", "switch") and not names.isdisjoint(of_threadgroup)
-        for i, names in places:
+            names, token = self._called(i, end), self.source.tokens[i]
             if names & (atomic | barrier) if may_skip else names & atomic and not names & barrier:
-                tokens[i].space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{tokens[i].space or ' '}"
-        return may_skip
+                token.space = f" if (::metalmm::fiber::Join metalmm_join; false) {{}} else{token.space or ' '}"
+
+    def masks(self, reachable: Collection[Declaration], may_skip: bool, stops: bool) -> bool:
+        """Each lane keeps which others are with it, whatever the processor brings together (csrc/msl/runtime/cuda/lanes.h). A branch, a loop
+        and a function that have an operation among lanes are told to. Barriers that lanes may skip are such operations, too.
+
+        Returns whether that is done (METALMM_MASKS). False where nothing needs it. False, too, where it cannot be seen who comes to an
+        operation: within an expression, beside a condition that declares something, in a class or a lambda.
+        """
+        tokens, among = self.source.tokens, self._that_call(_AMONG_LANES)
+        if not among:
+            return False
+        if may_skip:
+            among |= self._that_call(re.compile("threadgroup_barrier"))
+        called = [j for j, t in enumerate(tokens) if t.kind == "name" and t.text in among and tokens[j + 1].text in ("(", "<")]
+        bodies = [d for d in reachable if d.body >= 0 and any(d.body < j < d.end for j in called)]
+        if any(not d.is_function or self._has_lambda(d.body, d.end) for d in bodies):
+            return False
+        if any(not _SEVERAL_WAYS.isdisjoint(self._words_before(j)) for j in called):
+            return False
+        statements = [*self._statements(bodies)]
+        loops, of_break = dict[tuple[int, int], bool](), dict[tuple[int, int], bool]()  # of each, of a switch, whether it is told to
+        switches, told = [x for x in statements if tokens[x[0]].text == "switch"], dict[int, tuple[int, int, int, int]]()
+        for i, end in statements:
+            word, words = tokens[i].text, {t.text for t in tokens[i:end]}
+            leaves = word in ("if", "switch") and "continue" in words and self._innermost(loops, i)
+            leaves |= word == "if" and "break" in words and self._innermost(loops | of_break, i)
+            needed = "return" in words or leaves or any(i < j < end for j in called)
+            if word == "for" and not stops and words.isdisjoint(_LEAVES) and self._goes_alike(i):
+                needed = False
+            if word in ("for", "while", "do"):
+                loops[i, end] = needed
+            elif word == "switch":
+                of_break[i, end] = needed
+            if needed:
+                body = i + 1 if word == "do" else self.source.matching(i + 1) + 1
+                condition = self._condition(i, body)
+                if condition is None or self._is_entered(i, end, switches):
+                    return False
+                told[i] = end, body, *condition
+        if not told:
+            return False
+        for i, (end, body, first, last) in told.items():
+            self._tell(i, end, body, first, last, called, stops)
+        for d in bodies:
+            if not any("kernel" in t.text.lower() for t in tokens[d.start : d.body]):
+                self._behind[d.body] = " ::metalmm::fiber::Scope<false> metalmm_function;" + self._behind.get(d.body, "")
+        for i, t in enumerate(tokens):
+            if t.text == "continue" and self._innermost(loops, i):
+                self._around(i, i + 2, " { metalmm_turn.stays = true; ", " }")
+        self._handled = set(told)
+        return True
+
+    def _condition(self, i: int, body: int) -> tuple[int, int] | None:
+        """What stands before and behind that of the statement at i. None where it declares something, or there is none, of a range."""
+        tokens, opening = self.source.tokens, i + 1
+        if tokens[i].text == "do":
+            opening = next(j for j in range(self._statement_end(body), len(tokens)) if tokens[j].text == "(")
+        first, last = opening, self.source.matching(opening)
+        if tokens[i].text == "for":
+            places = [*self.source.top_level(opening + 1, last, ";")]
+            if len(places) != 2:
+                return None
+            first, last = places
+        declares = self._declares(first + 1, last) or tokens[first + 1].kind == tokens[first + 2].kind == "name"
+        return None if declares or ";" in (t.text for t in tokens[first + 1 : last]) else (first, last)
+
+    @staticmethod
+    def _innermost(loops: dict[tuple[int, int], bool], i: int) -> bool:
+        """Whether the loop that token i is of is told to."""
+        around = [(first, is_told) for (first, end), is_told in loops.items() if first < i < end]
+        return max(around)[1] if around else False
+
+    def _tell(self, i: int, end: int, body: int, first: int, last: int, called: list[int], stops: bool) -> None:
+        tokens, word, around = self.source.tokens, self.source.tokens[i].text, self._around
+        words, inner = {t.text for t in tokens[i:end]}, body + (tokens[body].text == "{")
+        parts = str(not words.isdisjoint(_LEAVES)).lower()  # whether lanes may leave it for elsewhere
+        if word == "if":
+            at_once = tokens[inner].text in _LEAVES and not any(body < j < end for j in called)
+            if at_once and end == self._statement_end(inner) + inner - body:
+                return around(first + 1, last, "::metalmm::fiber::leaves(static_cast<bool>(", "))")
+            around(first + 1, last, f"::metalmm::fiber::Branch<{parts}> metalmm_branch{{static_cast<bool>(", ")}; metalmm_branch.is")
+            ends, stays = self._statement_end(body), "{ metalmm_branch.stays = true; }"
+            around(body, ends, " { ", stays[1:] + f" else {stays}" * (ends == end))
+            return around(ends + 1, end, " { ", stays[1:]) if ends < end else None
+        returns = str("return" in words or (word == "switch" and "continue" in words)).lower()
+        around(i, end, f" {{ ::metalmm::fiber::Scope<{returns}> metalmm_all; ", " metalmm_all.stays = true; }")
+        if word == "switch":
+            return around(first + 1, last, "::metalmm::fiber::chosen(", ")")
+        goes = "::metalmm::msl::goes_on() && (" if stops else "("
+        if last > first + 1:
+            around(first + 1, last, f"::metalmm::fiber::goes({goes}", "))")
+        elif stops:
+            self._before[last] = self._before.get(last, "") + "::metalmm::fiber::goes(::metalmm::msl::goes_on())"
+        return around(
+            body, self._statement_end(body), f" {{ ::metalmm::fiber::Scope<{parts}> metalmm_turn; ", " metalmm_turn.stays = true; }"
+        )
+
+    def _around(self, first: int, end: int, head: str, tail: str) -> None:
+        """Of tokens first to end. What is around others comes first."""
+        self._before[first] = self._before.get(first, "") + head
+        self._behind[end - 1] = tail + self._behind.get(end - 1, "")
+
+    def place_masks(self) -> None:
+        """Once nobody reads the tokens any more."""
+        for i, text in self._before.items():
+            self.source.tokens[i].space = (self.source.tokens[i].space or " ") + text
+        for i, text in self._behind.items():
+            self.source.tokens[i].text += text
+
+    def _goes_alike(self, i: int) -> bool:
+        """Whether lanes go round the `for` at i as often, as its head shows: from a constant to a constant, by one."""
+        tokens, close = self.source.tokens, self.source.matching(i + 1)
+        head = re.fullmatch(
+            r"(\w+) (\w+) = (\w+) ; \2 < (\w+) ; (?:\+ ?\+ \2|\2 \+ ?\+)", " ".join(t.text for t in tokens[i + 2 : close] if t.text)
+        )
+        if not head or head[1] not in _NUMBERS:
+            return False
+        headers = [(j, self.source.angle_end(j + 1)) for j, t in enumerate(tokens) if t.text == "template" and tokens[j + 1].text == "<"]
+        declared = dict[str, bool]()  # whether a number of that name is always a constant
+        for j, t in enumerate(tokens):
+            if tokens[j - 1].text in _NUMBERS and t.kind == "name":
+                known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
+                declared[t.text] = declared.get(t.text, True) and known
+        body = range(close, self._statement_end(close + 1))
+        is_set = any(tokens[j].text == head[2] and tokens[j + 1].text in _ASSIGNS for j in body)
+        return not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
+
+    def _is_entered(self, i: int, end: int, switches: list[tuple[int, int]]) -> bool:
+        """Whether a label in the statement is of a switch around it."""
+        labels = [j for j in range(i, end) if self.source.tokens[j].text in ("case", "default")]
+        return any(not any(i <= first < j < after for first, after in switches) for j in labels)
+
+    def _has_lambda(self, i: int, end: int) -> bool:
+        t = self.source.tokens
+        return any(t[j].text == "]" and t[j + 1].text == "(" and t[j - 1].text in ("&", "=", "[") for j in range(i, end))
+
+    def _words_before(self, j: int) -> set[str]:
+        """In the same expression."""
+        tokens, words = self.source.tokens, set[str]()
+        while tokens[j].text not in (";", "{", "}"):
+            words.add(tokens[j].text)
+            j -= 1
+        return words
 
     def turns(self, reachable: Collection[Declaration]) -> None:
         """Loops in which a lane may pass by an operation of its simdgroup count their turns, so that those of one turn alone meet at it. A
@@ -46,8 +206,9 @@ class ControlFlow:
         hidden = any(
             t.text in wanted and tokens[j + 1].text in ("(", "<") for d in classes for j, t in enumerate(tokens[d.body : d.end], d.body)
         )
-        hidden |= any(t.text == "]" and tokens[j + 1].text == "(" and tokens[j - 1].text in ("&", "=", "[") for j, t in enumerate(tokens))
+        hidden |= self._has_lambda(0, len(tokens))
         statements = [*self._statements(reachable)]
+        switches = [x for x in statements if tokens[x[0]].text == "switch"]
         for i, last in statements:
             if tokens[i].text in ("if", "switch"):
                 continue
@@ -58,10 +219,28 @@ class ControlFlow:
             may_pass = any(first < j < after for j in called for first, after in inner)
             may_pass |= any(not operation.match(tokens[j].text) for j in called)
             may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[i:last])
-            labels = (j for j in range(body, end) if tokens[j].text in ("case", "default"))
-            is_entered = any(not any(first < j < after and tokens[first].text == "switch" for first, after in inner) for j in labels)
-            if (hidden or (called and may_pass)) and not is_entered and self._count_turns(i, end):
+            if (hidden or (called and may_pass)) and not self._is_entered(i, end, switches) and self._count_turns(i, end):
                 tokens[i].space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{tokens[i].space or ' '}"
+        self._number_calls(reachable, wanted)
+
+    def _number_calls(self, reachable: Collection[Declaration], among: set[str]) -> None:
+        """Lanes in two calls of one function do not meet at its operations."""
+        tokens, calls = self.source.tokens, dict[str, list[tuple[int, int]]]()
+        own = {d.name for d in self.program.declarations if d.is_function and d.body >= 0} & among
+        for d in reachable:
+            for j in range(d.body + 1, d.end if d.is_function and d.body >= 0 else 0):
+                if (
+                    tokens[j].text in own
+                    and tokens[j - 1].text not in (".", "->", "::")
+                    and (tokens[j - 1].kind != "name" or tokens[j - 1].text in ("return", "else", "do", "case"))
+                ):
+                    after = self.source.angle_end(j + 1) + 1 if tokens[j + 1].text == "<" else j + 1
+                    if tokens[after].text == "(":
+                        calls.setdefault(tokens[j].text, []).append((j, self.source.matching(after)))
+        for places in calls.values():
+            for number, (first, last) in enumerate(places, 1) if len(places) > 1 else ():
+                tokens[first].space = f"{tokens[first].space or ' '}(::metalmm::fiber::Turns({number}), "
+                tokens[last].text += ")"
 
     def _count_turns(self, i: int, end: int) -> bool:
         """Of the loop at `i`. False where nothing can be added: its condition declares something, or it goes over a range."""
@@ -125,7 +304,7 @@ class ControlFlow:
         """Every loop asks at each turn whether it shall end."""
         tokens = self.source.tokens
         for i, token in enumerate(tokens):
-            if token.kind != "name" or token.text not in ("for", "while") or tokens[i + 1].text != "(":
+            if token.kind != "name" or token.text not in ("for", "while") or tokens[i + 1].text != "(" or i in self._handled:
                 continue
             close = self.source.matching(i + 1)
             ends = [i + 1, *self.source.top_level(i + 2, close, ";"), close]

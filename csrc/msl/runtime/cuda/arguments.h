@@ -9,7 +9,7 @@ using abi::u32;
 using abi::u64;
 using abi::u8;
 
-constexpr u32 kArgumentsVersion = 3;
+constexpr u32 kArgumentsVersion = 4;
 constexpr u32 kMaxArguments = 64;
 constexpr u32 kMaxBarrier = 256;  // bytes of threadgroup memory of the barrier that lanes may skip: lanes.h
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
@@ -51,6 +51,7 @@ struct KernelTable {
   u32 stop;         // whether it looks at metalmm_stop
   u32 early;        // whether it reads weights before it waits: kernels/include/wait.h
   u32 barrier;      // bytes of threadgroup memory that are no kernel's: lanes.h
+  u32 masks;        // whether each thread has four more, behind what a launch gives: lanes.h
   ArgumentRow rows[kMaxArguments];
 };
 

@@ -157,6 +157,7 @@ struct Signature<void (*)(P...)> {
     t.max_threads = max_threads;
     t.count = count;
     t.barrier = fiber::kBarrierBytes;
+    t.masks = fiber::kMasks;
 #ifdef METALMM_STOPS
     t.stop = 1;
 #endif
@@ -238,8 +239,10 @@ struct Entry<Fn, S, T, void (*)(P...)> {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
     begin_launch(head);
     Place place = place_of(head);
+    bool runs = !counts_threads(head) || place.lane < place.threads;
     fiber::begin_barriers();
-    if (!counts_threads(head) || place.lane < place.threads) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
+    fiber::begin_masks(runs);
+    if (runs) call(block, place, typename MakeIndices<sizeof...(P)>::type{});
     fiber::end_barriers();
     end_launch(head);
   }

@@ -16,6 +16,9 @@ template <class F, abi::u32 Width> struct Reduce;
 template <class F, bool Inclusive> struct Scan;
 template <int Direction> struct Fill;
 template <class T> struct Pair;
+#ifdef METALMM_MASKS
+extern __shared__ __align__(16) abi::u8 metalmm_threadgroup[];  // kernel.h
+#endif
 }  // namespace metalmm::msl
 
 namespace metalmm::fiber {
@@ -24,13 +27,59 @@ using namespace metalmm::abi;
 
 METALMM_INLINE u32 lane() { return threadIdx.x & 31; }
 
+// A processor may bring lanes to a place one after another that the program has there together, where there are several ways to it. So
+// each lane keeps which are with it, by the program's text (ControlFlow.masks), and an operation waits for those.
+#ifdef METALMM_MASKS
+METALMM_INLINE u32& together() {
+  u32 bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return reinterpret_cast<u32*>(msl::metalmm_threadgroup)[bytes / 4 - blockDim.x + threadIdx.x];
+}
+// Not inlined: lanes that leave from several places wait for each other at one.
+static __noinline__ u32 vote(u32 mask, bool is) { return __ballot_sync(mask, is); }
+// What lanes enter together. At its end those who go on behind it are together; where lanes may leave it for elsewhere they are asked.
+template <bool PARTS> struct Scope {
+  u32 before = together();
+  bool stays = false;
+  METALMM_INLINE ~Scope() { together() = PARTS ? vote(before, stays) : before; }
+};
+template <bool PARTS> struct Branch : Scope<PARTS> {
+  bool is;
+  explicit METALMM_INLINE Branch(bool c) : is(c) {
+    u32 holds = __ballot_sync(this->before, c);
+    together() = c ? holds : this->before & ~holds;
+  }
+};
+// Of a loop's condition: those who go round once more.
+METALMM_INLINE bool goes(bool c) {
+  together() = __ballot_sync(together(), c);
+  return c;
+}
+// Of who leaves at once, for elsewhere or the next turn: the others are together.
+METALMM_INLINE bool leaves(bool c) {
+  together() = __ballot_sync(together(), !c);
+  return c;
+}
+// Of a switch: those who choose the same. Who comes from another case to theirs is not with them.
+template <class T> METALMM_INLINE T chosen(T value) {
+  together() = __match_any_sync(together(), static_cast<unsigned long long>(value));
+  return value;
+}
+inline constexpr bool kMasks = true;
+METALMM_INLINE void begin_masks(bool runs) { together() = __ballot_sync(~0u, runs); }
+#else
+METALMM_INLINE u32 together() { return __activemask(); }
+inline constexpr bool kMasks = false;
+METALMM_INLINE void begin_masks(bool) {}
+#endif
+
 // The lanes that take part. A kernel of ours has all 32 at each operation but simd_is_first and simd_broadcast_first (the CPU's debug mode
-// looks at that: ../fiber.h); of another those that come here together.
+// looks at that: ../fiber.h).
 METALMM_INLINE u32 active() {
 #ifdef METALMM_CONVERGED
   return ~0u;
 #else
-  return __activemask();
+  return together();
 #endif
 }
 
@@ -59,7 +108,7 @@ template <> struct Exchange<msl::Gather> {
 // Who asks for the first lane does not know which are there: in a kernel of ours as in any.
 template <> struct Exchange<msl::First> {
   template <class T> static METALMM_INLINE T run(u32, const T& value, u32) {
-    u32 mask = __activemask();
+    u32 mask = together();
     return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(mask)) - 1));
   }
 };
@@ -144,7 +193,7 @@ struct alignas(16) Barrier {
     __syncthreads();
   }
   METALMM_INLINE void wait() {
-    u32 mask = __activemask();
+    u32 mask = together();
     __syncwarp(mask);
     if (lane() == static_cast<u32>(__ffs(static_cast<int>(mask)) - 1)) {
       u32* mine = &taken[threadIdx.x / 32];
@@ -199,6 +248,11 @@ template <u32 At> METALMM_INLINE u32 word_of_launch() {
   asm("ld.param.u32 %0, [metalmm_kernel_param_0+%1];" : "=r"(word) : "n"(At));
   return word;
 }
+
+struct Turns {  // ../fiber.h counts
+  explicit METALMM_INLINE Turns(int = 0) {}
+  METALMM_INLINE bool next() { return true; }
+};
 
 // simdgroup_barrier(mem_none): where a kernel of ours that reads weights first comes to the rest (kernels/include/wait.h; kernel.h).
 METALMM_INLINE void nothing_to_order() {

@@ -89,11 +89,17 @@ class CpuTarget:
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
         flow = ControlFlow(self.program)
-        may_skip = compiler == "nvrtc" and not converged and flow.joins(reachable)
+        may_skip = masks = False
+        if compiler == "nvrtc" and not converged:
+            may_skip = flow.may_skip(reachable)
+            masks = flow.masks(reachable, may_skip, stops)
+            if not masks:
+                flow.joins(reachable, may_skip)
         if stops:  # on NVIDIA's GPUs alone
             flow.stops()
-        elif compiler != "nvrtc" and not converged:
+        elif not converged:  # a processor's lanes need no count; those of the tests' fake of it do
             flow.turns(reachable)
+        flow.place_masks()
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
@@ -115,7 +121,8 @@ class CpuTarget:
             if instance.arguments and limit != "0":
                 holder = f"{template} struct metalmm_thread_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};\n"
                 threads = f"metalmm_thread_limit<{arguments}>::value"
-        return ("#define METALMM_SKIPPED_BARRIERS 1\n" if may_skip else "") + self._entry(function, specs, threads, holder)
+        asked = "#define METALMM_SKIPPED_BARRIERS 1\n" * may_skip + "#define METALMM_MASKS 1\n" * masks
+        return asked + self._entry(function, specs, threads, holder)
 
     def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
         for d in declarations:
