@@ -84,6 +84,27 @@ def test_which_numbers_a_type_has(device: metalmm.Device) -> None:
 
 
 @pytest.mark.usefixtures("each_compiler")
+def test_what_public_kernels_ask_of_a_type(device: metalmm.Device) -> None:
+    source = (
+        HEAD
+        + """template <typename T> struct Found { uint i; T value; };
+template <typename T> struct _numeric_limits_impl<Found<T>> { static constexpr METAL_FUNC Found<T> lowest() { return {7, numeric_limits<T>::lowest()}; } };
+static constexpr constant int3 CONSTANT = {1, 2, 4};
+kernel void k(device float* y) {
+  constexpr int3 LOCAL = int3(1, 0, 2);
+  y[0] = numeric_limits<Found<float>>::lowest().value; y[1] = numeric_limits<Found<int>>::lowest().value; y[2] = numeric_limits<half>::max();
+  y[3] = vec_elements<float3>::value + 10 * vec_elements<half>::value; y[4] = numeric_limits<Found<uchar>>::lowest().i;
+  y[6] = __is_valid_simdgroup_type<half2>::value + 10 * __is_valid_simdgroup_type<long>::value + 100 * __is_valid_simdgroup_type<Found<int>>::value;
+  for (int j = 0; j < 3; j++) y[6] += 1000 * CONSTANT[j] + 10000 * LOCAL[j];
+  y[5] = is_vector_v<uint2> + 10 * is_vector<uint>::value + 100 * is_scalar_v<half> + 1000 * is_scalar<bool2>::value;
+}"""
+    )
+    y = np.zeros(7, np.float32)
+    device.compile(source).kernel("k")(y, grid=1, threadgroup=1)
+    np.testing.assert_array_equal(y, [np.finfo(np.float32).min, -(2.0**31), 65504, 3, 7, 101, 37001])
+
+
+@pytest.mark.usefixtures("each_compiler")
 def test_every_packed_vector(device: metalmm.Device) -> None:
     """Its size, and that its last element is the vector's."""
     numbers = {**INTEGERS, **FLOATS}

@@ -129,6 +129,11 @@ PROGRAMS = {
     "switch (x & 3) { case 1: return of_few(x); default: x++; } do { if (simd_any(x == 3)) { x++; break; } } while (++x < 99); return x; }\n"
     f"kernel void k({ARGS}) {{ if (i > 40) return; while (n[i] > 0) {{ if (i & 1) n[i] -= of_all(i); else {{ n[i]--; }} }}\n"
     "for (;;) { n[i] += of_all(3u) + of_all(4u); if (n[i] > 5) break; } }",
+    "limits of a type of its own": "template <class T> struct Of { T x; };\n"
+    "template <class T> struct _numeric_limits_impl<Of<T>> { static constexpr Of<T> max() { return {numeric_limits<T>::max()}; } };\n"
+    f"kernel void k({ARGS}) {{ f[0] = numeric_limits<Of<float>>::max().x + vec_elements<half4>::value; }}",
+    "bits of constants": f"kernel void k({ARGS}) {{ constexpr short a = __builtin_ctz(24), b = __builtin_clz(24), c = __builtin_popcount(24);\n"
+    'static_assert(a == 3 && b == 27 && c == 2, ""); n[0] = a + __builtin_ctz(n[1]) + __builtin_clz(n[2]) + __builtin_popcount(n[3]); }',
     "names of CUDA's": "struct dim3 { int x; }; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
     f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + lrint(f[0]) + rcbrt(2) + d.x; }}",
     "constexpr loop": "constexpr int fact(int q) { int r = 1; for (int i = 2; i <= q; i++) r *= i; return r; }\n"

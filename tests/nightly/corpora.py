@@ -68,7 +68,7 @@ def for_metal(path: Path, folders: tuple[Path, ...]) -> KernelText:
 @functools.cache
 def constants(path: Path, folders: tuple[Path, ...]) -> dict[str | int, Any]:
     """A value for each function constant: of a bool True, of a number 1."""
-    found = re.findall(r"\bconstant\s+(\w+)\s+(\w+)\s*\[\[\s*function_constant", for_metal(path, folders).text)
+    found = re.findall(r"\bconstant\s+(?:const(?:expr)?\s+)*(\w+)\s+(\w+)\s*\[\[\s*function_constant", for_metal(path, folders).text)
     return {name: True if kind == "bool" else 1 for kind, name in found}
 
 

@@ -251,6 +251,14 @@ struct is_floating_point : bool_constant<bool(strict::is_float<T>::value)> {};
 template <class T>
 struct is_arithmetic : bool_constant<bool(strict::is_number<T>::value)> {};
 template <class T>
+struct is_scalar : bool_constant<bool(strict::is_number<T>::value)> {};
+template <class T>
+struct is_vector : bool_constant<bool(strict::shape<T>::is_vector)> {};
+template <class T>
+struct vec_elements : integral_constant<uint, bool(strict::shape<T>::is_vector) ? uint(strict::shape<T>::size) : 0u> {};
+template <class T>
+struct __is_valid_simdgroup_type : bool_constant<bool(strict::is_number<typename strict::shape<T>::element>::value) && sizeof(typename strict::shape<T>::element) <= 4> {};
+template <class T>
 struct is_signed : bool_constant<(T(-1) < T(0))> {};
 template <class T>
 struct is_unsigned : bool_constant<!(T(-1) < T(0))> {};
@@ -262,6 +270,10 @@ template <class T>
 STRICT_C bool is_floating_point_v = strict::is_float<T>::value;
 template <class T>
 STRICT_C bool is_arithmetic_v = strict::is_number<T>::value;
+template <class T>
+STRICT_C bool is_scalar_v = strict::is_number<T>::value;
+template <class T>
+STRICT_C bool is_vector_v = bool(strict::shape<T>::is_vector);
 template <class T>
 STRICT_C bool is_signed_v = T(-1) < T(0);
 template <class T>
@@ -366,7 +378,7 @@ extern __constant os_log os_log_default;
 template <class T>
 T declval();
 template <class T>
-struct numeric_limits {
+struct _numeric_limits_impl {
   static constexpr T max() { return T(); }
   static constexpr T min() { return T(); }
   static constexpr T lowest() { return T(); }
@@ -378,6 +390,8 @@ struct numeric_limits {
   STRICT_C bool is_integer = true;
   STRICT_C int digits = 24;
 };
+template <class T>
+struct numeric_limits : _numeric_limits_impl<T> {};
 template <class T, class U>
 struct pair {
   T first;

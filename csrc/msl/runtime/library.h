@@ -32,6 +32,12 @@ template <class T> using remove_reference_t = typename remove_reference<T>::type
 template <class T> using remove_pointer_t = typename remove_pointer<T>::type;
 template <class T> struct remove_addrspace { using type = T; };
 template <class T> using remove_addrspace_t = T;
+// Whose numbers go among lanes: public kernels ask it, and have other ways for the rest.
+template <class T, bool = (metalmm::msl::width_of<T> > 0)> struct __is_valid_simdgroup_type : false_type {};
+template <class T> struct __is_valid_simdgroup_type<T, true> {
+  using element = metalmm::msl::value_t<T>;
+  static constexpr bool value = sizeof(element) <= 4 && !metalmm::msl::is_same<element, bool>::value && !metalmm::msl::is_same<element, bfloat>::value;
+};
 template <class T> struct make_unsigned { using type = metalmm::msl::unsigned_t<T>; };
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
 template <class T> using decay_t = remove_cv_t<remove_reference_t<T>>;
@@ -50,6 +56,10 @@ template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c;
 METALMM_PREDICATE(is_floating_point, metalmm::msl::is_float<remove_cv_t<T>>::value)
 METALMM_PREDICATE(is_integral, metalmm::msl::is_int<remove_cv_t<T>>::value || metalmm::msl::is_same<remove_cv_t<T>, bool>::value)
 METALMM_PREDICATE(is_arithmetic, metalmm::msl::is_scalar<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_scalar, metalmm::msl::is_scalar<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_vector, metalmm::msl::is_vector<remove_cv_t<T>>)
+// Of a number none. No document of Apple's names it; public kernels count on both.
+template <class T> struct vec_elements : integral_constant<uint, metalmm::msl::is_vector<remove_cv_t<T>> ? metalmm::msl::width_of<remove_cv_t<T>> : 0> {};
 METALMM_PREDICATE(is_signed, metalmm::msl::is_float<remove_cv_t<T>>::value || metalmm::msl::is_signed_int<remove_cv_t<T>>)
 METALMM_PREDICATE(is_unsigned, metalmm::msl::is_int<remove_cv_t<T>>::value && !metalmm::msl::is_signed_int<remove_cv_t<T>>)
 METALMM_PREDICATE(is_void, metalmm::msl::is_same<remove_cv_t<T>, void>::value)
@@ -82,7 +92,8 @@ template <class... B> using _conjunction = conjunction<B...>;
 template <class... B> using _disjunction = disjunction<B...>;
 template <class B> using _negation = negation<B>;
 
-template <class T> struct numeric_limits {
+// Public kernels specialize the one with the underscore, as they may with Apple's headers, and ask the other.
+template <class T> struct _numeric_limits_impl {
   static constexpr bool is_specialized = metalmm::msl::is_int<T>::value, is_signed = metalmm::msl::is_signed_int<T>, is_integer = true;
   static constexpr int digits = 8 * sizeof(T) - metalmm::msl::is_signed_int<T>;
   static constexpr T min() { return metalmm::msl::int_min<T>; }
@@ -90,7 +101,7 @@ template <class T> struct numeric_limits {
   static constexpr T lowest() { return metalmm::msl::int_min<T>; }
 };
 #define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM)                                   \
-  template <> struct numeric_limits<T> {                                                       \
+  template <> struct _numeric_limits_impl<T> {                                                 \
     static constexpr bool is_specialized = true, is_signed = true, is_integer = false;         \
     static constexpr bool has_infinity = true, has_quiet_NaN = true;                           \
     static constexpr int digits = DIGITS;                                                      \
@@ -106,6 +117,7 @@ METALMM_LIMITS(float, 24, 0x1.fffffep127f, 0x1p-126f, 0x1p-23f, 0x1p-149f)
 METALMM_LIMITS(half, 11, 65504.0f, 0x1p-14f, 0x1p-10f, 0x1p-24f)
 METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f)
 #undef METALMM_LIMITS
+template <class T> struct numeric_limits : _numeric_limits_impl<T> {};
 
 template <class T, size_t N> struct array {
   T elements[N];

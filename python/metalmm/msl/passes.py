@@ -132,6 +132,25 @@ class Passes:
                     self.source.blank(i, i + 1)
                 i += 1
 
+    def constant_vectors(self) -> None:
+        """`constexpr` vectors are `const` for a C++ compiler, to which they are unions."""
+        tokens = self.source.tokens
+        for i, token in enumerate(tokens):
+            if token.text == "constexpr":
+                j = i + 1
+                while tokens[j].text in (*SPECIFIERS, "constant", ""):
+                    j += 1
+                if tokens[j].text in VECTORS and tokens[j + 1].kind == "name" and tokens[j + 2].text != "(":
+                    token.text = "const"
+
+    def library_specializations(self) -> None:
+        """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""
+        for d in (d for d in self.program.declarations if not d.is_function and d.body >= 0 and not d.namespace):
+            for i in range(d.start, d.body):
+                words = [t.text for t in self.source.tokens[i : i + 3]]
+                if words[0] == "struct" and words[1] in ("numeric_limits", "_numeric_limits_impl") and words[2] == "<":
+                    self.source.tokens[i + 1].text = f"metal::{words[1]}"
+
     def member_specializations(self) -> None:
         """`template <> float f(float x)` inside a class, which g++ refuses: as an overload it is chosen for the same arguments. With
         template arguments of its own, or where some call gives them, it would not be, and stays."""

@@ -55,6 +55,19 @@ inline bool is_inf(float x) { return (__float_as_uint(x) & 0x7fffffffu) == 0x7f8
 inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 inline bool is_normal(float x) { return is_finite(x) && (__float_as_uint(x) & 0x7f800000u) != 0; }
 inline bool sign_bit(float x) { return __float_as_uint(x) >> 31; }
+constexpr int bits_of(unsigned x) {
+  if (!__builtin_is_constant_evaluated()) return __popc(x);
+  int n = 0;
+  for (; x; x &= x - 1) n++;
+  return n;
+}
+constexpr int zeros_before(unsigned x) {
+  if (!__builtin_is_constant_evaluated()) return __clz(static_cast<int>(x));
+  int n = 32;
+  for (; x; x >>= 1) n--;
+  return n;
+}
+constexpr int zeros_behind(unsigned x) { return x ? 31 - zeros_before(x & (0u - x)) : 32; }
 inline int popcount(unsigned long x) { return __popcll(x); }
 inline int leading_zeros(unsigned long x) { return __clzll(static_cast<long long>(x)); }
 inline int trailing_zeros(unsigned long x) { return __ffsll(static_cast<long long>(x)) - 1; }
@@ -98,6 +111,10 @@ template <class T> inline bool compare_exchange(volatile T* object, T* expected,
 #define __builtin_isfinite ::metalmm::cuda::is_finite
 #define __builtin_isnormal ::metalmm::cuda::is_normal
 #define __builtin_signbit ::metalmm::cuda::sign_bit
+// For kernels that know their compiler is clang, in constants, too.
+#define __builtin_popcount ::metalmm::cuda::bits_of
+#define __builtin_clz ::metalmm::cuda::zeros_before
+#define __builtin_ctz ::metalmm::cuda::zeros_behind
 #define __builtin_popcountl ::metalmm::cuda::popcount
 #define __builtin_clzl ::metalmm::cuda::leading_zeros
 #define __builtin_ctzl ::metalmm::cuda::trailing_zeros

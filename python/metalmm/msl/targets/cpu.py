@@ -76,6 +76,10 @@ class CpuTarget:
         if compiler == "gcc":
             self.passes.member_specializations()
             self.passes.conversions()
+        if compiler == "nvrtc":
+            self.passes.library_specializations()
+        else:
+            self.passes.constant_vectors()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
         self.passes.address_spaces()
