@@ -78,8 +78,7 @@ class CpuTarget:
             self.passes.conversions()
         if compiler == "nvrtc":
             self.passes.library_specializations()
-        else:
-            self.passes.constant_vectors()
+        self.passes.constant_vectors()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
         self.passes.address_spaces()
