@@ -25,12 +25,12 @@ unsigned available_cpus() {
 }
 
 // Of the module that the address is in. Where nobody says it, all of memory.
-Extent image_of([[maybe_unused]] const void* inside) {
-  Extent found{0, nullptr, reinterpret_cast<const uint8_t*>(UINTPTR_MAX)};
+Bound image_of([[maybe_unused]] const void* inside) {
+  Bound found{0, nullptr, reinterpret_cast<const uint8_t*>(UINTPTR_MAX)};
 #if defined(__linux__)
   struct Search {
     uintptr_t inside;
-    Extent* found;
+    Bound* found;
   } search{reinterpret_cast<uintptr_t>(inside), &found};
   dl_iterate_phdr(
       [](dl_phdr_info* object, size_t, void* given) {
@@ -103,7 +103,7 @@ class CpuPipeline : public Pipeline {
   // not have it, or 0.
   void (*watch)(uint8_t* begin, uint8_t* end, uint8_t* counts) = nullptr;
   unsigned (*take_misaligned)(const uint8_t** address, const char** file, uint32_t* line) = nullptr;
-  Extent image{};                      // of its module
+  Bound image{};                       // of its module
   uint8_t* buffers[kMaxBuffers] = {};  // before anything is bound
 
  private:
@@ -347,18 +347,18 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   auto start = Clock::now();
   if (pipeline.watch) pipeline.watch(watched.begin, watched.end, watched.counts);
   uint8_t* buffers[kMaxBuffers];
-  Extent extents[2 * kMaxBuffers];
+  Bound bound[2 * kMaxBuffers];
   std::copy(std::begin(pipeline.buffers), std::end(pipeline.buffers), buffers);
   uint32_t offsets[kMaxBuffers] = {};
   for (size_t i = 0; i < d.buffer_count; i++) {
     const Buffer& b = **d.buffers[i].buffer;
     buffers[d.buffers[i].index] = b.host() + d.buffers[i].offset;
-    extents[i] = {d.buffers[i].index, b.host(), b.host() + b.size()};
+    bound[i] = {d.buffers[i].index, b.host(), b.host() + b.size()};
   }
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
     buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));
-    extents[d.buffer_count + i] = {d.bytes[i].index, buffers[d.bytes[i].index], buffers[d.bytes[i].index] + d.bytes[i].size};
+    bound[d.buffer_count + i] = {d.bytes[i].index, buffers[d.bytes[i].index], buffers[d.bytes[i].index] + d.bytes[i].size};
   }
   size_t threadgroup_bytes = pipeline.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
@@ -376,7 +376,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   options_.debug ? order_ : 0,
                   options_.guards,
                   options_.debug,
-                  extents,
+                  bound,
                   d.buffer_count + d.bytes_count,
                   pipeline.image,
                   &crew_->abandoned(),
@@ -394,7 +394,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   const uint8_t* address = nullptr;
   abi::Site site{};
   if (unsigned size = pipeline.take_misaligned ? pipeline.take_misaligned(&address, &site.file, &site.line) : 0) {
-    std::string where = place_of(address, call);  // said also where it was what faulted
+    std::string where = place_of(address, bound, call.bound_count);  // said also where it was what faulted
     throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store " + (*site.file ? "at " + text_of(site) + " " : "") +
                                        "that is not aligned to " + std::to_string(size) + " bytes, " +
                                        (where.empty() ? "in memory of its own" : where));

@@ -177,7 +177,7 @@ std::string fault_text(const KernelCall& call) {
 #endif
   char address[32];
   std::snprintf(address, sizeof(address), "%p", fault_address);
-  std::string where = place_of(static_cast<const uint8_t*>(fault_address), call);
+  std::string where = place_of(static_cast<const uint8_t*>(fault_address), call.bound, call.bound_count);
   return std::string("a memory access at ") + address + (where.empty() ? "" : ", " + where) +
          ", outside what is bound (or a stack deeper than 256 KB)";
 }
@@ -201,22 +201,6 @@ std::atomic<int64_t> maps_of_stacks{0};
 std::string text_of(const abi::Site& site) {
   const char* file = std::strrchr(site.file, '/');
   return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
-}
-
-std::string place_of(const uint8_t* address, const KernelCall& call) {
-  constexpr ptrdiff_t kNear = 1 << 20;
-  std::string nearest;
-  ptrdiff_t least = kNear;
-  for (size_t i = 0; i < call.extent_count; i++) {
-    const Extent& e = call.extents[i];
-    std::string size = " of buffer " + std::to_string(e.index) + " (" + std::to_string(e.end - e.begin) + " bytes)";
-    if (address >= e.begin && address < e.end) return "at byte " + std::to_string(address - e.begin) + size;
-    ptrdiff_t away = address >= e.end ? address - e.end : e.begin - address;
-    if (away >= least) continue;
-    least = away;
-    nearest = std::to_string(away) + " bytes " + (address >= e.end ? "past the end" : "before the beginning") + size;
-  }
-  return nearest;
 }
 
 void let_abandon_signal_in() {
@@ -421,8 +405,8 @@ bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const vo
     return error_.empty();
   }
   if (is_own(at, end)) return true;
-  for (size_t i = 0; i < call_->extent_count; i++)
-    if (at >= call_->extents[i].begin && end <= call_->extents[i].end) return true;
+  for (size_t i = 0; i < call_->bound_count; i++)
+    if (at >= call_->bound[i].begin && end <= call_->bound[i].end) return true;
   if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
   busy_ = 1;
   if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
@@ -436,12 +420,10 @@ bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const vo
 void Executor::refuse(const uint8_t* at, size_t size, abi::Access kind) {
   constexpr ptrdiff_t kNear = 1 << 24;
   const uint8_t* block = state_.threadgroup_memory;
-  std::string where = place_of(at, *call_), size_text = std::to_string(call_->threadgroup_bytes);
+  std::string where = place_of(at, call_->bound, call_->bound_count), size_text = std::to_string(call_->threadgroup_bytes);
   if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
     where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
-  const char* what = kind == abi::Access::load ? "a load" : kind == abi::Access::store ? "a store" : "an atomic operation";
-  error_ = what + std::string(" of ") + std::to_string(size) + " bytes outside what is bound, by thread " + std::to_string(state_.lane) +
-           (where.empty() ? "" : ", " + where);
+  error_ = text_of_refusal(kind, size) + ", by thread " + std::to_string(state_.lane) + (where.empty() ? "" : ", " + where);
 }
 
 // The lane is not gone back to.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/bound.h"
 #include "../msl/runtime/abi.h"
 #include "memory.h"
 #include "shadow.h"
@@ -38,12 +39,6 @@ class Stacks {
   int64_t maps_ = 0;  // that its guard pages cost the process
 };
 
-// Memory that a kernel was given, for messages.
-struct Extent {
-  uint32_t index;  // of the buffer
-  const uint8_t *begin, *end;
-};
-
 struct KernelCall {
   const abi::KernelInfo* info;
   uint8_t* const* buffers;
@@ -55,9 +50,9 @@ struct KernelCall {
   uint32_t order;         // not 0: simdgroups take turns in another order
   bool guards;            // what was written around threadgroup memory is an error
   bool debug;             // the kernel was compiled to ask before each access
-  const Extent* extents;  // of what is bound, constants too
-  size_t extent_count;
-  Extent image;                        // of the kernel's own module, which it may read
+  const Bound* bound;     // constants too
+  size_t bound_count;
+  Bound image;                         // of the kernel's own module, which it may read
   const std::atomic<bool>* abandoned;  // the signal ends a threadgroup where this is set
   // Of a debug call: whether what is not bound may be touched all the same, by a pointer in an argument buffer.
   std::function<bool(const uint8_t* begin, const uint8_t* end, abi::Access kind)> is_reachable;
@@ -106,8 +101,6 @@ class Executor {
 };
 
 std::string text_of(const abi::Site& site);  // file:line
-// Where an address lies among the buffers of a call, in words; empty where it is near none.
-std::string place_of(const uint8_t* address, const KernelCall& call);
 
 // What a compiled module says of the kernel whose file this is; null: it is no such module. A module of several kernels has a file by the
 // name of each, which is part of its symbol: python/metalmm/modules.py.

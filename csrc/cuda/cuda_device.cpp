@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "order.h"
 #include "pipeline.h"
 
 namespace metalmm::cuda {
@@ -28,7 +29,7 @@ CudaDevice::CudaDevice(const CudaOptions& options)
   int capability = 0, minor = 0;
   home_->check(cu.device_attribute(&capability, kCapabilityMajor, home_->gpu), "asking what the GPU is");
   home_->check(cu.device_attribute(&minor, kCapabilityMinor, home_->gpu), "asking what the GPU is");
-  overlaps_ = options_.overlap && capability >= 9;
+  overlaps_ = options_.overlap && capability >= 9 && !options_.debug;
   // What stops a kernel does so lane by lane; wgmma waits for ever for the lanes of its four simdgroups that have left.
   if (capability != 9 || minor != 0 || options_.timeout > 0) lacking_.push_back("wgmma");
   if (!options_.blas) lacking_.push_back("blas");
@@ -141,67 +142,21 @@ std::shared_ptr<Pipeline> CudaDevice::load_pipeline(const PipelineSource& source
   return std::make_shared<CudaPipeline>(home_, source);
 }
 
-constexpr size_t kMostWritten = 256;  // spans: each costs the host its time
-
-// Lines of the cache: what stands in one with weights that were read early would be read from there, too.
-static Span whole_lines(Span s) { return {s.begin / 128 * 128, (s.end + 127) / 128 * 128}; }
-
 template <class Settle, class After>
 void CudaDevice::launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle,
                             After&& after) {
-  std::vector<Span> reads(work.size() + 1);
-  std::vector<Order> orders(work.size());
-  Hazards hazards;
-  SpanSet written;                          // by what may be unfinished when a launch begins
-  std::vector<Span> writes, writes_before;  // of a dispatch and of the one before it
-  bool is_first = true;
-  bool is_open = false;  // what came before the launch that stands first may be unfinished, too: `written` does not have it
+  std::vector<Order> orders(work.size() + 1);
+  if (overlaps_) find_orders(work, options_.ahead, in_order, orders);
   work.for_each([&](size_t i, const Dispatch& d) {
-    if (!overlaps_) return;
-    auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
-    reads[i] = pipeline.largest_read(d, options_.ahead);
-    bool on_device = !pipeline.blas, early = pipeline.table.early != 0;
-    writes.swap(writes_before);
-    writes.clear();
-    for (size_t j = 0; j < d.buffer_count; j++) {
-      const Buffer& b = **d.buffers[j].buffer;
-      uint32_t index = d.buffers[j].index;
-      Span span{b.address() + d.buffers[j].offset, b.address() + b.size()};
-      if (pipeline.writes(index)) {
-        hazards.write(span);
-        writes.push_back(whole_lines(span));
-      } else {
-        hazards.read(span);
-      }
-      on_device &= b.native() != nullptr;
-      if (pipeline.reads_early(index)) early &= !written.overlaps(span);
-    }
-    for (size_t j = 0; j < d.bytes_count; j++) on_device &= pipeline.inlines(d.bytes[j].index);
-    bool may_begin = on_device && !is_first && !in_order, beside = !hazards.next() && may_begin;
-    orders[i] = {beside, false, early && may_begin && !beside};
-    if (beside || (orders[i].early && (is_open || written.size() > kMostWritten))) {
-      Order& before = orders[i - 1];
-      before.late = true, before.early = false;
-      if (!before.beside) {  // it waits, so that nothing before it is left when this one begins
-        is_open = false;
-        written.clear();
-        for (Span s : writes_before) written.insert(s);
-      }
-    }
-    for (Span s : writes) written.insert(s);
-    // After copies, or what cuBLAS launches, one that waits comes first.
-    is_open = on_device && (is_first || is_open);
-    is_first = !on_device;
-  });
-  work.for_each([&](size_t i, const Dispatch& d) {
-    bool again = reads[i].begin == reads[i + 1].begin;  // it is being read already
-    launch(d, stream, kept, again ? Span{0, 0} : reads[i + 1], orders[i], settle);
-    after();
+    Span next = orders[i + 1].reads;
+    if (next.begin == orders[i].reads.begin) next = {0, 0};  // it is being read already
+    after(launch(d, stream, kept, next, orders[i], settle));
   });
 }
 
 template <class Settle>
-void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, Settle&& settle) {
+std::string CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, const Order& order,
+                               Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const Driver& cu = driver();
   // What the host holds is copied in, and back where the kernel may have written. A copy stands within 256 bytes as the original
@@ -241,15 +196,17 @@ void CudaDevice::launch(const Dispatch& d, Stream stream, std::vector<Temporary>
         return c.address + static_cast<size_t>(buffer.host() - c.begin) + b.offset;
     return nothing_->address();
   };
+  std::string refused;
   if (pipeline.blas)
     launch_blas(d, stream, address_of);
   else
-    launch_kernel(d, stream, kept, next, order, address_of);
+    refused = launch_kernel(d, stream, kept, next, order, address_of, settle);
   if (!copies.empty()) settle();
   for (const Copied& c : copies)
     if (c.written)
       home_->check(cu.copy_out(const_cast<uint8_t*>(c.begin), c.address, static_cast<size_t>(c.end - c.begin), stream),
                    ("copying what kernel '" + pipeline.name + "' wrote").c_str());
+  return refused;
 }
 
 template <class AddressOf>
@@ -262,15 +219,20 @@ void CudaDevice::launch_blas(const Dispatch& d, Stream stream, AddressOf&& addre
   pipeline.blas->launch(p, o, stream, workspace_->address());
 }
 
-template <class AddressOf>
-void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order,
-                               AddressOf&& address_of) {
+template <class AddressOf, class Settle>
+std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, const Order& order,
+                                      AddressOf&& address_of, Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
   alignas(16) uint8_t block[4096];
   auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
   size_t shared = 0;
+  std::vector<Bound> bound;
+  auto put_memory = [&](const ArgumentRow& row, Address address, size_t size) {
+    put_word(row, address);
+    if (pipeline.watched) bound.push_back({row.index, reinterpret_cast<uint8_t*>(address), reinterpret_cast<uint8_t*>(address) + size});
+  };
   for (uint32_t i = 0; i < table.count; i++) {
     const ArgumentRow& row = table.rows[i];
     auto kind = static_cast<abi::ArgKind>(row.kind);
@@ -284,12 +246,12 @@ void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Tem
     }
     if (kind != abi::ArgKind::buffer) continue;
     if (!row.enabled) {
-      put_word(row, nothing_->address());
+      put_memory(row, nothing_->address(), kNothing);
       if (row.inlined) std::memset(block + row.inlined, 0, row.bytes);
       continue;
     }
     for (size_t j = 0; j < d.buffer_count; j++)
-      if (d.buffers[j].index == row.index) put_word(row, address_of(d.buffers[j]));
+      if (d.buffers[j].index == row.index) put_memory(row, address_of(d.buffers[j]), (**d.buffers[j].buffer).size() - d.buffers[j].offset);
     for (size_t j = 0; j < d.bytes_count; j++) {
       const BytesBinding& b = d.bytes[j];
       if (b.index != row.index) continue;
@@ -299,7 +261,7 @@ void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Tem
       } else {
         kept.emplace_back(pool_, std::max<size_t>(b.size, 1));
         if (b.size) home_->check(cu.copy_in(kept.back().address(), b.data, b.size, stream), "copying numbers to the GPU");
-        put_word(row, kept.back().address());
+        put_memory(row, kept.back().address(), b.size);
       }
     }
   }
@@ -331,9 +293,15 @@ void CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Tem
         config.grid[0] = std::min(kGridX, d.grid[0] - x);
         config.grid[1] = std::min(kGridYZ, d.grid[1] - y);
         config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
+        if (pipeline.watched) pipeline.watched->allow(*home_, bound, stream);
         if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
           home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());
+        if (!pipeline.watched) continue;
+        settle();
+        if (std::string refused = pipeline.watched->refused(*home_, bound, *head, stream); !refused.empty())
+          return "kernel '" + pipeline.name + "': " + refused;
       }
+  return {};
 }
 
 // -- submissions --------------------------------------------------------------------------------------------------------
@@ -350,7 +318,8 @@ class CudaSubmission : public Submission {
     begin([&] {
       device_->launch_all(
           *work_, device_->stream_, kept_, per_dispatch, [&] { settle(); },
-          [&] {
+          [&](const std::string& refused) {
+            if (refused_.empty()) refused_ = refused;
             if (per_dispatch) mark();
           });
     });
@@ -440,6 +409,8 @@ class CudaSubmission : public Submission {
       std::string text = names() + ": " + driver().text(status_);
       device_->home_->lose(text);
       failure_.emplace(ErrorKind::kernel, text + kEnd);
+    } else if (!refused_.empty()) {
+      failure_.emplace(ErrorKind::kernel, refused_);
     } else if (stopped_) {
       set_stop(0);
       failure_.emplace(ErrorKind::kernel, names() + ": it was ended after " + seconds_text(device_->options_.timeout) + ", its timeout");
@@ -492,6 +463,7 @@ class CudaSubmission : public Submission {
   std::vector<Event> events_;
   mutable std::mutex mutex_;
   mutable Result status_ = kNotReady;
+  std::string refused_;  // what the first kernel was refused that was refused something
   bool per_dispatch_ = false, finished_ = false, stopped_ = false;
   const uint32_t born_ = device_->stops_;
   BatchTiming timing_;
@@ -546,13 +518,13 @@ class CudaRecording : public Recording {
   std::shared_ptr<Captured> captured_;
 };
 
-// Host memory is copied at each run, so that a graph would save nothing.
+// Host memory is copied at each run, so that a graph would save nothing; debug mode looks after each launch.
 std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList> work) {
   bool inlined = true;
   work->for_each([&](size_t, const Dispatch& d) {
     for (size_t i = 0; i < d.bytes_count; i++) inlined &= static_cast<const CudaPipeline&>(**d.pipeline).inlines(d.bytes[i].index);
   });
-  if (work->has_host_memory() || work->size() == 0 || !inlined) return Device::record(std::move(work));
+  if (options_.debug || work->has_host_memory() || work->size() == 0 || !inlined) return Device::record(std::move(work));
   check_here();
   const Driver& cu = driver();
   auto captured = std::make_shared<Captured>();
@@ -562,7 +534,7 @@ std::shared_ptr<Recording> CudaDevice::record(std::shared_ptr<const DispatchList
   std::lock_guard lock(record_mutex_);
   home_->check(cu.capture_begin(record_stream_, kCaptureThreadLocal), "beginning a recording");
   try {
-    launch_all(*work, record_stream_, captured->kept, false, [] {}, [] {});
+    launch_all(*work, record_stream_, captured->kept, false, [] {}, [](const std::string&) {});
   } catch (...) {
     cu.capture_end(record_stream_, &graph);
     if (graph) cu.graph_destroy(graph);
@@ -585,6 +557,7 @@ std::shared_ptr<Device> make(const Options& options) {
   o.spin = option<double>(options, "spin");
   o.timeout = option<double>(options, "timeout");
   o.overlap = option<bool>(options, "overlap");
+  o.debug = option<bool>(options, "debug");
   o.blas = option<bool>(options, "blas");
   o.ahead = option<size_t>(options, "ahead");
   return std::make_shared<CudaDevice>(o);

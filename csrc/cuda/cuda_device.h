@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "../core/batch.h"
-#include "../core/hazards.h"
 #include "../msl/runtime/cuda/arguments.h"
 #include "blas.h"
 #include "memory.h"
+#include "order.h"
 
 namespace metalmm::cuda {
 
@@ -18,8 +18,9 @@ struct CudaOptions {
   double spin = 0;
   double timeout = 0;
   bool overlap = false;
-  bool blas = false;  // cuBLAS was found
-  size_t ahead = 0;   // the next launch's largest argument is brought to the second-level cache, if it has no more bytes
+  bool debug = false;  // kernels ask before each access to memory: watch.h
+  bool blas = false;   // cuBLAS was found
+  size_t ahead = 0;    // the next launch's largest argument is brought to the second-level cache, if it has no more bytes
 };
 
 class CudaDevice : public Device {
@@ -40,18 +41,15 @@ class CudaDevice : public Device {
  private:
   friend class CudaSubmission;
   friend class CudaRecording;
-  // Launches all on `stream`; what it takes of the pool is added to `kept`. in_order: none beside another, whatever they share. after()
-  // follows each launch; settle() comes before what may block until the stream is through.
+  // Launches all on `stream`; what it takes of the pool is added to `kept`. in_order: none beside another, whatever they share. after(),
+  // with what a debug device refused, follows each launch; settle() comes before what may block until the stream is through.
   template <class Settle, class After>
   void launch_all(const DispatchList& work, Stream stream, std::vector<Temporary>& kept, bool in_order, Settle&& settle, After&& after);
-  // How a launch stands to those around it: as LaunchHead says.
-  struct Order {
-    bool beside = false, late = false, early = false;
-  };
   template <class Settle>
-  void launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, Settle&& settle);
-  template <class AddressOf>
-  void launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, Order order, AddressOf&& address_of);
+  std::string launch(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, const Order& order, Settle&& settle);
+  template <class AddressOf, class Settle>
+  std::string launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, const Order& order,
+                            AddressOf&& address_of, Settle&& settle);
   template <class AddressOf>
   void launch_blas(const Dispatch& d, Stream stream, AddressOf&& address_of);
   void check_here() const;

@@ -68,6 +68,7 @@ void CudaPipeline::read_table() {
   if (table.version != kArgumentsVersion || table.count > kMaxArguments)
     throw Error(ErrorKind::device, "kernel '" + name + "': it was built for another version of metalmm");
   if (table.stop) home_->check(cu.module_global(&stop, &size, module_, "metalmm_stop"), "looking for a kernel's stop");
+  if (table.watched) watched = std::make_unique<Watched>(*home_, module_);
   auto attribute = [&](int which) {
     int value = 0;
     home_->check(cu.function_attribute(&value, which, function), "asking what a kernel takes");

@@ -5,6 +5,7 @@
 #include "../msl/runtime/cuda/arguments.h"
 #include "blas.h"
 #include "memory.h"
+#include "watch.h"
 
 namespace metalmm::cuda {
 
@@ -23,6 +24,7 @@ class CudaPipeline : public Pipeline {
   Address stop = 0;  // its metalmm_stop, where it looks at one
   KernelTable table{};
   std::unique_ptr<BlasMatmul> blas;  // in place of a function
+  std::unique_ptr<Watched> watched;  // of a debug device
 
  private:
   void take_library(const PipelineSource& source);

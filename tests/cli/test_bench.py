@@ -146,7 +146,8 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, Any]:
 @pytest.mark.needs("simdgroup_matrix")
 @pytest.mark.skipif(bool(FAKE or FAKE_CUDA), reason="some dozens of kernels to compile; the fake's turn would add nothing")
 def test_a_small_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, data = run(tmp_path, "--shapes", "6,7", "--sort", "gpu", "--cold")
+    families = "gemv,gemm_tiled,mlx,gemv_nn,m1_optimized,m1_optimized_v2,m1_optimized_v5"
+    code, data = run(tmp_path, "--shapes", "6,7", "--sort", "gpu", "--cold", "--backends", families)
     text = capsys.readouterr().out
     assert code == 0
     assert "[best-gpu]" in text

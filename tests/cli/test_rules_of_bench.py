@@ -193,8 +193,9 @@ def test_bad_variants_are_lines_and_the_others_go_on(bad_manifest: Path, checks:
     assert "past its end" in by_name["outside"]["failed"] or "outside" in by_name["outside"]["failed"]
     assert "0.5" in by_name["endless"]["failed"] or "seconds" in by_name["endless"]["failed"]
     assert checks or "a race: thread" in by_name["racing"]["failed"]
-    what = "it ended the process (SIG" if checks else "a store of 2 bytes outside what is bound"
-    assert what in by_name["wild"]["failed"]
+    # What writes over memory may stop where that memory is waited for.
+    what = ("it ended the process (SIG", "it did not end within") if checks else ("a store of 2 bytes outside what is bound",)
+    assert any(w in by_name["wild"]["failed"] for w in what)
     winner = data["shapes"][0]["winner"]  # unchecked, what races may be right and first
     assert winner.startswith("gemv_nt_vec4/") or (checks and winner == "unsafe/racing")
     assert out.count("bad/broken FAILED") == out.count("bad/wrong WRONG") == out.count("bad/endless FAILED") == 1

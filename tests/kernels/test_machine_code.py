@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,12 +33,12 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel one instance of dense and one of quantized weights, by turns for 9.0 and 8.0; with
-    METALMM_TEST_LANGUAGE of each end and use of tensor cores, too. With METALMM_TEST_ALL all for both."""
+    """By capability: of one variant of each kernel one instance, by turns for 9.0 and 8.0; with METALMM_TEST_LANGUAGE of dense and of quantized
+    weights, of each end and use of tensor cores. With METALMM_TEST_ALL all for both."""
     asked = set[tuple[Path, str, int]]()
     ways = set[tuple[object, ...]]()
     for v in kinds(metalmm.variants()):
-        way = (v.kernel, v.storage == "dense", *((v.swiglu, v.params.get("mma")) if ALL_OF_LANGUAGE else ()))
+        way = (v.kernel, *((v.storage == "dense", v.swiglu, v.params.get("mma")) if ALL_OF_LANGUAGE else ()))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
         found = [(of_first_type[-1], 90 if "wgmma" in v.needs or len(ways) % 2 == 0 else 80)] if way not in ways else []
@@ -53,6 +54,22 @@ def instances() -> Iterator[tuple[Path, str, int]]:
 def test_an_instance_becomes_machine_code(source: Path, instance: str, capability: int) -> None:
     text = KernelText(kernel_source.assemble(source, instance), str(source))
     assert cuda.build(text, kernel_source.host_name(instance), {}, capability).read_bytes().startswith(b"\x7fELF")
+
+
+PTXAS = next(iter(nvrtc._packaged("cu*/bin/ptxas")), "")  # of nvidia-cuda-nvcc
+
+
+@pytest.mark.skipif(not PTXAS, reason="no ptxas: that debug mode's PTX is taken is NOT tested")
+def test_debug_mode_is_taken(tmp_path: Path) -> None:
+    """As PTX every access but those to parameters, constants and a lane's own memory is looked at; of that machine code can be made."""
+    bare = re.compile(r"^\t(ld|st|atom|red)(?!\.(param|const|local))[.\w:]* [^;]*\[%(?!mm)[^;]*;", re.MULTILINE)
+    for source, instance, capability in [*instances()][:: 1 if ALL_OF_IT else 5]:
+        text = KernelText(kernel_source.assemble(source, instance), str(source))
+        made = cuda.build(text, kernel_source.host_name(instance), {}, capability, debug=True)
+        assert not bare.search(made.read_text()) and "@%mm_may ld" in made.read_text()
+        architecture = f"-arch=sm_{capability}{'a' * (capability == 90)}"
+        done = subprocess.run([PTXAS, architecture, str(made), "-o", str(tmp_path / "out")], capture_output=True, text=True)
+        assert done.returncode == 0, (instance, done.stderr[:2000])
 
 
 @pytest.mark.parametrize("point", ["bm192_bn128_s4", "bm256_bn64_s3", "bm64_bn128_s8"])
@@ -71,7 +88,7 @@ def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
 def test_what_the_language_tests_use(path: Path) -> None:
     text = metalmm.compiler.preprocess(path.read_text(), str(path), for_metal=True)
     names = Program(text, str(path)).kernel_names()
-    for kernel in names if ALL_OF_LANGUAGE else names[:2]:
+    for kernel in names if ALL_OF_LANGUAGE else names[:1]:
         constants = {0: True, 1: 3} if kernel == "spaces" else {}
         for stops in (False, True) if ALL_OF_IT else (len(kernel) % 2 == 0,):
             cuda.build(KernelText(text, str(path), is_preprocessed=True), kernel, constants, 90, stops=stops)

@@ -42,6 +42,7 @@ template <class V, class T> using with_element_t = typename with_element<V, T>::
 template <class T> using float_of = typename conditional<is_float<T>::value, T, float>::type;
 template <class V> using float_like = with_element_t<V, float_of<element_t<V>>>;
 
+namespace unmet {  // see types.h
 template <class V> METALMM_INLINE element_t<V> at(const V& v, int i) {
   if constexpr (is_vector<V>) return v[i];
   else return v;
@@ -56,6 +57,7 @@ template <class R, class F, class... V> METALMM_INLINE R elementwise(F f, const 
     return static_cast<R>(f(v...));
   }
 }
+}  // namespace unmet
 
 }  // namespace metalmm::msl
 

@@ -61,7 +61,9 @@ template <class T> constexpr bool is_const_type = false;
 template <class T> constexpr bool is_const_type<const T> = true;
 
 // What Passes.indexed_conditionals puts around an expression.
+namespace unmet {
 template <class T> METALMM_INLINE constexpr T&& same(T&& x) { return static_cast<T&&>(x); }
+}  // namespace unmet
 
 template <int... I> struct Indices {};
 template <int N, int... I> struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};

@@ -123,10 +123,17 @@ METALMM_TRAIT(is_scalar, double)
 #undef METALMM_FLOAT
 #undef METALMM_TRAIT
 
+// What a kernel's own function of that name is not to meet: a call with a vector looks for names in the vector's namespace, and not in what
+// that only uses.
+namespace unmet {}
+using namespace unmet;
+
 // bfloat with bfloat or an integer, which becomes one, stays bfloat; with another type of floats it is float.
+namespace unmet {
 template <class T> constexpr float beside_bfloat(T x) {
   return static_cast<T>(0.5f) == static_cast<T>(0) ? static_cast<float>(bfloat(static_cast<float>(x))) : static_cast<float>(x);
 }
+}  // namespace unmet
 template <class T> struct with_bfloat { using type = bfloat; };
 template <> struct with_bfloat<half> { using type = float; };
 template <> struct with_bfloat<float> { using type = float; };

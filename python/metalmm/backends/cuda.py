@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from .. import _core, cache, compiler, modules, nvrtc
+from .. import _core, cache, compiler, modules, nvrtc, ptx
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
@@ -27,6 +27,9 @@ class Options(TypedDict, total=False):
         ahead: Bytes, by default 4 MB. With overlap, one array of a batch's or recording's next dispatch is brought to the second-level
             cache meanwhile. It is the largest array that the dispatch only reads, if that has no more bytes. Larger ones lose by it.
             With 0 none is brought.
+        debug: Kernels ask before each access to memory. One outside of what is bound, or off its alignment, does not happen, and is a
+            KernelError with the line. It also refuses threadgroup memory beyond what the threadgroup has. Launches then wait for each
+            other, recordings are not graphs, and a kernel is slow. device cpu's debug mode looks at more. By default False.
     """
 
     index: int | None
@@ -34,6 +37,7 @@ class Options(TypedDict, total=False):
     timeout: float | None
     overlap: bool | None
     ahead: int | None
+    debug: bool | None
 
 
 _UNDECIDED = re.compile(
@@ -150,9 +154,10 @@ class _Cuda:
     )
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
-        options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 4 << 20, **given}
-        if not isinstance(options["overlap"], bool):
-            raise DeviceError(f"overlap is {options['overlap']!r}; it takes True or False")
+        options: dict[str, Any] = {"index": 0, "spin": 100e-6, "timeout": 0.0, "overlap": True, "ahead": 4 << 20, "debug": False, **given}
+        for key in ("overlap", "debug"):
+            if not isinstance(options[key], bool):
+                raise DeviceError(f"{key} is {options[key]!r}; it takes True or False")
         for key in ("index", "spin", "timeout", "ahead"):
             kinds = int if key in ("index", "ahead") else (int, float)
             if not isinstance(options[key], kinds) or isinstance(options[key], bool):
@@ -175,7 +180,8 @@ class _Cuda:
         if capability < _LEAST:
             raise DeviceError(f"{device.info['name']} has compute capability {capability / 10}; device cuda needs {_LEAST / 10} or newer")
         nvcc = nvrtc.find(str(device.info["driver"]))
-        module = build(source, kernel, constants, capability, nvcc, stops=device.options["timeout"] > 0)
+        options = device.options
+        module = build(source, kernel, constants, capability, nvcc, stops=options["timeout"] > 0, debug=bool(options["debug"]))
         arguments = known_arguments(source, kernel, constants) if source.is_preprocessed else ()
         return Code(kernel, file=str(module), arguments=arguments)
 
@@ -199,7 +205,7 @@ class _Cuda:
         return {"compiler": version, "summary": f"gpu={device.info['name']} driver={device.info['driver']} cpu={{cpu}} compiler={version}"}
 
 
-def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
+def options(capability: int, source: KernelText, *, stops: bool, debug: bool = False) -> list[str]:
     """NVRTC's. sm_90a, for kernels of ours alone, has wgmma. A matmul's parameters are never a buffer, and its threadgroups are whole. A kernel
     of ours has whole simdgroups, together at each of their operations."""
     given = [
@@ -213,17 +219,27 @@ def options(capability: int, source: KernelText, *, stops: bool) -> list[str]:
     given += ["-DMETALMM_CONVERGED"] if source.is_ours else []
     given += ["-DMETALMM_EARLY"] if source.is_early else []
     given += ["-DMETALMM_LETS_NEXT"] if source.lets_next else []
+    given += ["-DMETALMM_WATCHED", "-lineinfo"] if debug else []
     return [*given, "-DMETALMM_STOPS"] if stops else given
 
 
 def build(
-    source: KernelText, kernel: str, constants: Constants, capability: int, nvcc: nvrtc.Compiler | None = None, *, stops: bool = False
+    source: KernelText,
+    kernel: str,
+    constants: Constants,
+    capability: int,
+    nvcc: nvrtc.Compiler | None = None,
+    *,
+    stops: bool = False,
+    debug: bool = False,
 ) -> Path:
-    """The machine code of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
+    """The machine code of one kernel, from the cache or made now; for a debug device PTX, of which its driver makes it. Raises
+    CompileError, LoweringError."""
     nvcc = nvcc or nvrtc.find()
-    given = options(capability, source, stops=stops)
+    given = options(capability, source, stops=stops, debug=debug)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
     parts = [source.text, kernel, repr(chosen), nvcc.path, repr(nvcc.version), " ".join(given), modules.source_digest()]
+    parts += [cache.digest_of([Path(ptx.__file__)])] if debug else []
     key = cache.key_of(*parts)
 
     def compile_to(target: Path) -> None:
@@ -234,7 +250,7 @@ def build(
                 text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, converged=source.is_ours, choose=places
             )
             try:
-                code = nvcc.cubin(lowered, source.name, [*given, *extra])
+                code = (nvcc.ptx if debug else nvcc.cubin)(lowered, source.name, [*given, *extra])
                 break
             except CompileError as error:
                 found = {f"{file}:{line}" for file, line in _AMBIGUOUS.findall(str(error))}
@@ -247,10 +263,10 @@ def build(
         else:
             raise CompileError("NVRTC cannot decide more than 16 conditionals or calls of half and another type, one after another")
         compiler.check_headers()
-        target.write_bytes(code)
+        target.write_bytes(ptx.watched(code, str(compiler.MSL / "runtime"), capability) if debug else code)
 
     try:
-        return cache.fetch(f"{key}.cubin", compile_to)
+        return cache.fetch(f"{key}.{'ptx' if debug else 'cubin'}", compile_to)
     except CompileError as error:
         error.args = (f"kernel '{kernel}': {error}",)
         raise

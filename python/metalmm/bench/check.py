@@ -16,6 +16,7 @@ from .sizes import Shape
 
 _MOST = 1 << 24  # multiplications
 _START = 300.0  # seconds that a process may take to start and to compile
+_RUN = 20.0  # and then to run, beside four times its kernel's timeout
 
 
 def is_own(v: Variant) -> bool:
@@ -113,7 +114,7 @@ def _failure(device: str, v: Variant, shape: Shape, seed: int, timeout: float) -
     told = pickle.dumps((device, str(v.manifest), str(v), shape, seed, timeout))
     command = [sys.executable, "-c", "from metalmm.bench import check; check._try()"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    limit = _START + 4 * timeout
+    limit = _START + _RUN + 4 * timeout
     try:
         said, _ = process.communicate(told, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -123,6 +124,8 @@ def _failure(device: str, v: Variant, shape: Shape, seed: int, timeout: float) -
         process.wait()
     answer = said.decode().partition("tried: ")[2]
     code = process.returncode
+    if code == -signal.SIGALRM:
+        return f"{shape.short}: it did not end within {_RUN + 4 * timeout:g} seconds"
     ended = f"it ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})" if code else ""
     why = "; ".join(filter(None, (answer.strip(), ended)))
     return why and f"{shape.short}: {why}"
@@ -134,7 +137,10 @@ def _try() -> None:
     manifest.load_variants(path)
     with measuring_device(device, timeout) as own:
         try:
-            Inputs(own, shape, seed, 1).judge(own, manifest.get(variant))
+            inputs, v = Inputs(own, shape, seed, 1), manifest.get(variant)
+            inputs.prepare(own, v, inputs.weights[0])
+            signal.setitimer(signal.ITIMER_REAL, _RUN + 4 * timeout)  # ends it where it broke the memory that would end it
+            inputs.judge(own, v)
             failed = ""
         except Error as error:
             failed = first_lines(str(error))

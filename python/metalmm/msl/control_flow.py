@@ -239,7 +239,7 @@ class ControlFlow:
                         calls.setdefault(tokens[j].text, []).append((j, self.source.matching(after)))
         for places in calls.values():
             for number, (first, last) in enumerate(places, 1) if len(places) > 1 else ():
-                tokens[first].space = f"{tokens[first].space or ' '}(::metalmm::fiber::Turns({number}), "
+                tokens[first].text = f"(::metalmm::fiber::Turns({number}), {tokens[first].text}"
                 tokens[last].text += ")"
 
     def _count_turns(self, i: int, end: int) -> bool:

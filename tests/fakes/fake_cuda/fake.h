@@ -128,7 +128,8 @@ struct ModuleState : Object {
   const metalmm::abi::KernelInfo* info = nullptr;
   KernelTable table{};
   std::shared_ptr<Object> function;
-  std::shared_ptr<Memory> table_memory, stop_memory;
+  metalmm::cuda::Watch* watch = nullptr;  // of a kernel in debug mode
+  std::shared_ptr<Memory> table_memory, stop_memory, watch_memory, files_memory, own_memory;
 };
 struct FunctionState : Object {
   FunctionState() : Object("Function") {}

@@ -71,6 +71,7 @@ size_t image_bytes(const void* image) {
 }
 
 std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
+  if (!std::memcmp(image, ".version", 8)) image = std::strchr(static_cast<const char*>(image), '\n') + 1;  // as debug mode makes of it
   size_t size = image_bytes(image);
   if (!size) return call.result = kInvalidImage, nullptr;
   const char* folder = getenv("TMPDIR");
@@ -102,6 +103,14 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   module->table.early = given.find(" -DMETALMM_EARLY ") != std::string::npos;
   module->table_memory = add_memory(call.context, reinterpret_cast<uint8_t*>(&module->table), sizeof(module->table));
   if (stop) module->stop_memory = add_memory(call.context, static_cast<uint8_t*>(stop), 4);
+  if (void* watch = symbol("metalmm_watch")) {
+    module->watch = static_cast<metalmm::cuda::Watch*>(watch);
+    module->table.watched = 1;
+    module->watch_memory = add_memory(call.context, static_cast<uint8_t*>(watch), sizeof(metalmm::cuda::Watch));
+    module->own_memory = add_memory(call.context, static_cast<uint8_t*>(symbol("metalmm_own")), 8);
+    auto* files = static_cast<uint8_t*>(symbol("metalmm_files"));
+    module->files_memory = add_memory(call.context, files, std::strlen(reinterpret_cast<char*>(files)) + 1);
+  }
   return module;
 }
 
@@ -116,10 +125,11 @@ struct Launch {
   alignas(16) uint8_t block[4096];
 
   Result run() {
-    Result injected = 0;
+    Result injected = 0, refused = 0;
     {
       std::lock_guard lock(mutex);
       take_fault("kernel", &injected);
+      if (module->watch && take_fault("access", &refused)) refuse(*module->watch, refused);
     }
     auto begin = std::chrono::steady_clock::now();
     std::string wrong = injected ? "injected" : execute();
@@ -129,6 +139,13 @@ struct Launch {
     Result r = injected ? injected : wrong.find("a memory access at") != std::string::npos ? kIllegalAddress : kLaunchFailed;
     fail(*module->context, r, wrong);
     return r;
+  }
+  // As if thread 5 had stored 16 bytes at line 7, so many bytes beyond what the first buffer has.
+  void refuse(metalmm::cuda::Watch& watch, Result beyond) {
+    watch.refused++;
+    watch.access = 16 | 1 << 8, watch.site = 7, watch.thread = 5;
+    watch.group = {head.groups.x - 1, 0, 0};
+    watch.at = watch.end[0] + static_cast<uint64_t>(beyond);
   }
   std::string execute() {
     static const std::atomic<bool> abandoned{false};
@@ -241,7 +258,7 @@ FAKE_EXPORT Result cuModuleUnload(Module m) {
   if (!module) return call.result;
   if (module->in_flight) violation("lifetime", "module_unload: a module whose kernel is queued");
   if (module->function) remove(*module->function);
-  for (auto& memory : {module->table_memory, module->stop_memory})
+  for (auto& memory : {module->table_memory, module->stop_memory, module->watch_memory, module->files_memory, module->own_memory})
     if (memory) remove(*memory);
   remove(*module);
   return 0;
@@ -269,7 +286,12 @@ FAKE_EXPORT Result cuModuleGetGlobal_v2(Address* address, size_t* size, Module m
   auto module = find<ModuleState>(call, m, "Module");
   if (!module) return call.result;
   std::string wanted = name;
-  auto memory = wanted == "metalmm_table" ? module->table_memory : wanted == "metalmm_stop" ? module->stop_memory : nullptr;
+  auto memory = wanted == "metalmm_table"   ? module->table_memory
+                : wanted == "metalmm_stop"  ? module->stop_memory
+                : wanted == "metalmm_watch" ? module->watch_memory
+                : wanted == "metalmm_files" ? module->files_memory
+                : wanted == "metalmm_own"   ? module->own_memory
+                                            : nullptr;
   if (!memory) return kNotFound;
   *address = memory->address;
   *size = memory->size;

@@ -45,6 +45,17 @@ static inline __attribute__((unused)) bool goes_on() { return !metalmm_stop; }
 } }
 )";
 
+// Of a kernel in debug mode: csrc/msl/runtime/cuda/kernel.h, and what python/metalmm/ptx.py adds.
+const char* const kWatched = R"(
+#include "cuda/arguments.h"
+extern "C" __attribute__((visibility("default"))) metalmm::cuda::Watch metalmm_watch;
+metalmm::cuda::Watch metalmm_watch = {};
+extern "C" __attribute__((visibility("default"))) char metalmm_files[];
+char metalmm_files[] = "of_the_fake.metal";
+extern "C" __attribute__((visibility("default"))) unsigned long metalmm_own[];
+unsigned long metalmm_own[] = {0};
+)";
+
 // Which arguments are references to what may travel in a launch's block: abi::ArgInfo does not say.
 const char* const kNumbers = R"(
 namespace metalmm_fake {
@@ -93,10 +104,10 @@ std::string read(const std::string& path) {
 
 Result compile(Program& p, const std::vector<std::string>& options, const std::string& folder) {
   std::string said, defines;
-  bool stops = false;
+  bool stops = false, watched = false;
   for (const std::string& o : options) {
     said += " " + o;
-    stops |= o == "-DMETALMM_STOPS";
+    stops |= o == "-DMETALMM_STOPS", watched |= o == "-DMETALMM_WATCHED";
     if (o.rfind("-I", 0) == 0) defines += " " + quoted(o);  // what -D says is of the GPU's runtime
   }
   std::string source = folder + "/kernel.cpp", code = folder + "/kernel.so", log = folder + "/log";
@@ -104,7 +115,7 @@ Result compile(Program& p, const std::vector<std::string>& options, const std::s
       "\nextern \"C\" __attribute__((visibility(\"default\"))) const char metalmm_fake_options[];\n"
       "const char metalmm_fake_options[] = R\"fake(" +
       said + " )fake\";\n";
-  std::ofstream(source) << (stops ? kStops : "") << p.text << kNumbers << given;
+  std::ofstream(source) << (stops ? kStops : "") << (watched ? kWatched : "") << p.text << kNumbers << given;
   const char* compiler = std::getenv("METALMM_FAKE_NVRTC");
   if (!compiler) return p.log = "METALMM_FAKE_NVRTC is not set: tests/fakes/on_fake_cuda.py does it", kCompilation;
   const char* parsed = p.text.rfind("#include", 0) == 0 ? std::getenv("METALMM_FAKE_PARSED") : nullptr;  // else it asks for more of them
@@ -188,6 +199,8 @@ FAKE_EXPORT int nvrtcGetCUBIN(Program* p, char* out) {
   std::memcpy(out, p->code.data(), p->code.size());
   return kSuccess;
 }
+FAKE_EXPORT int nvrtcGetPTXSize(Program* p, size_t* size) { return nvrtcGetCUBINSize(p, size); }
+FAKE_EXPORT int nvrtcGetPTX(Program* p, char* out) { return nvrtcGetCUBIN(p, out); }
 
 // Programs that nobody destroyed.
 FAKE_EXPORT int fake_nvrtc_live() {

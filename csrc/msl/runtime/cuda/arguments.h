@@ -9,7 +9,7 @@ using abi::u32;
 using abi::u64;
 using abi::u8;
 
-constexpr u32 kArgumentsVersion = 4;
+constexpr u32 kArgumentsVersion = 5;
 constexpr u32 kMaxArguments = 64;
 constexpr u32 kMaxBarrier = 256;  // bytes of threadgroup memory of the barrier that lanes may skip: lanes.h
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
@@ -52,7 +52,20 @@ struct KernelTable {
   u32 early;        // whether it reads weights before it waits: kernels/include/wait.h
   u32 barrier;      // bytes of threadgroup memory that are no kernel's: lanes.h
   u32 masks;        // whether each thread has four more, behind what a launch gives: lanes.h
+  u32 watched;      // whether it has a metalmm_watch
   ArgumentRow rows[kMaxArguments];
+};
+
+// What a debug device's kernel may touch, and its first access elsewhere; in its module's metalmm_watch.
+constexpr u32 kMaxSpans = 4 * kMaxArguments;
+struct Watch {
+  u64 begin[kMaxSpans], end[kMaxSpans];
+  u32 count;         // of these
+  u32 refused;       // accesses. What follows is of the first
+  u32 access, site;  // python/metalmm/ptx.py says both
+  u64 at;
+  abi::Uint3 group;
+  u32 thread;
 };
 
 }  // namespace metalmm::cuda

@@ -110,6 +110,11 @@ __device__ volatile u32 metalmm_stop = 0;
 METALMM_INLINE constexpr bool goes_on() { return __builtin_is_constant_evaluated() || !metalmm_stop; }
 #endif
 
+#ifdef METALMM_WATCHED  // python/metalmm/ptx.py looks at it before each access to memory
+extern "C" __device__ cuda::Watch metalmm_watch;
+__device__ cuda::Watch metalmm_watch = {};
+#endif
+
 // What the kernel is called with.
 template <class P>
 struct Fetched {
@@ -163,6 +168,9 @@ struct Signature<void (*)(P...)> {
 #endif
 #ifdef METALMM_EARLY
     t.early = 1;
+#endif
+#ifdef METALMM_WATCHED
+    t.watched = 1;
 #endif
     constexpr bool is_const[] = {Argument<P>::is_const..., false}, number[] = {Argument<P>::number..., false};
     constexpr u32 bytes[] = {Argument<P>::bytes..., 0}, own[] = {own_bytes<P>..., 0};
