@@ -137,6 +137,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     ),
     "coherent(system)": (f"kernel void k(volatile coherent(system) device int* o, {I}) {{ o[i] = 1; }}", {}, [1] * 4),
     "explicit specialization in a class": (
+        "struct L { int x; bool operator<(L o) const thread { return x < o.x; } };\n"
         "struct F { template <typename T> T operator()(T x) thread { return x; }\n template <> float operator()(float x) thread { return x + 1; } };\n"
         f"kernel void k(device int* o, {I}) {{ o[i] = int(F()(float(i))) + 10 * F()(int(i)); }}",
         {},

@@ -77,20 +77,29 @@ def of_numbers(op: str) -> Iterator[Case]:
         left, right = value(a, i), abs(value(b, i // 4)) if op in SHIFTS else value(b, i // 4)
         kept = [x if op in LOGICAL else as_type(x, kind) for x in (left, right)]
         result = "bool" if op in COMPARISONS or op in LOGICAL else kind
-        yield number(a, left), number(b, right), result, float(apply(op, *kept, kind))
+        yield number(a, left), number(b, right), result, apply(op, *kept, kind)
 
 
-def part(number: int, first: int, op: str, cases: list[Case]) -> str:
+def in_place(op: str) -> Iterator[Case]:
+    """Of the left operand's type, whatever the two have in common."""
+    for left, right, kind, result in of_numbers(op):
+        a = left.partition("(")[0]
+        if result >= 0 or kind not in FLOATS or not (a.startswith("u") or a == "bool"):  # else no number of that type
+            yield left, right, a, as_type(result, a)
+
+
+def part(number: int, first: int, cases: list[Case], form: str) -> str:
     """A function of some cases; an operand of several is made once. Compilers take squares of a function's length."""
     names = {operand: f"v{i}" for i, operand in enumerate(dict.fromkeys(x for case in cases for x in case[:2]))}
     rows = [f"const auto {name} = {operand};" for operand, name in names.items()]
-    rows += [f"put<{kind}>(y, wrong, {first + i}, {names[a]} {op} {names[b]});" for i, (a, b, kind, _) in enumerate(cases)]
+    rows += [f"put<{kind}>(y, wrong, {first + i}, {form.format(names[a], names[b])});" for i, (a, b, kind, _) in enumerate(cases)]
     return f"__attribute__((noinline)) void part{number}({ARGUMENTS.format('', '', '')}) {{\n  " + "\n  ".join(rows) + "\n}\n"
 
 
-def check(op: str, cases: list[Case], device: metalmm.Device) -> None:
+def check(op: str, cases: list[Case], device: metalmm.Device, form: str = "") -> None:
     starts = range(0, len(cases), 24)
-    source = HEAD + "".join(part(i, start, op, cases[start : start + 24]) for i, start in enumerate(starts))
+    source = HEAD + f"template <class A, class B> A in_place(A a, B b) {{ a {op}= b; return a; }}\n" * bool(form)
+    source += "".join(part(i, start, cases[start : start + 24], form or f"{{}} {op} {{}}") for i, start in enumerate(starts))
     calls = " ".join(f"part{i}(y, wrong, x);" for i in range(len(starts)))
     source += f"kernel void k({ARGUMENTS.format(*(f' [[buffer({i})]]' for i in range(3)))}) {{ {calls} }}\n"
     y, wrong = np.zeros(len(cases), np.float32), np.ones(len(cases), np.uint32)
@@ -108,6 +117,12 @@ def check(op: str, cases: list[Case], device: metalmm.Device) -> None:
 @pytest.mark.parametrize("op", ALL)
 def test_between_numbers(op: str, device: metalmm.Device) -> None:
     check(op, list(of_numbers(op)), device)
+
+
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize("op", [*ARITHMETIC, *OF_INTEGERS, *SHIFTS])
+def test_in_place_between_numbers(op: str, device: metalmm.Device) -> None:
+    check(op, list(in_place(op)), device, "in_place({}, {})")
 
 
 VECTORS = (2, 3, 4)

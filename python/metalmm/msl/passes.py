@@ -159,12 +159,16 @@ class Passes:
             if d.is_function or d.body < 0 or tokens[d.body].text != "{":
                 continue
             for i in range(d.body, self.source.matching(d.body) - 3):
-                if [t.text for t in tokens[i : i + 3]] != ["template", "<", ">"] or tokens[i - 1].text not in ("{", "}", ";", ":"):
+                if not self._reads(i, ["template", "<", ">"]) or tokens[i - 1].text not in ("{", "}", ";", ":"):
                     continue
                 member = self.program.declaration(i, d.end, ())
-                called = any(t.text == member.name and n.text == "<" for t, n in itertools.pairwise(tokens))
+                name = ["operator", "(", ")"] if member.name == "operator" else [member.name]  # `operator<` is no call
+                called = any(t.text == name[0] and self._reads(j, [*name, "<"]) for j, t in enumerate(tokens))
                 if member.is_function and not called:
                     self.source.blank(i, i + 3)
+
+    def _reads(self, i: int, words: list[str]) -> bool:
+        return [t.text for t in self.source.tokens[i : i + len(words)]] == words
 
     def members_and_duplicates(self) -> None:
         seen: dict[tuple[str, ...], tuple[int, str]] = {}

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""Kernels of MLX with numbers, against NumPy: how many of them are right on a device.
+
+    python tests/nightly/mlx_numbers.py [--device cpu] [--mirror FOLDER | --root MLX] [--part 1/1]
+
+METALMM_CXX chooses device cpu's compiler. corpora.toml has MLX's commit, and how many are right. Exit status 1 where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+from corpora import HERE, checked_out
+
+TYPES = {"float32": np.float32, "float16": np.float16}
+NOTHING = np.zeros(1, np.int64)
+
+
+@dataclass
+class Case:
+    """A kernel of a file, with its arguments; the one at `out` is its result, which `expected` is compared with to `close` of the largest."""
+
+    file: str
+    kernel: str
+    arguments: dict[int, Any]
+    launch: dict[str, Any]
+    out: int
+    expected: Any
+    close: float
+    constants: dict[str | int, Any] = field(default_factory=dict)
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def close_to(name: str) -> float:
+    return 2e-5 if name == "float32" else 4e-3
+
+
+def elementwise() -> Iterator[Case]:
+    x, y = np.abs(numbers(1003)) + 0.1, numbers(1003, seed=1)
+    one = {
+        "Exp": np.exp,
+        "Log": np.log,
+        "Sin": np.sin,
+        "Tanh": np.tanh,
+        "Sqrt": np.sqrt,
+        "Abs": np.abs,
+        "Square": np.square,
+        "Ceil": np.ceil,
+    }
+    one |= {"Erf": np.vectorize(math.erf), "Sigmoid": lambda x: 1 / (1 + np.exp(-x)), "Rsqrt": lambda x: 1 / np.sqrt(x), "Log1p": np.log1p}
+    two = {"Add": np.add, "Multiply": np.multiply, "Maximum": np.maximum, "Divide": np.divide, "Power": np.power, "Remainder": np.mod}
+    two |= {"ArcTan2": np.arctan2, "LogAddExp": np.logaddexp}
+    for name, dtype in TYPES.items():
+        a, b = x.astype(dtype), y.astype(dtype)
+        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+        size, launch = np.uint32(a.size), {"threads": a.size, "threadgroup": 64}
+        for op, of_one in one.items():
+            yield Case(
+                "unary.metal", f"v_{op}{name}{name}", {0: a, 1: np.zeros_like(a), 2: size}, launch, 1, of_one(wide_a), close_to(name)
+            )
+        for op, of_two in two.items():
+            arguments = {0: a, 1: b, 2: np.zeros_like(a), 3: size}
+            yield Case("binary.metal", f"vv_{op}{name}", arguments, launch, 2, of_two(wide_a, wide_b), close_to(name))
+        yield Case(
+            "arange.metal",
+            f"arange{name}",
+            {0: dtype(1), 1: dtype(0.5), 2: np.zeros_like(a)},
+            launch,
+            2,
+            1 + 0.5 * np.arange(1003),
+            close_to(name),
+        )
+
+
+def along_rows() -> Iterator[Case]:
+    for name, dtype in TYPES.items():
+        # Of a threadgroup, with a rest, in a loop. layer_norm writes before its array where a thread has nothing of the row, as of 1000.
+        for width in (256, 1019, 4099):
+            x, w, b = (numbers(*shape, seed=width).astype(dtype) for shape in ((3, width), (width,), (width,)))
+            wide, out = x.astype(np.float64), np.zeros_like(x)
+            looped = width > 4096
+            launch, of_eight = ({"grid": 3, "threadgroup": 1024 if looped else -(-width // (32 * each)) * 32} for each in (4, 8))
+            eps, size = np.float32(1e-5), np.uint32(width)
+            rms = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * w
+            arguments: dict[int, Any] = {0: x, 1: w, 2: out, 3: eps, 4: size, 5: np.uint32(1)}
+            yield Case("rms_norm.metal", f"rms{'_looped' * looped}{name}", arguments, launch, 2, rms, close_to(name), {20: True})
+            centred = wide - wide.mean(-1, keepdims=True)
+            normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b.astype(np.float64)
+            arguments = {0: x, 1: w, 2: b, 3: out, 4: eps, 5: size, 6: np.uint32(1), 7: np.uint32(1)}
+            yield Case(
+                "layer_norm.metal", f"layer_norm{'_looped' * looped}{name}", arguments, of_eight, 3, normal, close_to(name), {20: True}
+            )
+            powers, way = np.exp(wide - wide.max(-1, keepdims=True)), "looped" if looped else "block"
+            arguments = {0: x, 1: out, 2: np.int32(width)}
+            soft = powers / powers.sum(-1, keepdims=True)
+            yield Case("softmax.metal", f"{way}_softmax_{name}", arguments, launch, 1, soft, close_to(name))
+            sums = np.log(np.exp(wide).sum(-1))
+            arguments = {0: x, 1: np.zeros(3, dtype), 2: np.int32(width)}
+            yield Case("logsumexp.metal", f"{way}_logsumexp_{name}", arguments, launch, 1, sums, close_to(name))
+            arguments = {0: x, 1: out, 2: np.uint64(width)}
+            total = np.cumsum(wide, -1)
+            scan = {"grid": (1, 3, 1), "threadgroup": (min(1024, -(-width // 128) * 32), 1, 1)}
+            yield Case("scan.metal", f"contig_scan_inclusive_sum_{name}_{name}", arguments, scan, 1, total, 16 * close_to(name))
+
+
+def products() -> Iterator[Case]:
+    for name, dtype in TYPES.items():
+        for n, k in ((64, 512), (67, 1024), (136, 640)):
+            w, x = (numbers(*shape, seed=n).astype(dtype) for shape in ((n, k), (k,)))
+            arguments: dict[int, Any] = {
+                0: w,
+                1: x,
+                2: x,
+                3: np.zeros(n, dtype),
+                4: np.int32(k),
+                5: np.int32(n),
+                6: np.int32(k),
+                7: np.float32(1),
+            }
+            arguments |= {
+                8: np.float32(0),
+                9: np.int32(1),
+                10: np.ones(1, np.int32),
+                11: NOTHING,
+                12: NOTHING,
+                13: NOTHING,
+                14: np.int32(1),
+            }
+            expected = w.astype(np.float64) @ x.astype(np.float64)
+            launch = {"grid": (-(-n // 16), 1, 1), "threadgroup": (32, 1, 4)}
+            yield Case("gemv.metal", f"gemv_{name}_bm4_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", arguments, launch, 3, expected, 4 * close_to(name))
+            for bits in (4, 8):
+                q = metalmm.quantize(w, f"affine{bits}")
+                for way in ("qmv", "qmv_fast") if n % 8 == 0 and k % 512 == 0 else ("qmv",):
+                    arguments = {0: np.ascontiguousarray(q.values).view(np.uint32), 1: q.scales, 2: q.biases, 3: x, 4: np.zeros(n, dtype)}
+                    arguments |= {5: np.int32(k), 6: np.int32(n), 7: np.int32(0), 8: np.zeros(4, np.int32), 9: NOTHING, 10: np.int32(0)}
+                    arguments |= {11: np.zeros(4, np.int32), 12: NOTHING, 13: NOTHING, 14: NOTHING}
+                    kernel = f"affine_{way}_{'float' if name == 'float32' else 'float16_t'}_gs_64_b_{bits}_batch_0"
+                    expected = q.dequantize().astype(np.float64) @ x.astype(np.float64)
+                    launch = {"grid": (1, -(-n // 8), 1), "threadgroup": (32, 2, 1)}
+                    yield Case("quantized.metal", kernel, arguments, launch, 4, expected, 4 * close_to(name))
+
+
+def attention() -> Iterator[Case]:
+    heads, groups, length = 4, 2, 77
+    for name, dtype in TYPES.items():
+        for d in (64, 128):
+            q, k, v = (
+                numbers(*shape, seed=d).astype(dtype) for shape in ((heads, d), (heads // groups, length, d), (heads // groups, length, d))
+            )
+            scale, wide = 1 / math.sqrt(d), (q.astype(np.float64), *(np.repeat(x.astype(np.float64), groups, 0) for x in (k, v)))
+            scores = np.einsum("hd,hld->hl", wide[0] * scale, wide[1])
+            powers = np.exp(scores - scores.max(-1, keepdims=True))
+            expected = np.einsum("hl,hld->hd", powers / powers.sum(-1, keepdims=True), wide[2])
+            strides = {6: np.uint64(length * d), 7: np.uint64(d), 8: np.uint64(length * d), 9: np.uint64(d)}
+            arguments = {0: q, 1: k, 2: v, 3: np.zeros_like(q), 4: np.int32(groups), 5: np.int32(length), **strides, 10: np.float32(scale)}
+            constants: dict[str | int, Any] = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 1}
+            kernel = f"sdpa_vector_{'float' if name == 'float32' else 'float16_t'}_{d}_{d}"
+            launch = {"grid": (heads, 1, 1), "threadgroup": (1024, 1, 1)}
+            yield Case("scaled_dot_product_attention.metal", kernel, arguments, launch, 3, expected, 4 * close_to(name), constants)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default=os.environ.get("METALMM_DEVICE", "cpu"))
+    parser.add_argument("--mirror", type=Path)
+    parser.add_argument("--root", type=Path, help="MLX, as it lies there")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth case, from the Ith on: NVRTC takes some seconds for each")
+    args = parser.parse_args()
+    first, step = map(int, args.part.split("/"))
+    os.environ["METALMM_LINT"] = "0"
+    corpus = tomllib.loads((HERE / "corpora.toml").read_text())["mlx"]
+    right, count = 0, 0
+    with tempfile.TemporaryDirectory() as folder, metalmm.Device(args.device) as device:
+        root, libraries = args.root or checked_out(corpus, args.mirror, Path(folder)), dict[str, Any]()
+        for case in [case for make in (elementwise, along_rows, products, attention) for case in make()][first - 1 :: step]:
+            count += 1
+            path = root / "mlx/backend/metal/kernels" / case.file
+            try:
+                if case.file not in libraries:
+                    libraries[case.file] = device.compile(path, (root,))
+                libraries[case.file].kernel(case.kernel, case.constants)(case.arguments, **case.launch)
+            except (metalmm.Error, ValueError, TypeError) as error:
+                print(f"{case.file} {case.kernel}: {str(error)[:300]}", flush=True)
+                continue
+            out = case.arguments[case.out].astype(np.float64).reshape(case.expected.shape)
+            off = np.abs(out - case.expected).max() / max(np.abs(case.expected).max(), 1e-9)
+            right += bool(off <= case.close)
+            if not off <= case.close:
+                print(f"{case.file} {case.kernel}: off by {off:.2g} of the largest; {case.close:g} is allowed", flush=True)
+    print(f"mlx on device {args.device}: {right} of {count} cases are right")
+    return right != count
+
+
+if __name__ == "__main__":
+    sys.exit(main())
