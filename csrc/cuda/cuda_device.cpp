@@ -282,7 +282,8 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
   void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
   LaunchConfig config{};
   config.block[0] = d.threadgroup[0] * d.threadgroup[1] * d.threadgroup[2], config.block[1] = config.block[2] = 1;
-  config.shared_bytes = static_cast<unsigned>(shared) + (table.masks ? 4 * config.block[0] : 0);
+  uint32_t of_masks = table.masks ? 4 * config.block[0] : 0;
+  config.shared_bytes = static_cast<unsigned>(shared) + of_masks;
   config.stream = stream;
   config.attributes = &overlap;
   config.attribute_count = overlaps_ ? 1 : 0;
@@ -293,7 +294,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
         config.grid[0] = std::min(kGridX, d.grid[0] - x);
         config.grid[1] = std::min(kGridYZ, d.grid[1] - y);
         config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
-        if (pipeline.watched) pipeline.watched->allow(*home_, bound, stream);
+        if (pipeline.watched) pipeline.watched->allow(*home_, bound, of_masks, stream);
         if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
           home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());
         if (!pipeline.watched) continue;

@@ -13,7 +13,8 @@ namespace {
 constexpr uint32_t kThreadgroup = 4, kLineBits = 20;  // python/metalmm/ptx.py
 
 static_assert(offsetof(Watch, end) == 2048 && offsetof(Watch, count) == 4096 && offsetof(Watch, access) == 4104 &&
-                  offsetof(Watch, at) == 4112 && offsetof(Watch, group) == 4120 && offsetof(Watch, thread) == 4132,
+                  offsetof(Watch, at) == 4112 && offsetof(Watch, group) == 4120 && offsetof(Watch, thread) == 4132 &&
+                  offsetof(Watch, hidden) == 4136,
               "as python/metalmm/ptx.py has it");
 
 const uint8_t* pointer(Address address) { return reinterpret_cast<const uint8_t*>(address); }
@@ -46,8 +47,9 @@ Watched::Watched(Home& home, Module module) {
   }
 }
 
-void Watched::allow(Home& home, const std::vector<Bound>& bound, Stream stream) {
+void Watched::allow(Home& home, const std::vector<Bound>& bound, uint32_t hidden, Stream stream) {
   Watch watch{};
+  watch.hidden = hidden;
   auto add = [&](const Bound& b) {
     watch.begin[watch.count] = reinterpret_cast<Address>(b.begin);
     watch.end[watch.count++] = reinterpret_cast<Address>(b.end);

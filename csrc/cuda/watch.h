@@ -13,8 +13,8 @@ class Watched {
  public:
   // Of a kernel whose table says that it is watched.
   Watched(Home& home, Module module);
-  // Before a launch: it may touch these.
-  void allow(Home& home, const std::vector<Bound>& bound, Stream stream);
+  // Before a launch: it may touch these, and of its threadgroup memory all but the last bytes.
+  void allow(Home& home, const std::vector<Bound>& bound, uint32_t hidden, Stream stream);
   // After it: empty, or its first access elsewhere.
   std::string refused(Home& home, const std::vector<Bound>& bound, const LaunchHead& head, Stream stream) const;
 

@@ -10,7 +10,7 @@ _ACCESS = re.compile(
     r"(?<![\w.%$])(?:@(?P<unless>!?)(?P<given>%\w+)\s+)?"
     r"(?P<access>(?P<kind>ld|st|atom|red|cp\.async)(?P<what>(?:\.[\w:]+)+)\s+(?P<rest>(?:[^;{}]|\{[^}]*\})*));"
 )
-_ADDRESS = re.compile(r"\[\s*(%\w+)\s*(?:\+\s*(-?\d+)\s*)?\]")
+_ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
 _TYPE = re.compile(r"(?:[busf]|bf)(\d+)(x2)?$")
 _NOT_LOOKED_AT = {"param", "param::entry", "param::func", "const", "local", "bulk", "mbarrier"}
 _KINDS = {"ld": 0, "cp.async": 0, "st": 1}
@@ -22,7 +22,17 @@ _SECTION = re.compile(r"^\t\.section\t\.debug\w*\n\t\{\n.*?^\t\}\n", re.MULTILIN
 _GLOBAL = re.compile(r"^(?:\.visible )?\.global \.align \d+ \.[busf](\d+) (\w+)(?:\[(\d+)\])?(?: = [^;]*)?;$", re.MULTILINE)
 
 # Of csrc/msl/runtime/cuda/arguments.h's Watch: where the ends of spans begin, and what follows them.
-_ENDS, _COUNT, _REFUSED, _ACCESS_AT, _SITE_AT, _ADDRESS_AT, _GROUP_AT, _THREAD_AT = 2048, 4096, 4100, 4104, 4108, 4112, 4120, 4132
+_ENDS, _COUNT, _REFUSED, _ACCESS_AT, _SITE_AT, _ADDRESS_AT, _GROUP_AT, _THREAD_AT, _HIDDEN = (
+    2048,
+    4096,
+    4100,
+    4104,
+    4108,
+    4112,
+    4120,
+    4132,
+    4136,
+)
 
 # No call: ptxas 13.0 makes wrong code of a kernel with many registers and calls. Nor a way by which lanes that come together leave apart, if
 # all may: a kernel may ask which are there.
@@ -59,6 +69,9 @@ _IN_THREADGROUP = """	mov.u32 	%mm_n, %total_smem_size;
 	mov.u32 	%mm_n, %reserved_smem_offset_cap;
 	cvt.u64.u32 	%mm_of, %mm_n;
 	add.s64 	%mm_x, %mm_x, %mm_of;
+	ld.global.u32 	%mm_n, [metalmm_watch+{hidden}];
+	cvt.u64.u32 	%mm_of, %mm_n;
+	sub.s64 	%mm_x, %mm_x, %mm_of;
 	setp.le.u64 	%mm_may, %mm_end, %mm_x;
 """
 _IN_A_SPAN = """	mov.u64 	%mm_of, metalmm_watch;
@@ -151,7 +164,9 @@ def _asked(found: re.Match[str], site: int, unique: str) -> str:
         bits, two = next(m.groups() for w in reversed(what) if (m := _TYPE.match(w)))
         size = int(bits) // 8 * (2 if two else 1) * next((int(w[1]) for w in what if w in ("v2", "v4", "v8")), 1)
     address = f"add.s64 \t%mm_at, {register}, {offset or 0}"
-    if not register.startswith("%rd"):
+    if not register.startswith("%"):  # a variable of the module, or of the threadgroup
+        address = f"mov.u64 \t%mm_at, {register};\n\tadd.s64 \t%mm_at, %mm_at, {offset or 0}"
+    elif not register.startswith("%rd"):
         address = f"cvt.u64.u32 \t%mm_at, {register};\n\tadd.s64 \t%mm_at, %mm_at, {offset or 0}"
     reach = _IN_THREADGROUP if threadgroup else (_NOWHERE if "global" in what else _ELSEWHERE) + _IN_A_SPAN
     return _ASKED.format(
@@ -159,7 +174,7 @@ def _asked(found: re.Match[str], site: int, unique: str) -> str:
         address=address,
         size=size,
         mask=size - 1,
-        reach=reach.format(unique=unique, count_at=_COUNT, ends=_ENDS),
+        reach=reach.format(unique=unique, count_at=_COUNT, ends=_ENDS, hidden=_HIDDEN),
         access=size | (_KINDS.get(found["kind"], _ATOMIC) | (_THREADGROUP if threadgroup else 0)) << 8,
         site=site,
         instruction=found["access"],

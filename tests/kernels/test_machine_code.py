@@ -178,6 +178,21 @@ PARTED = {
     "beside a branch": ("if (i < 3) n[i] = 1; n[i] = simd_sum(n[i]);", False),
     "behind &&": ("if (i < 3 && simd_any(n[i] > 3)) n[i] = 1;", False),
     "where a condition declares": ("while (int x = n[i]--) n[i] -= simd_sum(x);", False),
+    "in a switch with a comma": (
+        "switch (n[0]++, n[i] & 3) { case 0: case 1: n[i] = simd_sum(1); break; case 2: default: n[i] = simd_sum(2); }",
+        True,
+    ),
+    "in a loop under a pragma": (
+        "\n#pragma unroll\nfor (int j = 0; j < 4; j++) { if ((i + j) % 3 == 0) continue; n[i] += simd_sum(1); }",
+        True,
+    ),
+    "in one that goes on by itself": ("for (int j = 0; j < 4; j++) { if (i & 1) ++j; n[i] += simd_sum(1); }", True),
+    "in one whose counter is given away": ("for (int j = 0; j < 4; j++) { bump(j, i); n[i] += simd_sum(1); }", True),
+    "in one to what is a constant elsewhere": ("ulong four = n[i] & 3; for (uint j = 0; j < four; j++) n[i] += simd_sum(1);", True),
+    "in a function with kernel in its name": ("n[i] = kernel_part(i); n[i] += simd_sum(1);", True),
+    "behind and": ("if (i < 3 and simd_any(n[i] > 3)) n[i] = 1;", False),
+    "behind ? in braces": ("uint2 v = i & 1 ? uint2{1, 1} : uint2{simd_sum(1u), 2}; if (i & 2) n[i] = simd_sum(1); n[i] += v.x;", False),
+    "in a lambda": ("auto g = [n](uint x) { if (x & 1) return 1u; return simd_sum(1u); }; n[i] = g(i);", False),
 }
 
 
@@ -185,8 +200,9 @@ PARTED = {
 def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> None:
     """And an operation comes there. Never of a kernel of ours."""
     text = HEAD + f"uint of_all(uint x) {{ return simd_sum(x); }} kernel void k({ARGS}) {{ {body} }}\n"
-    text = text.replace("kernel", "uint to_own(uint n, uint i) { for (uint j = 0; j < n; j++) i = simd_sum(i); return i; }\n"
-        "uint to_four(uint i) { constexpr uint four = 4; for (uint j = 0; j < four; ++j) i = simd_sum(i); return i; } kernel", 1)  # fmt: skip
+    text = text.replace("kernel void", "uint to_own(uint n, uint i) { for (uint j = 0; j < n; j++) i = simd_sum(i); return i; }\n"
+        "void bump(thread int& j, uint i) { if (i & 1) j++; } uint kernel_part(uint i) { if (i & 1) return 0; return simd_sum(1u); }\n"
+        "uint to_four(uint i) { constexpr uint four = 4; for (uint j = 0; j < four; ++j) i = simd_sum(i); return i; } kernel void", 1)  # fmt: skip
     text = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
     lowered = [cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=converged) for converged in (False, True)]
     assert ["METALMM_MASKS" in x for x in lowered] == [kept, False] == [bool(re.search("fiber::(Scope|Branch|leaves)", x)) for x in lowered]

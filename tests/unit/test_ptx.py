@@ -15,7 +15,7 @@ HEAD = """\
 
 .global .align 4 .b8 lut[20] = {0, 0, 128, 63};
 .global .align 4 .u32 unused = 3;
-.global .align 8 .b8 metalmm_watch[4136];
+.global .align 8 .b8 metalmm_watch[4144];
 .visible .entry metalmm_kernel(
 	.param .align 16 .b8 metalmm_kernel_param_0[144]
 )
@@ -55,6 +55,8 @@ def watched(*lines: str) -> str:
         ("red.global.add.noftz.f16x2 \t[%rd5+4], %r1;", 4, 2, "add.s64 \t%mm_at, %rd5, 4;"),
         ("ld.shared.v4.u32 \t{%r1, %r2, %r3, %r4}, [%r5+32];", 16, 4, "cvt.u64.u32 \t%mm_at, %r5;\n\tadd.s64 \t%mm_at, %mm_at, 32;"),
         ("st.shared.b16 \t[%r5], %rs1;", 2, 5, "cvt.u64.u32 \t%mm_at, %r5;"),
+        ("ld.global.u32 \t%r1, [lut+4];", 4, 0, "mov.u64 \t%mm_at, lut;\n\tadd.s64 \t%mm_at, %mm_at, 4;"),
+        ("st.shared.u32 \t[tile+280000], %r1;", 4, 5, "mov.u64 \t%mm_at, tile;\n\tadd.s64 \t%mm_at, %mm_at, 280000;"),
         ("cp.async.cg.shared.global [%r1], [%rd5], 16;", 16, 0, "add.s64 \t%mm_at, %rd5, 0;"),
         ("@%p3 ld.global.u16 \t%rs1, [%rd5];", 2, 0, "@!%p3 bra $mm_skip"),
         ("@!%p3 st.global.u16 \t[%rd5], %rs1;", 2, 1, "@%p3 bra $mm_skip"),
@@ -74,7 +76,6 @@ def test_an_access_is_looked_at(instruction: str, size: int, kind: int, address:
         "ld.param.v2.u32 \t{%r1, %r2}, [%rd10+80];",
         "ld.const.u32 \t%r1, [%rd5];",
         "ld.local.u32 \t%r1, [%rd5];",
-        "ld.global.u32 \t%r1, [lut+4];",
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 \t{%r1, %r2, %r3, %r4}, [%r5];",
         "cp.async.commit_group;",
         "cp.async.bulk.prefetch.L2.global [%rd5], %r1;",

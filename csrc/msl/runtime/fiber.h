@@ -163,7 +163,7 @@ template <bool PARTS> struct Branch : Scope<PARTS> {
 };
 METALMM_INLINE bool goes(bool c) { return c; }
 METALMM_INLINE bool leaves(bool c) { return c; }
-template <class T> METALMM_INLINE T chosen(T value) { return value; }
+template <class T, class F> METALMM_INLINE T chosen(T value, F) { return value; }
 struct Turns {
   Turn turn;
   explicit METALMM_INLINE Turns(u32 count = 0, METALMM_SITE) {

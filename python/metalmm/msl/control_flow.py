@@ -13,10 +13,10 @@ _AMONG_LANES = re.compile(
     r"(simd|quad)_(sum|product|max|min|and|or|xor|all|any|ballot|vote|is_first|active_threads_mask|broadcast\w*|shuffle\w*|prefix\w*)$"
     r"|simdgroup_(barrier|multiply\w*|load|store)$"
 )
-_SEVERAL_WAYS = {"&&", "||", "?"}
+_SEVERAL_WAYS = {"&&", "||", "?", "and", "or"}
 _LEAVES = {"break", "continue", "return"}
 _NUMBERS = {"int", "uint", "short", "ushort", "size_t"}
-_ASSIGNS = {"=", "+", "-", "++", "--", "+=", "-=", "*=", "/=", "<<=", ">>="}  # or, in two parts, may be one
+_ASSIGNS = {"=", "+", "-", "++", "--", *(f"{op}=" for op in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"))}  # + +: may be ++
 
 
 class ControlFlow:
@@ -66,7 +66,7 @@ class ControlFlow:
             among |= self._that_call(re.compile("threadgroup_barrier"))
         called = [j for j, t in enumerate(tokens) if t.kind == "name" and t.text in among and tokens[j + 1].text in ("(", "<")]
         bodies = [d for d in reachable if d.body >= 0 and any(d.body < j < d.end for j in called)]
-        if any(not d.is_function or self._has_lambda(d.body, d.end) for d in bodies):
+        if any(not d.is_function or self._has_lambda(d.body, d.end) for d in bodies) or self._has_hidden_calls(among):
             return False
         if any(not _SEVERAL_WAYS.isdisjoint(self._words_before(j)) for j in called):
             return False
@@ -95,7 +95,7 @@ class ControlFlow:
         for i, (end, body, first, last) in told.items():
             self._tell(i, end, body, first, last, called, stops)
         for d in bodies:
-            if not any("kernel" in t.text.lower() for t in tokens[d.start : d.body]):
+            if not any("METALMM_KERNEL" in t.text for t in tokens[d.start : d.body]):
                 self._behind[d.body] = " ::metalmm::fiber::Scope<false> metalmm_function;" + self._behind.get(d.body, "")
         for i, t in enumerate(tokens):
             if t.text == "continue" and self._innermost(loops, i):
@@ -138,7 +138,9 @@ class ControlFlow:
         returns = str("return" in words or (word == "switch" and "continue" in words)).lower()
         around(i, end, f" {{ ::metalmm::fiber::Scope<{returns}> metalmm_all; ", " metalmm_all.stays = true; }")
         if word == "switch":
-            return around(first + 1, last, "::metalmm::fiber::chosen(", ")")
+            return around(
+                first + 1, last, "::metalmm::fiber::chosen((", f"), [&](auto metalmm_x) {{ return {self._place_of_case(i, end)}; }})"
+            )
         goes = "::metalmm::msl::goes_on() && (" if stops else "("
         if last > first + 1:
             around(first + 1, last, f"::metalmm::fiber::goes({goes}", "))")
@@ -146,6 +148,31 @@ class ControlFlow:
             self._before[last] = self._before.get(last, "") + "::metalmm::fiber::goes(::metalmm::msl::goes_on())"
         return around(
             body, self._statement_end(body), f" {{ ::metalmm::fiber::Scope<{parts}> metalmm_turn; ", " metalmm_turn.stays = true; }"
+        )
+
+    def _place_of_case(self, i: int, end: int) -> str:
+        """Of a switch: where metalmm_x leads, as a number. Labels at one place are one; what no label says is at the default's, or behind."""
+        tokens, places, j = self.source.tokens, list[list[str]](), self.source.matching(i + 1) + 2
+        while j < end - 1:
+            if tokens[j].text == "switch":  # has labels of its own
+                j = self._statement_end(j)
+                continue
+            if tokens[j].text in ("case", "default"):
+                colon = next(iter(self.source.top_level(j, end, ":")))
+                if not places or tokens[j - 1].text != ":" or tokens[j - 2].text == "?":
+                    places.append([])
+                places[-1].append(self.program.join((j + 1, colon)) if tokens[j].text == "case" else "")
+                j = colon
+            j += 1
+        numbered = [(n, label) for n, labels in enumerate(places) if "" not in labels for label in labels]
+        return "".join(f"metalmm_x == ({label}) ? {n} : " for n, label in numbered) + "-1"
+
+    def _has_hidden_calls(self, among: set[str]) -> bool:
+        """Whether something with an operation is called without its name, as an operator, or by another, given to a template."""
+        tokens = self.source.tokens
+        return "operator" in among or any(
+            t.kind == "name" and t.text in among and tokens[j + 1].text not in ("(", "<") and tokens[j - 1].text not in (".", "->", "enum")
+            for j, t in enumerate(tokens[:-1])
         )
 
     def _around(self, first: int, end: int, head: str, tail: str) -> None:
@@ -156,7 +183,8 @@ class ControlFlow:
     def place_masks(self) -> None:
         """Once nobody reads the tokens any more."""
         for i, text in self._before.items():
-            self.source.tokens[i].space = (self.source.tokens[i].space or " ") + text
+            before, pragma, behind = (self.source.tokens[i].space or " ").partition("#pragma")  # which stands right before its loop
+            self.source.tokens[i].space = f"{before}{text}\n{pragma}{behind}" if pragma else before + text
         for i, text in self._behind.items():
             self.source.tokens[i].text += text
 
@@ -169,14 +197,26 @@ class ControlFlow:
         if not head or head[1] not in _NUMBERS:
             return False
         headers = [(j, self.source.angle_end(j + 1)) for j, t in enumerate(tokens) if t.text == "template" and tokens[j + 1].text == "<"]
-        declared = dict[str, bool]()  # whether a number of that name is always a constant
-        for j, t in enumerate(tokens):
-            if tokens[j - 1].text in _NUMBERS and t.kind == "name":
+        declared = dict[str, bool]()  # whether what a name is given is always a constant
+        for j, t in enumerate(tokens[:-1]):
+            is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
+            if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS - {"+", "-"}):
                 known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
                 declared[t.text] = declared.get(t.text, True) and known
         body = range(close, self._statement_end(close + 1))
-        is_set = any(tokens[j].text == head[2] and tokens[j + 1].text in _ASSIGNS for j in body)
+        is_set = any(
+            tokens[j].text == head[2] and (tokens[j + 1].text in _ASSIGNS or tokens[j - 1].text in ("++", "--", "+", "-", "&"))
+            for j in body
+        ) or any(tokens[j].text == head[2] and self._is_given_away(j, close) for j in body)
         return not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
+
+    def _is_given_away(self, j: int, least: int) -> bool:
+        """Whether token j may be an argument of a function of the program that takes a reference."""
+        tokens, own = self.source.tokens, {d.name: d for d in self.program.declarations if d.is_function and d.body >= 0}
+        for i in range(least, j):
+            if (d := own.get(tokens[i].text)) and tokens[i + 1].text == "(" and self.source.matching(i + 1) > j:
+                return any(t.text == "&" for t in tokens[d.start : d.body])
+        return False
 
     def _is_entered(self, i: int, end: int, switches: list[tuple[int, int]]) -> bool:
         """Whether a label in the statement is of a switch around it."""
@@ -185,14 +225,22 @@ class ControlFlow:
 
     def _has_lambda(self, i: int, end: int) -> bool:
         t = self.source.tokens
-        return any(t[j].text == "]" and t[j + 1].text == "(" and t[j - 1].text in ("&", "=", "[") for j in range(i, end))
+        starts = (j for j in range(i, end) if t[j].text == "[" and t[j - 1].text not in (")", "]", "[", ">"))
+        return any(
+            t[self.source.matching(j) + 1].text in ("(", "{") for j in starts if t[j - 1].kind != "name" or t[j - 1].text == "return"
+        )
 
     def _words_before(self, j: int) -> set[str]:
-        """In the same expression."""
+        """In the same expression, in which braces may stand."""
         tokens, words = self.source.tokens, set[str]()
-        while tokens[j].text not in (";", "{", "}"):
-            words.add(tokens[j].text)
-            j -= 1
+        while tokens[j].text != ";":
+            opening = (
+                next(i for i in range(j, -1, -1) if tokens[i].text == "{" and self.source.matching(i) == j) if tokens[j].text == "}" else j
+            )
+            if tokens[opening].text == "{" and (tokens[opening - 1].kind != "name" or tokens[opening - 1].text in ("else", "do")):
+                break  # of a statement
+            words.update(t.text for t in tokens[opening : j + 1])
+            j = opening - 1
         return words
 
     def turns(self, reachable: Collection[Declaration]) -> None:
@@ -218,7 +266,7 @@ class ControlFlow:
             inner = [(first, after) for first, after in statements if body <= first < end]
             may_pass = any(first < j < after for j in called for first, after in inner)
             may_pass |= any(not operation.match(tokens[j].text) for j in called)
-            may_pass |= any(t.text in ("continue", "?", "&&", "||") for t in tokens[i:last])
+            may_pass |= any(t.text in ("continue", *_SEVERAL_WAYS) for t in tokens[i:last])
             if (hidden or (called and may_pass)) and not self._is_entered(i, end, switches) and self._count_turns(i, end):
                 tokens[i].space = f" if (::metalmm::fiber::Turns metalmm_turns; false) {{}} else{tokens[i].space or ' '}"
         self._number_calls(reachable, wanted)
@@ -229,18 +277,22 @@ class ControlFlow:
         own = {d.name for d in self.program.declarations if d.is_function and d.body >= 0} & among
         for d in reachable:
             for j in range(d.body + 1, d.end if d.is_function and d.body >= 0 else 0):
+                first = j
+                while tokens[first - 1].text == "::":
+                    first -= 2 if tokens[first - 2].kind == "name" else 1
                 if (
                     tokens[j].text in own
-                    and tokens[j - 1].text not in (".", "->", "::")
-                    and (tokens[j - 1].kind != "name" or tokens[j - 1].text in ("return", "else", "do", "case"))
+                    and tokens[first - 1].text not in (".", "->", ">")
+                    and (tokens[first - 1].kind != "name" or tokens[first - 1].text in ("return", "else", "do", "case"))
                 ):
                     after = self.source.angle_end(j + 1) + 1 if tokens[j + 1].text == "<" else j + 1
                     if tokens[after].text == "(":
-                        calls.setdefault(tokens[j].text, []).append((j, self.source.matching(after)))
+                        calls.setdefault(tokens[j].text, []).append((first, self.source.matching(after)))
         for places in calls.values():
             for number, (first, last) in enumerate(places, 1) if len(places) > 1 else ():
-                tokens[first].text = f"(::metalmm::fiber::Turns({number}), {tokens[first].text}"
-                tokens[last].text += ")"
+                # Not before a comma: g++ may put both of two operands' numbers before their calls.
+                head = f"[&]() -> decltype(auto) {{ ::metalmm::fiber::Turns metalmm_number({number}); return "
+                tokens[first].text, tokens[last].text = head + tokens[first].text, tokens[last].text + "; }()"
 
     def _count_turns(self, i: int, end: int) -> bool:
         """Of the loop at `i`. False where nothing can be added: its condition declares something, or it goes over a range."""

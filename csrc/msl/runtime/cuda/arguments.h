@@ -66,6 +66,7 @@ struct Watch {
   u64 at;
   abi::Uint3 group;
   u32 thread;
+  u32 hidden;  // bytes of threadgroup memory that are not the kernel's
 };
 
 }  // namespace metalmm::cuda

@@ -60,9 +60,9 @@ METALMM_INLINE bool leaves(bool c) {
   together() = __ballot_sync(together(), !c);
   return c;
 }
-// Of a switch: those who choose the same. Who comes from another case to theirs is not with them.
-template <class T> METALMM_INLINE T chosen(T value) {
-  together() = __match_any_sync(together(), static_cast<unsigned long long>(value));
+// Of a switch: those who go to one place of it. Who comes from another case to theirs is not with them.
+template <class T, class F> METALMM_INLINE T chosen(T value, F place) {
+  together() = __match_any_sync(together(), place(value));
   return value;
 }
 inline constexpr bool kMasks = true;
