@@ -122,8 +122,8 @@ def watched(compiled: bytes, runtime: str, capability: int) -> bytes:
     """That code with a look at metalmm_watch (csrc/msl/runtime/cuda/arguments.h) before each access to memory, which does not happen where that
     has no span with it.
 
-    Its variable metalmm_files has a line for each source file, in the order of the numbers that a site has. metalmm_own has address and bytes
-    of each global variable that it uses.
+    Its variable metalmm_files has a line for each source file, in the order of the numbers that a site has. Of each global variable that it
+    uses, address and bytes stand in metalmm_own.
 
     Args:
         compiled: PTX of one kernel, compiled with -lineinfo.
