@@ -64,3 +64,16 @@ kernel void k(device uint* y, uint i [[thread_position_in_grid]]) { y[i] = a::b:
     y, lane = np.zeros(32, np.uint32), np.arange(32)
     device.compile(source).kernel("k")(y, threads=32, threadgroup=32)
     np.testing.assert_array_equal(y, 1600 * (lane & 2 == 0) + 1600 * (lane + 1 & 2 == 0))
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_a_call_behind_a_branch_waits_for_the_branch(device: metalmm.Device) -> None:
+    """Though the function stands before it, and lanes come to its operation first."""
+    source = (
+        HEAD
+        + """uint f(uint x) { if (x & 2) return 0; return 100 * simd_sum(1u); }
+kernel void k(device uint* y, uint i [[thread_position_in_grid]]) { uint s = 0; if (i & 1) s = simd_sum(1u); s += f(i); y[i] = s; }"""
+    )
+    y, lane = np.zeros(32, np.uint32), np.arange(32)
+    device.compile(source).kernel("k")(y, threads=32, threadgroup=32)
+    np.testing.assert_array_equal(y, 16 * (lane & 1) + 1600 * (lane & 2 == 0))

@@ -272,7 +272,8 @@ class ControlFlow:
         self._number_calls(reachable, wanted)
 
     def _number_calls(self, reachable: Collection[Declaration], among: set[str]) -> None:
-        """Lanes in two calls of one function do not meet at its operations."""
+        """Lanes in two calls of one function do not meet at its operations. And of two operations that lanes wait at, one of them in a
+        function, the place of its call says which comes first."""
         tokens, calls = self.source.tokens, dict[str, list[tuple[int, int]]]()
         own = {d.name for d in self.program.declarations if d.is_function and d.body >= 0} & among
         for d in reachable:
@@ -289,7 +290,7 @@ class ControlFlow:
                     if tokens[after].text == "(":
                         calls.setdefault(tokens[j].text, []).append((first, self.source.matching(after)))
         for places in calls.values():
-            for number, (first, last) in enumerate(places, 1) if len(places) > 1 else ():
+            for number, (first, last) in enumerate(places, 1):
                 # Not before a comma: g++ may put both of two operands' numbers before their calls.
                 head = f"[&]() -> decltype(auto) {{ ::metalmm::fiber::Turns metalmm_number({number}); return "
                 tokens[first].text, tokens[last].text = head + tokens[first].text, tokens[last].text + "; }()"
