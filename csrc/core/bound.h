@@ -28,6 +28,11 @@ inline std::string place_of(const uint8_t* address, const Bound* bound, size_t c
   return nearest;
 }
 
+// at: file and line, or empty.
+inline std::string text_of_misalignment(const std::string& at, uint64_t size) {
+  return "a load or store " + (at.empty() ? "" : "at " + at + " ") + "that is not aligned to " + std::to_string(size) + " bytes";
+}
+
 inline std::string text_of_refusal(abi::Access kind, uint64_t size) {
   const char* what = kind == abi::Access::load ? "a load" : kind == abi::Access::store ? "a store" : "an atomic operation";
   return what + std::string(" of ") + std::to_string(size) + " bytes outside what is bound";

@@ -395,8 +395,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   abi::Site site{};
   if (unsigned size = pipeline.take_misaligned ? pipeline.take_misaligned(&address, &site.file, &site.line) : 0) {
     std::string where = place_of(address, bound, call.bound_count);  // said also where it was what faulted
-    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': a load or store " + (*site.file ? "at " + text_of(site) + " " : "") +
-                                       "that is not aligned to " + std::to_string(size) + " bytes, " +
+    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + text_of_misalignment(*site.file ? text_of(site) : "", size) + ", " +
                                        (where.empty() ? "in memory of its own" : where));
   }
   if (failure) std::rethrow_exception(failure);

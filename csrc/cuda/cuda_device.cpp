@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "order.h"
 #include "pipeline.h"
 
 namespace metalmm::cuda {

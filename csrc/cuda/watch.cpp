@@ -69,9 +69,8 @@ std::string Watched::refused(Home& home, const std::vector<Bound>& bound, const 
   bool threadgroup = kind & kThreadgroup, aligned = watch.at % size == 0;
   std::string where = threadgroup ? "in threadgroup memory" : place_of(pointer(watch.at), bound.data(), bound.size());
   auto access = static_cast<abi::Access>(kind % kThreadgroup);
-  std::string text = aligned ? text_of_refusal(access, size) : "a load or store";
-  if (file < files_.size()) text += " at " + files_[file] + ":" + std::to_string(watch.site % (1u << kLineBits));
-  if (!aligned) text += " that is not aligned to " + std::to_string(size) + " bytes";
+  std::string at = file < files_.size() ? files_[file] + ":" + std::to_string(watch.site % (1u << kLineBits)) : "";
+  std::string text = !aligned ? text_of_misalignment(at, size) : text_of_refusal(access, size) + (at.empty() ? "" : " at " + at);
   auto number = [](uint32_t x, uint32_t origin) { return std::to_string(x + origin); };
   text += ", by thread " + std::to_string(watch.thread) + " of threadgroup (" + number(watch.group.x, head.origin.x) + ", " +
           number(watch.group.y, head.origin.y) + ", " + number(watch.group.z, head.origin.z) + ")";

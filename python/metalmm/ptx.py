@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 # A load, a store or an atomic operation, with its predicate.
@@ -22,17 +23,17 @@ _SECTION = re.compile(r"^\t\.section\t\.debug\w*\n\t\{\n.*?^\t\}\n", re.MULTILIN
 _GLOBAL = re.compile(r"^(?:\.visible )?\.global \.align \d+ \.[busf](\d+) (\w+)(?:\[(\d+)\])?(?: = [^;]*)?;$", re.MULTILINE)
 
 # Of csrc/msl/runtime/cuda/arguments.h's Watch: where the ends of spans begin, and what follows them.
-_ENDS, _COUNT, _REFUSED, _ACCESS_AT, _SITE_AT, _ADDRESS_AT, _GROUP_AT, _THREAD_AT, _HIDDEN = (
-    2048,
-    4096,
-    4100,
-    4104,
-    4108,
-    4112,
-    4120,
-    4132,
-    4136,
-)
+_WATCH = {
+    "ends": 2048,
+    "count_at": 4096,
+    "refused_at": 4100,
+    "access_at": 4104,
+    "site_at": 4108,
+    "address_at": 4112,
+    "group_at": 4120,
+    "thread_at": 4132,
+    "hidden_at": 4136,
+}
 
 # No call: ptxas 13.0 makes wrong code of a kernel with many registers and calls. Nor a way by which lanes that come together leave apart, if
 # all may: a kernel may ask which are there.
@@ -69,7 +70,7 @@ _IN_THREADGROUP = """	mov.u32 	%mm_n, %total_smem_size;
 	mov.u32 	%mm_n, %reserved_smem_offset_cap;
 	cvt.u64.u32 	%mm_of, %mm_n;
 	add.s64 	%mm_x, %mm_x, %mm_of;
-	ld.global.u32 	%mm_n, [metalmm_watch+{hidden}];
+	ld.global.u32 	%mm_n, [metalmm_watch+{hidden_at}];
 	cvt.u64.u32 	%mm_of, %mm_n;
 	sub.s64 	%mm_x, %mm_x, %mm_of;
 	setp.le.u64 	%mm_may, %mm_end, %mm_x;
@@ -138,10 +139,11 @@ def watched(compiled: bytes, runtime: str, capability: int) -> bytes:
         else:
             code.append(_ACCESS.sub(lambda m: _asked(m, sites.now, f"{len(code)}_{m.start()}"), line) if "[" in line else line)
     text = "\n".join(code)
+    seen = Counter(re.findall(r"\w+", text))
     own = [
         f"generic({name}), {int(bits) // 8 * int(count or 1)}"
         for bits, name, count in _GLOBAL.findall(text)
-        if name != "metalmm_watch" and len(re.findall(rf"\b{re.escape(name)}\b", text)) > 1
+        if name != "metalmm_watch" and seen[name] > 1
     ]
     listed = "\n".join(sites.names).encode("latin-1") + b"\0"
     version = "8.0" if capability <= 90 else "8.8"
@@ -174,15 +176,10 @@ def _asked(found: re.Match[str], site: int, unique: str) -> str:
         address=address,
         size=size,
         mask=size - 1,
-        reach=reach.format(unique=unique, count_at=_COUNT, ends=_ENDS, hidden=_HIDDEN),
+        reach=reach.format(unique=unique, **_WATCH),
         access=size | (_KINDS.get(found["kind"], _ATOMIC) | (_THREADGROUP if threadgroup else 0)) << 8,
         site=site,
         instruction=found["access"],
         unique=unique,
-        refused_at=_REFUSED,
-        access_at=_ACCESS_AT,
-        site_at=_SITE_AT,
-        address_at=_ADDRESS_AT,
-        group_at=_GROUP_AT,
-        thread_at=_THREAD_AT,
+        **_WATCH,
     )

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import metalmm
 import numpy as np
@@ -199,7 +200,7 @@ kernel void k(device uint* y, uint i [[thread_position_in_grid]]) {{
 @pytest.mark.usefixtures("each_compiler")
 def test_a_vector_of_one_name_behind_two_parentheses(device: metalmm.Device) -> None:
     """g++ takes its arguments for parameters, until it sees that they are none. NVRTC does not, for which g++ may stand on the fake."""
-    if "g++" in os.environ.get("METALMM_FAKE_NVRTC", "").partition(" ")[0].replace("clang++", ""):
+    if Path(os.environ.get("METALMM_FAKE_NVRTC", "").partition(" ")[0]).name.startswith("g++"):
         pytest.skip("the fake NVRTC is g++")
     y, body = (
         np.zeros(1, np.int32),

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 from corpora import HERE, checked_out
 
 TYPES = {"float32": np.float32, "float16": np.float16}
+KINDS = {"float32": "float", "float16": "float16_t"}  # as MLX has it in some names
 NOTHING = np.zeros(1, np.int64)
 
 
@@ -33,7 +34,7 @@ class Case:
 
     file: str
     kernel: str
-    arguments: dict[int, Any]
+    arguments: Sequence[Any]
     launch: dict[str, Any]
     out: int
     expected: Any
@@ -66,24 +67,13 @@ def elementwise() -> Iterator[Case]:
     two |= {"ArcTan2": np.arctan2, "LogAddExp": np.logaddexp}
     for name, dtype in TYPES.items():
         a, b = x.astype(dtype), y.astype(dtype)
-        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-        size, launch = np.uint32(a.size), {"threads": a.size, "threadgroup": 64}
+        wide_a, wide_b, out = a.astype(np.float64), b.astype(np.float64), np.zeros_like(a)
+        size, launch, close = np.uint32(a.size), {"threads": a.size, "threadgroup": 64}, close_to(name)
         for op, of_one in one.items():
-            yield Case(
-                "unary.metal", f"v_{op}{name}{name}", {0: a, 1: np.zeros_like(a), 2: size}, launch, 1, of_one(wide_a), close_to(name)
-            )
+            yield Case("unary.metal", f"v_{op}{name}{name}", (a, out, size), launch, 1, of_one(wide_a), close)
         for op, of_two in two.items():
-            arguments = {0: a, 1: b, 2: np.zeros_like(a), 3: size}
-            yield Case("binary.metal", f"vv_{op}{name}", arguments, launch, 2, of_two(wide_a, wide_b), close_to(name))
-        yield Case(
-            "arange.metal",
-            f"arange{name}",
-            {0: dtype(1), 1: dtype(0.5), 2: np.zeros_like(a)},
-            launch,
-            2,
-            1 + 0.5 * np.arange(1003),
-            close_to(name),
-        )
+            yield Case("binary.metal", f"vv_{op}{name}", (a, b, out, size), launch, 2, of_two(wide_a, wide_b), close)
+        yield Case("arange.metal", f"arange{name}", (dtype(1), dtype(0.5), out), launch, 2, 1 + 0.5 * np.arange(a.size), close)
 
 
 def along_rows() -> Iterator[Case]:
@@ -91,86 +81,66 @@ def along_rows() -> Iterator[Case]:
         # Of a threadgroup, with a rest, in a loop. layer_norm writes before its array where a thread has nothing of the row, as of 1000.
         for width in (256, 1019, 4099):
             x, w, b = (numbers(*shape, seed=width).astype(dtype) for shape in ((3, width), (width,), (width,)))
-            wide, out = x.astype(np.float64), np.zeros_like(x)
-            looped = width > 4096
-            launch, of_eight = ({"grid": 3, "threadgroup": 1024 if looped else -(-width // (32 * each)) * 32} for each in (4, 8))
-            eps, size = np.float32(1e-5), np.uint32(width)
+            wide, out, close = x.astype(np.float64), np.zeros_like(x), close_to(name)
+            way, looped = ("looped", "_looped") if width > 4096 else ("block", "")
+            threads, of_eight = (1024 if looped else -(-width // (32 * each)) * 32 for each in (4, 8))
+            launch, eps, size, one = {"grid": 3, "threadgroup": threads}, np.float32(1e-5), np.uint32(width), np.uint32(1)
             rms = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * w
-            arguments: dict[int, Any] = {0: x, 1: w, 2: out, 3: eps, 4: size, 5: np.uint32(1)}
-            yield Case("rms_norm.metal", f"rms{'_looped' * looped}{name}", arguments, launch, 2, rms, close_to(name), {20: True})
+            yield Case("rms_norm.metal", f"rms{looped}{name}", (x, w, out, eps, size, one), launch, 2, rms, close, {20: True})
             centred = wide - wide.mean(-1, keepdims=True)
             normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b.astype(np.float64)
-            arguments = {0: x, 1: w, 2: b, 3: out, 4: eps, 5: size, 6: np.uint32(1), 7: np.uint32(1)}
+            norm = {"grid": 3, "threadgroup": of_eight}
             yield Case(
-                "layer_norm.metal", f"layer_norm{'_looped' * looped}{name}", arguments, of_eight, 3, normal, close_to(name), {20: True}
+                "layer_norm.metal", f"layer_norm{looped}{name}", (x, w, b, out, eps, size, one, one), norm, 3, normal, close, {20: True}
             )
-            powers, way = np.exp(wide - wide.max(-1, keepdims=True)), "looped" if looped else "block"
-            arguments = {0: x, 1: out, 2: np.int32(width)}
+            powers = np.exp(wide - wide.max(-1, keepdims=True))
             soft = powers / powers.sum(-1, keepdims=True)
-            yield Case("softmax.metal", f"{way}_softmax_{name}", arguments, launch, 1, soft, close_to(name))
+            yield Case("softmax.metal", f"{way}_softmax_{name}", (x, out, np.int32(width)), launch, 1, soft, close)
             sums = np.log(np.exp(wide).sum(-1))
-            arguments = {0: x, 1: np.zeros(3, dtype), 2: np.int32(width)}
-            yield Case("logsumexp.metal", f"{way}_logsumexp_{name}", arguments, launch, 1, sums, close_to(name))
-            arguments = {0: x, 1: out, 2: np.uint64(width)}
-            total = np.cumsum(wide, -1)
-            scan = {"grid": (1, 3, 1), "threadgroup": (min(1024, -(-width // 128) * 32), 1, 1)}
-            yield Case("scan.metal", f"contig_scan_inclusive_sum_{name}_{name}", arguments, scan, 1, total, 16 * close_to(name))
+            yield Case("logsumexp.metal", f"{way}_logsumexp_{name}", (x, np.zeros(3, dtype), np.int32(width)), launch, 1, sums, close)
+            scan, kernel = {"grid": (1, 3, 1), "threadgroup": (threads, 1, 1)}, f"contig_scan_inclusive_sum_{name}_{name}"
+            yield Case("scan.metal", kernel, (x, out, np.uint64(width)), scan, 1, np.cumsum(wide, -1), 16 * close)
 
 
 def products() -> Iterator[Case]:
+    zero, one, shape = np.int32(0), np.int32(1), np.zeros(4, np.int32)
+    of_gemv = (np.float32(1), np.float32(0), one, np.ones(1, np.int32), NOTHING, NOTHING, NOTHING, one)  # alpha, beta, no batch
+    of_qmv = (zero, shape, NOTHING, zero, shape, NOTHING, NOTHING, NOTHING)
     for name, dtype in TYPES.items():
+        close, kind = 4 * close_to(name), KINDS[name]
         for n, k in ((64, 512), (67, 1024), (136, 640)):
             w, x = (numbers(*shape, seed=n).astype(dtype) for shape in ((n, k), (k,)))
-            arguments: dict[int, Any] = {
-                0: w,
-                1: x,
-                2: x,
-                3: np.zeros(n, dtype),
-                4: np.int32(k),
-                5: np.int32(n),
-                6: np.int32(k),
-                7: np.float32(1),
-            }
-            arguments |= {
-                8: np.float32(0),
-                9: np.int32(1),
-                10: np.ones(1, np.int32),
-                11: NOTHING,
-                12: NOTHING,
-                13: NOTHING,
-                14: np.int32(1),
-            }
-            expected = w.astype(np.float64) @ x.astype(np.float64)
+            out, rows, columns, wide = np.zeros(n, dtype), np.int32(n), np.int32(k), x.astype(np.float64)
             launch = {"grid": (-(-n // 16), 1, 1), "threadgroup": (32, 1, 4)}
-            yield Case("gemv.metal", f"gemv_{name}_bm4_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", arguments, launch, 3, expected, 4 * close_to(name))
+            kernel, arguments = f"gemv_{name}_bm4_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", (w, x, x, out, columns, rows, columns, *of_gemv)
+            yield Case("gemv.metal", kernel, arguments, launch, 3, w.astype(np.float64) @ wide, close)
             for bits in (4, 8):
                 q = metalmm.quantize(w, f"affine{bits}")
+                arguments = (np.ascontiguousarray(q.values).view(np.uint32), q.scales, q.biases, x, out, columns, rows, *of_qmv)
+                launch = {"grid": (1, -(-n // 8), 1), "threadgroup": (32, 2, 1)}
                 for way in ("qmv", "qmv_fast") if n % 8 == 0 and k % 512 == 0 else ("qmv",):
-                    arguments = {0: np.ascontiguousarray(q.values).view(np.uint32), 1: q.scales, 2: q.biases, 3: x, 4: np.zeros(n, dtype)}
-                    arguments |= {5: np.int32(k), 6: np.int32(n), 7: np.int32(0), 8: np.zeros(4, np.int32), 9: NOTHING, 10: np.int32(0)}
-                    arguments |= {11: np.zeros(4, np.int32), 12: NOTHING, 13: NOTHING, 14: NOTHING}
-                    kernel = f"affine_{way}_{'float' if name == 'float32' else 'float16_t'}_gs_64_b_{bits}_batch_0"
-                    expected = q.dequantize().astype(np.float64) @ x.astype(np.float64)
-                    launch = {"grid": (1, -(-n // 8), 1), "threadgroup": (32, 2, 1)}
-                    yield Case("quantized.metal", kernel, arguments, launch, 4, expected, 4 * close_to(name))
+                    kernel, expected = f"affine_{way}_{kind}_gs_64_b_{bits}_batch_0", q.dequantize().astype(np.float64) @ wide
+                    yield Case("quantized.metal", kernel, arguments, launch, 4, expected, close)
 
 
 def attention() -> Iterator[Case]:
     heads, groups, length = 4, 2, 77
+    constants: dict[str | int, Any] = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 1}
     for name, dtype in TYPES.items():
         for d in (64, 128):
-            q, k, v = (
-                numbers(*shape, seed=d).astype(dtype) for shape in ((heads, d), (heads // groups, length, d), (heads // groups, length, d))
+            shapes = ((heads, d), (heads // groups, length, d), (heads // groups, length, d))
+            q, k, v = (numbers(*shape, seed=d).astype(dtype) for shape in shapes)
+            scale, wide_q, (wide_k, wide_v) = (
+                1 / math.sqrt(d),
+                q.astype(np.float64),
+                (np.repeat(x.astype(np.float64), groups, 0) for x in (k, v)),
             )
-            scale, wide = 1 / math.sqrt(d), (q.astype(np.float64), *(np.repeat(x.astype(np.float64), groups, 0) for x in (k, v)))
-            scores = np.einsum("hd,hld->hl", wide[0] * scale, wide[1])
+            scores = np.einsum("hd,hld->hl", wide_q * scale, wide_k)
             powers = np.exp(scores - scores.max(-1, keepdims=True))
-            expected = np.einsum("hl,hld->hd", powers / powers.sum(-1, keepdims=True), wide[2])
-            strides = {6: np.uint64(length * d), 7: np.uint64(d), 8: np.uint64(length * d), 9: np.uint64(d)}
-            arguments = {0: q, 1: k, 2: v, 3: np.zeros_like(q), 4: np.int32(groups), 5: np.int32(length), **strides, 10: np.float32(scale)}
-            constants: dict[str | int, Any] = {20: False, 21: False, 22: False, 23: False, 24: False, 25: False, 26: 1}
-            kernel = f"sdpa_vector_{'float' if name == 'float32' else 'float16_t'}_{d}_{d}"
-            launch = {"grid": (heads, 1, 1), "threadgroup": (1024, 1, 1)}
+            expected = np.einsum("hl,hld->hd", powers / powers.sum(-1, keepdims=True), wide_v)
+            strides = (np.uint64(length * d), np.uint64(d)) * 2
+            arguments = (q, k, v, np.zeros_like(q), np.int32(groups), np.int32(length), *strides, np.float32(scale))
+            kernel, launch = f"sdpa_vector_{KINDS[name]}_{d}_{d}", {"grid": (heads, 1, 1), "threadgroup": (1024, 1, 1)}
             yield Case("scaled_dot_product_attention.metal", kernel, arguments, launch, 3, expected, 4 * close_to(name), constants)
 
 
@@ -190,10 +160,11 @@ def main() -> int:
         for case in [case for make in (elementwise, along_rows, products, attention) for case in make()][first - 1 :: step]:
             count += 1
             path = root / "mlx/backend/metal/kernels" / case.file
+            case.arguments[case.out].fill(np.nan)  # cases share it
             try:
                 if case.file not in libraries:
                     libraries[case.file] = device.compile(path, (root,))
-                libraries[case.file].kernel(case.kernel, case.constants)(case.arguments, **case.launch)
+                libraries[case.file].kernel(case.kernel, case.constants)(dict(enumerate(case.arguments)), **case.launch)
             except (metalmm.Error, ValueError, TypeError) as error:
                 print(f"{case.file} {case.kernel}: {str(error)[:300]}", flush=True)
                 continue

@@ -159,7 +159,7 @@ class ControlFlow:
                 continue
             if tokens[j].text in ("case", "default"):
                 colon = next(iter(self.source.top_level(j, end, ":")))
-                if not places or tokens[j - 1].text != ":" or tokens[j - 2].text == "?":
+                if not places or tokens[j - 1].text != ":":
                     places.append([])
                 places[-1].append(self.program.join((j + 1, colon)) if tokens[j].text == "case" else "")
                 j = colon
@@ -171,7 +171,7 @@ class ControlFlow:
         """Whether something with an operation is called without its name, as an operator, or by another, given to a template."""
         tokens = self.source.tokens
         return "operator" in among or any(
-            t.kind == "name" and t.text in among and tokens[j + 1].text not in ("(", "<") and tokens[j - 1].text not in (".", "->", "enum")
+            t.kind == "name" and t.text in among and tokens[j + 1].text not in ("(", "<") and tokens[j - 1].text not in (".", "->")
             for j, t in enumerate(tokens[:-1])
         )
 
@@ -200,14 +200,14 @@ class ControlFlow:
         declared = dict[str, bool]()  # whether what a name is given is always a constant
         for j, t in enumerate(tokens[:-1]):
             is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
-            if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS - {"+", "-"}):
+            if t.kind == "name" and (is_new or (tokens[j + 1].text in _ASSIGNS and tokens[j + 1].text not in ("+", "-"))):
                 known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
                 declared[t.text] = declared.get(t.text, True) and known
-        body = range(close, self._statement_end(close + 1))
         is_set = any(
-            tokens[j].text == head[2] and (tokens[j + 1].text in _ASSIGNS or tokens[j - 1].text in ("++", "--", "+", "-", "&"))
-            for j in body
-        ) or any(tokens[j].text == head[2] and self._is_given_away(j, close) for j in body)
+            tokens[j + 1].text in _ASSIGNS or tokens[j - 1].text in ("++", "--", "+", "-", "&") or self._is_given_away(j, close)
+            for j in range(close, self._statement_end(close + 1))
+            if tokens[j].text == head[2]
+        )
         return not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
 
     def _is_given_away(self, j: int, least: int) -> bool:
@@ -234,9 +234,7 @@ class ControlFlow:
         """In the same expression, in which braces may stand."""
         tokens, words = self.source.tokens, set[str]()
         while tokens[j].text != ";":
-            opening = (
-                next(i for i in range(j, -1, -1) if tokens[i].text == "{" and self.source.matching(i) == j) if tokens[j].text == "}" else j
-            )
+            opening = self.source.opening(j) if tokens[j].text == "}" else j
             if tokens[opening].text == "{" and (tokens[opening - 1].kind != "name" or tokens[opening - 1].text in ("else", "do")):
                 break  # of a statement
             words.update(t.text for t in tokens[opening : j + 1])

@@ -84,9 +84,9 @@ class Source:
         raise self.fail(index, f"'{self.tokens[index].text}' is never closed")
 
     def opening(self, index: int) -> int:
-        """The index of the bracket, round, square or angle, that the one at `index` closes."""
+        """The index of the bracket that the one at `index` closes."""
         closing = self.tokens[index].text
-        opener, depth, i = {")": "(", "]": "[", ">": "<"}[closing], 0, index
+        opener, depth, i = {")": "(", "]": "[", "}": "{", ">": "<"}[closing], 0, index
         while i >= 0:
             text = self.tokens[i].text
             if closing == ">" and i < index and text in ")]":

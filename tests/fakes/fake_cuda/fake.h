@@ -129,7 +129,7 @@ struct ModuleState : Object {
   KernelTable table{};
   std::shared_ptr<Object> function;
   metalmm::cuda::Watch* watch = nullptr;  // of a kernel in debug mode
-  std::shared_ptr<Memory> table_memory, stop_memory, watch_memory, files_memory, own_memory;
+  std::map<std::string, std::shared_ptr<Memory>> globals;
 };
 struct FunctionState : Object {
   FunctionState() : Object("Function") {}

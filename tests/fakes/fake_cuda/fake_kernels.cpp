@@ -101,15 +101,18 @@ std::shared_ptr<ModuleState> open_image(Call& call, const void* image) {
   void* stop = symbol("metalmm_stop");
   module->table = table_of(*module->info, *numbers, given.find(" -DMETALMM_MATMUL ") != std::string::npos, stop);
   module->table.early = given.find(" -DMETALMM_EARLY ") != std::string::npos;
-  module->table_memory = add_memory(call.context, reinterpret_cast<uint8_t*>(&module->table), sizeof(module->table));
-  if (stop) module->stop_memory = add_memory(call.context, static_cast<uint8_t*>(stop), 4);
+  auto add_global = [&](const char* name, void* at, size_t size) {
+    module->globals[name] = add_memory(call.context, static_cast<uint8_t*>(at), size);
+  };
+  add_global("metalmm_table", &module->table, sizeof(module->table));
+  if (stop) add_global("metalmm_stop", stop, 4);
   if (void* watch = symbol("metalmm_watch")) {
     module->watch = static_cast<metalmm::cuda::Watch*>(watch);
     module->table.watched = 1;
-    module->watch_memory = add_memory(call.context, static_cast<uint8_t*>(watch), sizeof(metalmm::cuda::Watch));
-    module->own_memory = add_memory(call.context, static_cast<uint8_t*>(symbol("metalmm_own")), 8);
-    auto* files = static_cast<uint8_t*>(symbol("metalmm_files"));
-    module->files_memory = add_memory(call.context, files, std::strlen(reinterpret_cast<char*>(files)) + 1);
+    auto* files = static_cast<char*>(symbol("metalmm_files"));
+    add_global("metalmm_watch", watch, sizeof(metalmm::cuda::Watch));
+    add_global("metalmm_own", symbol("metalmm_own"), 8);
+    add_global("metalmm_files", files, std::strlen(files) + 1);
   }
   return module;
 }
@@ -258,8 +261,7 @@ FAKE_EXPORT Result cuModuleUnload(Module m) {
   if (!module) return call.result;
   if (module->in_flight) violation("lifetime", "module_unload: a module whose kernel is queued");
   if (module->function) remove(*module->function);
-  for (auto& memory : {module->table_memory, module->stop_memory, module->watch_memory, module->files_memory, module->own_memory})
-    if (memory) remove(*memory);
+  for (auto& [name, memory] : module->globals) remove(*memory);
   remove(*module);
   return 0;
 }
@@ -285,16 +287,10 @@ FAKE_EXPORT Result cuModuleGetGlobal_v2(Address* address, size_t* size, Module m
   if (call.result) return call.result;
   auto module = find<ModuleState>(call, m, "Module");
   if (!module) return call.result;
-  std::string wanted = name;
-  auto memory = wanted == "metalmm_table"   ? module->table_memory
-                : wanted == "metalmm_stop"  ? module->stop_memory
-                : wanted == "metalmm_watch" ? module->watch_memory
-                : wanted == "metalmm_files" ? module->files_memory
-                : wanted == "metalmm_own"   ? module->own_memory
-                                            : nullptr;
-  if (!memory) return kNotFound;
-  *address = memory->address;
-  *size = memory->size;
+  auto found = module->globals.find(name);
+  if (found == module->globals.end()) return kNotFound;
+  *address = found->second->address;
+  *size = found->second->size;
   return 0;
 }
 
