@@ -3,6 +3,8 @@
 #pragma once
 
 #define METALMM_INLINE inline __attribute__((always_inline))
+// Once in a module, where each kernel would hold it dozens of times.
+#define METALMM_ONCE static __attribute__((noinline, unused))
 
 namespace metalmm::abi {
 

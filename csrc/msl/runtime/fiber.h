@@ -147,9 +147,6 @@ METALMM_INLINE Lane* next_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
   c->lane = next;
   return &c->lanes[next];
 }
-METALMM_INLINE void yield_lane(Context* c, Simdgroup* g, u32 lane_in_group) {
-  if (Lane* to = next_lane(c, g, lane_in_group)) switch_lane(&c->lanes[g->base + lane_in_group], to);
-}
 
 METALMM_INLINE void nothing_to_order() {}
 // cuda/lanes.h has work in these; fibers meet at operations alone.
@@ -178,7 +175,7 @@ struct Turns {
   }
 };
 
-METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
+METALMM_ONCE Lane* come_to_barrier(bool strict, Site site) {
   Context* c = context();
   Simdgroup* g = c->group;
   u32 lane = c->lane & 31;
@@ -188,7 +185,12 @@ METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
   c->barrier_strict |= strict;
   g->tg_wait |= bit;
   g->ready &= ~bit;
-  yield_lane(c, g, lane);
+  return next_lane(c, g, lane);
+}
+METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
+  Context* c = context();
+  Lane* self = &c->lanes[c->lane];
+  if (Lane* to = come_to_barrier(strict, site)) switch_lane(self, to);
 }
 
 // The running lane is at a simdgroup operation; the last lane to come there computes every result. Where to go on, as next_lane says.

@@ -39,7 +39,7 @@ struct MultiplyAccumulate {
 
 // Not inlined: a GEMM unrolls dozens of these. But who calls it switches: a `return` on another lane's stack, to another place than the
 // last call came from, is one that a processor foresees wrongly, and that took a third of a GEMM's time.
-static __attribute__((noinline, unused)) metalmm::abi::Lane* come_to_multiply(metalmm::abi::Site site) {
+METALMM_ONCE metalmm::abi::Lane* come_to_multiply(metalmm::abi::Site site) {
   auto* context = metalmm::fiber::context();
   return metalmm::fiber::come_to(context, context->group, context->lane & 31, &MultiplyAccumulate::all, site);
 }
