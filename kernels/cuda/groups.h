@@ -28,9 +28,12 @@ struct Products<T, 2, TN, TOGETHER> {
     for (uint i = 0; i < 4 * TN; i++) few[i] = 0.0f;
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint, WeightsAt w) thread {
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint, uint) thread {
     a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
     metal::multiply_group(few, a, b);
+  }
+  template <class Step>
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint2, Place, uint, WeightsAt w) thread {
     metal::wait_for_groups<1>();
     if (++steps >= metal::min(w.k / SURE, 8u)) settle();
   }
@@ -44,6 +47,84 @@ struct Products<T, 2, TN, TOGETHER> {
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
     put_rows<PITCH>(of, i % 2, rows, lane);
+  }
+};
+
+// Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by half of A's rows at a
+// time. Tensor cores add 32 of k, to which the columns' factors then belong. While they multiply one half, the other's sums are added up.
+template <class T, int TM, int TN>
+struct Products<T, TM, TN, TURNED> {
+  static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
+  enum : uint { EACH = 2 * TM };  // of a half: of eight rows two of each of two columns
+  float of[2][EACH], few[2][EACH];
+
+  METAL_FUNC void clear() thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 2 * EACH; i++) of[i / EACH][i % EACH] = few[i / EACH][i % EACH] = 0.0f;
+  }
+  METAL_FUNC void settle() thread {}
+  template <class Step>
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low) thread {
+    static_assert(Step::K == 64, "two times 32 of k");
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 2; i++) by[i] = load_factors<Step>(b, i, from.y, lane);
+    take<typename Step::B>(left[0], b, 0, from.y, lane, low);
+    take<typename Step::B>(left[1], b, 1, from.y, lane, low);
+    multiply<Step>(0, 0, a, from);
+    multiply<Step>(0, 1, a, from);
+  }
+  template <class Step>
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt) thread {
+    metal::wait_for_groups<1>();
+    add_up<Step>(0, 0, b, from, lane);
+    multiply<Step>(1, 0, a, from);
+    metal::wait_for_groups<1>();
+    add_up<Step>(0, 1, b, from, lane);
+    multiply<Step>(1, 1, a, from);
+    metal::wait_for_groups<1>();
+    add_up<Step>(1, 0, b, from, lane);
+    metal::wait_for_groups<0>();
+    add_up<Step>(1, 1, b, from, lane);
+  }
+  // The ith eight rows.
+  template <int PITCH>
+  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
+#pragma clang loop unroll(full)
+    for (uint e = 0; e < 4; e++) rows[(lane % 4 * 2 + e % 2) * PITCH + lane / 4 + e / 2 * 8] = of[2 * i / TM][4 * i % EACH + e];
+  }
+
+ private:
+  metal::uint4 left[2][2];  // of each 32 of k
+  float4 by[2];
+
+  template <class Step>
+  METAL_FUNC void multiply(uint block, uint rows, const threadgroup T* a, uint2 from) thread {
+    metal::multiply_group(few[rows], left[block], a + ((from.x + rows * 4 * TM) * Step::K + 32 * block));
+  }
+  // Of the lane's two columns: scale and rest of each.
+  template <class Step>
+  static METAL_FUNC float4 load_factors(const threadgroup T* b, uint block, uint column, uint lane) {
+    const threadgroup Factor* by = Step::B::factors(b) + (block * Step::COLUMNS + column + lane / 4);
+    Factor x = by[0], y = by[8];
+    return float4(x.scale, y.scale, x.rest, y.rest);
+  }
+  template <class Step>
+  METAL_FUNC void add_up(uint block, uint rows, const threadgroup T* b, uint2 from, uint lane) thread {
+    metal::take_sums(few[rows]);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][i / 2 % 2], few[rows][i], of[rows][i]);
+    if (Step::SCALING != SHIFTED) return;
+    const threadgroup float* of_a = Step::B::sums(b) + (block * Step::B::ROWS + from.x + rows * 4 * TM + lane % 4 * 2);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][2 + i / 2 % 2], of_a[i / 4 * 8 + i % 2], of[rows][i]);
+  }
+  // 16 columns by the block's 32 of k, as wgmma has its left operand: by eight of k, two columns of each.
+  template <class B>
+  static METAL_FUNC void take(thread metal::uint4 (&left)[2], const threadgroup T* b, uint block, uint column, uint lane, uint low) {
+    metal::uint4 first = B::eight_columns(b, 32 * block, column, 0, lane, low);
+    metal::uint4 second = B::eight_columns(b, 32 * block, column, 8, lane, low);
+    left[0] = metal::uint4(first.x, second.x, first.y, second.y);
+    left[1] = metal::uint4(first.z, second.z, first.w, second.w);
   }
 };
 #endif

@@ -73,6 +73,8 @@ struct Products<T, TM, TN, PAIRS> {
   }
   METAL_FUNC void settle() thread {}
   template <class Step>
+  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint2, uint, uint) thread {}
+  template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
     constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
     bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
@@ -216,6 +218,9 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
     }
   }
+  // Of tile A, for those that need them: TurnedB.
+  template <class A>
+  METAL_FUNC void put_sums(const threadgroup T*, threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(reinterpret_cast<const threadgroup uint*>(tile) + OF_FACTORS);
   }
@@ -247,6 +252,33 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::ID == Q8_0 ? 0x00800080u : 0;
     metal::half2 x = as_type<metal::half2>((bytes & mask) ^ (0x64006400u | signs));
     return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
+  }
+};
+
+// The same with the sums of A's rows over each 32 of k, of weights with a bias: [32 of k][row].
+template <class T, class From, class S>
+struct TurnedB : QuantizedB<T, From, S::BK, S::BN, S::TG, true> {
+  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, true> Base;
+  enum : uint { ROWS = S::BM, OF_SUMS = Base::BYTES, BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * ROWS * sizeof(float) };
+
+  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T));
+  }
+  // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
+  template <class A>
+  METAL_FUNC void put_sums(const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
+    threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T));
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < (Base::HAS_BIAS ? ROWS * A::ACROSS / S::TG : 0); i++) {
+      OctetBits<T> bits = {*reinterpret_cast<const threadgroup metal::uint4*>(a + A::template place<S::TG>(tid, i))};
+      Octet<T> x = octet_of(bits);
+      metal::float4 both = metal::float4(x.low) + metal::float4(x.high);
+      float sum = (both.x + both.y) + (both.z + both.w);
+      sum += metal::simd_shuffle_xor(sum, 1);
+      sum += metal::simd_shuffle_xor(sum, 2);
+      uint eight = tid + i * S::TG;
+      if (tid % 4 == 0) to[eight % A::ACROSS / 4 * ROWS + eight / A::ACROSS] = sum;
+    }
   }
 };
 #endif

@@ -24,8 +24,8 @@ struct Blocks {
     TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
-    GROUPED = 0,
-    STAGES = 0  // tiles in threadgroup memory: as many as there is room for
+    GROUPED = 0,  // or the way in which simdgroups multiply by fours
+    STAGES = 0    // tiles in threadgroup memory: as many as there is room for
   };
   // A simdgroup's first of the tile.
   static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
@@ -34,12 +34,17 @@ struct Blocks {
 // Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction.
 template <int M, int N, int STAGES_>
 struct Groups : Blocks<M, N, 64, M / 16, 1> {
-  enum : uint { GROUPED = 1, STAGES = STAGES_ };
+  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_ };
+};
+// The same of weights: 64 of B's columns, 16 of a simdgroup, by the tile's rows or a part of them.
+template <int M, int N, int STAGES_>
+struct Turned : Blocks<M, N, 64, M / N, N / 16> {
+  enum : uint { GROUPED = TURNED, STAGES = STAGES_ };
 };
 template <class T, class S>
 struct SumsOf {
   enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE };
-  typedef Products<T, S::TM, S::TN, S::GROUPED ? int(TOGETHER) : int(ON_TENSOR_CORES)> Type;
+  typedef Products<T, S::TM, S::TN, S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
 };
 
 // Threadgroup memory: tiles, then results.
@@ -97,6 +102,7 @@ struct Next {
   METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
     of_a.put(memory.tile_a(stage), task.index());
     of_b.put(task.w, memory.tile_b(stage), task.index());
+    of_b.template put_sums<A>(memory.tile_a(stage), memory.tile_b(stage), task.index());
   }
 };
 
@@ -123,6 +129,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     next.put(task, memory, stage);
     if (S::GROUPED) Copies::show();
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), metal::uint2(sm, sn), task.me.lane, task.w.low_byte);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
     if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();

@@ -27,8 +27,8 @@ struct Step {
   enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS };
 };
 
-// How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER of ../cuda/groups.h.
-enum Way { ALONE, PAIRS, TOGETHER };
+// How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.
+enum Way { ALONE, PAIRS, TOGETHER, TURNED };
 
 // TM x TN sums of 8 x 8 of a simdgroup.
 template <class T, int TM, int TN, int WAY = OnTensorCores<T, TM, TN>::VALUE>
@@ -41,6 +41,9 @@ struct Products {
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) of[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
+  // What goes on while loads are asked for.
+  template <class Step>
+  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint2, uint, uint) thread {}
   // a, b: the tiles; from: the simdgroup's first row and column; place: of the lane.
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place place, uint, WeightsAt) thread {

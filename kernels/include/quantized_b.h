@@ -63,6 +63,8 @@ struct QuantizedB {
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
+  template <class A>
+  METAL_FUNC void put_sums(const threadgroup T*, threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile + In::SIZE);
   }

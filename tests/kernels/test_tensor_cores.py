@@ -57,21 +57,27 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
 
 @pytest.mark.parametrize("storage", ["q8_0", "q4_0", "affine8", "affine4"])
 @pytest.mark.parametrize(
-    ("layout", "dtype", "point"), [("nk", "float16", "bm32_bn32_bk128_wm1"), ("canonical", "bfloat16", "bm64_bn32_bk64_wn1")]
+    ("layout", "dtype", "variant"),
+    [
+        ("nk", "float16", "gemm/bm32_bn32_bk128_wm1"),
+        ("canonical", "bfloat16", "gemm/bm64_bn32_bk64_wn1"),
+        ("canonical", "float16", "gemm_wgmma/bm128_bn64_s8"),
+        ("nk", "bfloat16", "gemm_wgmma/bm128_bn128"),
+    ],
 )
 def test_quantized_weights(
-    device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, layout: str, dtype: str, point: str
+    large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, layout: str, dtype: str, variant: str
 ) -> None:
     """Groups of one step and of more; K that ends in a group, and in a tile; a last scale that is infinite."""
     rng = np.random.default_rng(2)
     for (m, n, k), group in zip(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 96)), (64, 32, 32, 64), strict=True):
         a, w = operand(rng, dtype, m, k), operand(rng, dtype, n, k)
         q = metalmm.quantize(w, storage, group=group if storage.startswith("affine") else None, layout=layout)
-        found = metalmm.matmul(on_cpu[f"gemm/{point}"], a, q, device=device).astype(np.float64)
+        found = metalmm.matmul(on_cpu[variant], a, q, device=large).astype(np.float64)
         assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
         a, q = abs(a), metalmm.quantize(np.ones_like(w), storage, layout=layout)
         (q.scales if q.layout == "nk" else q.scales.T)[3, -1] = np.inf  # times what is beyond K it would be a NaN
-        found = metalmm.matmul(on_cpu[f"gemm/{point}"], a, q, device=device).astype(np.float64)
+        found = metalmm.matmul(on_cpu[variant], a, q, device=large).astype(np.float64)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 

@@ -180,28 +180,49 @@ METALMM_INLINE void show_group() {}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
 // As cuda/group.h says. Where an element stands follows from its address, as there.
-template <class T, int COUNT> __attribute__((noinline, unused)) static void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
+template <class T> float element_of(const T* lines, uint line, uint k) {
+  ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;
+  return static_cast<float>(*reinterpret_cast<const T*>(address ^ (address >> 7 & 7) << 4));
+}
+// x: of K, a lane's two rows.
+template <class T, int COUNT, int K> METALMM_ONCE void add_to_group(float (&sum)[COUNT], const float (&x)[2][K], const T* b) {
   static_assert(COUNT % Mma::kSums == 0, "sums are added by eights");
-  uint thread = metalmm::fiber::context()->lane % 128, lane = thread % 32;
-  auto at = [](const T* lines, uint line, uint k) {
-    ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;
-    return static_cast<float>(*reinterpret_cast<const T*>(address ^ (address >> 7 & 7) << 4));
-  };
+  uint lane = metalmm::fiber::lane();
   // Eight sums: two rows by two columns, and eight columns on the same again.
   for (uint e = 0; e < COUNT; e += Mma::kSums) {
-    uint row = thread / 32 * 16 + lane / 4, column = e / 4 * 8 + lane % 4 * 2;
+    uint column = e / 4 * 8 + lane % 4 * 2;
     Mma::Floats sums, products[8];
     for (uint i = 0; i < 8; i++) sums[i] = sum[e + i];
-    for (uint k = 0; k < 64; k += 8) {
+    for (uint k = 0; k < K; k += 8) {
       for (uint i = 0; i < 8; i++) {
-        float x[2] = {at(a, row, k + i), at(a, row + 8, k + i)}, y[4];
-        for (uint j = 0; j < 4; j++) y[j] = at(b, column + j / 2 * 8 + j % 2, k + i);
-        products[i] = Mma::Floats{x[0], x[0], x[1], x[1], x[0], x[0], x[1], x[1]} * Mma::Floats{y[0], y[1], y[0], y[1], y[2], y[3], y[2], y[3]};
+        float p = x[0][k + i], q = x[1][k + i], y[4];
+        for (uint j = 0; j < 4; j++) y[j] = element_of(b, column + j / 2 * 8 + j % 2, k + i);
+        products[i] = Mma::Floats{p, p, q, q, p, p, q, q} * Mma::Floats{y[0], y[1], y[0], y[1], y[2], y[3], y[2], y[3]};
       }
       Mma::add_cut_off(sums, products);
     }
     for (uint i = 0; i < 8; i++) sum[e + i] = sums[i];
   }
+}
+template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
+  uint thread = metalmm::fiber::context()->lane % 128, row = thread / 32 * 16 + thread % 32 / 4;
+  float x[2][64];
+  for (uint i = 0; i < 128; i++) x[i / 64][i % 64] = element_of(a, row + i / 64 * 8, i % 64);
+  add_to_group(sum, x, b);
+}
+template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
+  float x[2][32];
+  for (uint i = 0; i < 8; i++) {  // of four lanes two times 16 of k
+    uint from = i % 4;
+    uint4 words = metalmm::fiber::exchange<Gather, uint4>(left[i / 4], metalmm::fiber::lane() / 4 * 4 + from, METALMM_SITE_VALUE);
+    for (int j = 0; j < 4; j++) {
+      vec<T, 2> two = as_type<vec<T, 2>>(words[j]);
+      uint k = i / 4 * 16 + static_cast<uint>(j) / 2 * 8 + from * 2;
+      x[j % 2][k] = static_cast<float>(two.x), x[j % 2][k + 1] = static_cast<float>(two.y);
+    }
+  }
+  for (float& s : sum) s = 0.0f;
+  add_to_group(sum, x, b);
 }
 METALMM_INLINE void begin_next(bool) {}
 template <uint N> METALMM_INLINE void wait_for_copies() {}

@@ -51,19 +51,19 @@ _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
 # Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered. Fitted by benchmarks/rows_cuda.py on
-# an H100 (docs/lab/cuda.md). Quantized weights have an older fit, without what a tile takes once. Of dense ones `gemm/bm128_bn128_bk32` is set
-# by hand, from 4096 x 4096 at m = 512 and 2048.
+# an H100 (docs/lab/cuda.md). Of scaled weights all but wgmma has an older fit, without what a tile takes once. Of dense ones
+# `gemm/bm128_bn128_bk32` is set by hand, from 4096 x 4096 at m = 512 and 2048.
 _DENSE, _SCALED, _AFFINE = range(3)
 _TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
     "gemm/bm16_bn32_bk128_wm1": ((61, 35, 230), (129, 58, 0), (183, 64, 0)),
-    "gemm/bm32_bn32_bk128_wm1": ((111, 48, 541), (163, 68, 0), (183, 110, 0)),
-    "gemm/bm64_bn32_bk64_wn1": ((191, 77, 807), (275, 114, 0), (348, 139, 0)),
-    "gemm/bm64_bn64_bk64": (None, None, (348, 247, 0)),
+    "gemm/bm32_bn32_bk128_wm1": ((111, 48, 541), (163, 68, 0), (233, 90, 950)),
+    "gemm/bm64_bn32_bk64_wn1": ((191, 77, 807), (275, 114, 0), (375, 133, 1240)),
+    "gemm/bm64_bn64_bk64": (None, None, (367, 253, 1000)),
     "gemm/bm64_bn64_bk64_wm1_wn4": ((226, 138, 934), (309, 190, 0), None),
-    "gemm/bm128_bn128_bk32": ((590, 430, 2000), (833, 634, 0), (1182, 1063, 0)),
-    "gemm_wgmma/bm64_bn64_s12": ((9, 107, 1846), None, None),
-    "gemm_wgmma/bm128_bn64_s8": ((26, 151, 1904), None, None),
-    "gemm_wgmma/bm128_bn128": ((182, 196, 3821), None, None),
+    "gemm/bm128_bn128_bk32": ((590, 430, 2000), (833, 634, 0), (1237, 883, 4300)),
+    "gemm_wgmma/bm64_bn64_s12": ((9, 107, 1846), (240, 230, 4450), (450, 460, 5200)),
+    "gemm_wgmma/bm128_bn64_s8": ((26, 151, 1904), (328, 322, 4550), (640, 645, 5250)),
+    "gemm_wgmma/bm128_bn128": ((182, 196, 3821), (428, 417, 7000), (820, 830, 8150)),
 }
 _QUANTIZED = [(storage, _AFFINE if storage.startswith("affine") else _SCALED) for storage in _core._STORAGES[1:]]
 

@@ -7,6 +7,7 @@ namespace metalmm::msl::library {
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define METALMM_SUMS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define METALMM_SUMS_64 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
@@ -16,17 +17,25 @@ METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;"
   "%57,%58,%59,%60,%61,%62,%63"
 #define METALMM_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define METALMM_16(i) METALMM_4(i), METALMM_4(i + 4), METALMM_4(i + 8), METALMM_4(i + 12)
+#define METALMM_IN_32 METALMM_16(0)
 #define METALMM_IN_64 METALMM_16(0), METALMM_16(16)
 #define METALMM_IN_128 METALMM_IN_64, METALMM_16(32), METALMM_16(48)
 // x, y: of a's and b's lines; the next 16 of k are 32 bytes further, in units of 16.
-#define METALMM_PRODUCT(n, type) \
-  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" METALMM_SUMS_##n "}, x, y, all, 1, 1, 0, 0; "
+#define METALMM_WGMMA(n, type) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" METALMM_SUMS_##n "}, "
+#define METALMM_PRODUCT(n, type) METALMM_WGMMA(n, type) "x, y, all, 1, 1, 0, 0; "
 #define METALMM_NEXT(n, type) "add.s64 x, x, 2; add.s64 y, y, 2; " METALMM_PRODUCT(n, type)
 #define METALMM_GROUP(n, type, a, b)                                                                                             \
   asm volatile("{ .reg .pred all; .reg .b64 x, y; setp.eq.b32 all, 0, 0; mov.b64 x, " a "; mov.b64 y, " b "; "                    \
                "wgmma.fence.sync.aligned; " METALMM_PRODUCT(n, type) METALMM_NEXT(n, type) METALMM_NEXT(n, type)                 \
                    METALMM_NEXT(n, type) "wgmma.commit_group.sync.aligned; }"                                                    \
                : METALMM_IN_##n : "l"(x), "l"(y) : "memory")
+// The same of two times 16 of k, whose left lines are in registers. The first forgets what the sums were.
+#define METALMM_LEFT(i) "r"(left[i].x), "r"(left[i].y), "r"(left[i].z), "r"(left[i].w)
+#define METALMM_GROUP_OF_32(n, type, first, second, b)                                                              \
+  asm volatile("{ .reg .pred all, none; .reg .b64 y; setp.eq.b32 all, 0, 0; setp.ne.b32 none, 0, 0; mov.b64 y, " b  \
+               "; wgmma.fence.sync.aligned; " METALMM_WGMMA(n, type) "{" first "}, y, none, 1, 1, 0; add.s64 y, y, 2; " \
+               METALMM_WGMMA(n, type) "{" second "}, y, all, 1, 1, 0; wgmma.commit_group.sync.aligned; }"             \
+               : METALMM_IN_##n : METALMM_LEFT(0), METALMM_LEFT(1), "l"(y) : "memory")
 
 // A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin
 // at a multiple of 1,024 bytes, since the swizzle goes by the address. Tile of kernels/include/tile.h stores them so.
@@ -51,6 +60,22 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
   }
 }
 
+// Begins to make sum the products of 32 of k: 64 lines in registers, 16 of a simdgroup as PTX says of wgmma's A, by 2 * COUNT of b. Until they
+// are through, left stays as it is.
+template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b) {
+  static_assert(COUNT == 16 || COUNT == 32, "no other is asked for");
+  unsigned long long y = described(b);
+  if constexpr (COUNT == 32 && is_same<T, half>::value) {
+    METALMM_GROUP_OF_32(64, "f16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
+  } else if constexpr (COUNT == 32) {
+    METALMM_GROUP_OF_32(64, "bf16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
+  } else if constexpr (is_same<T, half>::value) {
+    METALMM_GROUP_OF_32(32, "f16", "%16,%17,%18,%19", "%20,%21,%22,%23", "%24");
+  } else {
+    METALMM_GROUP_OF_32(32, "bf16", "%16,%17,%18,%19", "%20,%21,%22,%23", "%24");
+  }
+}
+
 // All but the last N calls of multiply_group are through. What the others read may be overwritten.
 template <uint N> METALMM_INLINE void wait_for_groups() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
 // The compiler may not read sum before this. Call it after wait_for_groups<0>.
@@ -59,7 +84,7 @@ template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i]) : : "memory");
 }
 #else
-template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&)[COUNT], const T*, const T*) {
+template <class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
   static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
 }
 template <uint N> METALMM_INLINE void wait_for_groups() {}
