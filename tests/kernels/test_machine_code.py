@@ -16,6 +16,8 @@ from metalmm.backends import cuda
 from metalmm.errors import CompileError
 from metalmm.kernel_source import KernelText
 from metalmm.msl.program import Program
+from metalmm.msl.targets import cpu
+from metalmm.msl.tokens import Source
 from support.here import ALL_OF_IT, ALL_OF_LANGUAGE, ROOT
 from support.rows import kinds
 
@@ -250,9 +252,21 @@ def test_a_half_goes_to_the_function_of_floats() -> None:
         HEAD
         + "float f(float x) { return x; } float f(bfloat x) { return x; } kernel void k(device float* y) { half h = half(y[1]); y[0] = f(h); }"
     )
+    assert built(HEAD + "kernel void k(device half* x, device float* y) {\n  y[0] = x[0] > 1.0h\n      ? x[1]\n      : (x[2] + y[1]);\n}\n")
     both = "struct Both { operator float() const { return 0; } operator bfloat() const { return bfloat(0.0f); } };\n"
     with pytest.raises(CompileError, match="more than one instance of overloaded function"):  # Apple's compiler cannot choose, either
         built(source.replace("inline bfloat", both + "inline bfloat").replace("own(x[0], x[1])", "own(Both(), Both())"))
+
+
+def test_what_was_left_out_is_not_walked_over_for_each_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of MLX's binary.metal all but one operator is; the lowering for its log1p of a half then took minutes."""
+    other = "".join(f"kernel void other{i}(device float* y) {{ y[0] = {i}.0f; }}\n" for i in range(400))
+    source = HEAD + other + "kernel void k(device half* x) { x[0] = log1p(exp(x[1] - x[0])); }\n"
+    previous, walked = Source.previous, list[int]()
+    monkeypatch.setattr(Source, "previous", lambda self, i: walked.append(i) or previous(self, i))
+    text = metalmm.compiler.preprocess(source, "own.metal", for_metal=True)
+    lowered = cpu.lower(text, "k", {}, name="own.metal", compiler="nvrtc", choose={f"own.metal:{source.count(chr(10))} log1p"})
+    assert "promoted(" in lowered and len(walked) < 400
 
 
 BARRIERS = {

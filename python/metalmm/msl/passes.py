@@ -406,9 +406,11 @@ class Passes:
         common. In `places` is the file:line of those that a compiler did not decide. Others may have arms that this would break."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 1, -1, -1):  # inner ones first
-            if tokens[i].text != "?" or self.source.place(i) not in places:
+            if tokens[i].text != "?":
                 continue
             colon = self._arm_end(i + 1, ":")
+            if not {self.source.place(i), self.source.place(colon)}.intersection(places):  # NVRTC names the second arm's line
+                continue
             end = self._arm_end(colon + 1, "")
             first, second = self.program.join((i + 1, colon)), self.program.join((colon + 1, end))
             self.source.blank(i + 1, colon)
@@ -420,9 +422,10 @@ class Passes:
         """Edits `f(h)` of a half where f takes a float or a bfloat. To MSL a half becomes a float before anything else. To C++ a class
         becomes either. In `places` is the "file:line name" of calls that a compiler did not decide."""
         for i, token in enumerate(self.source.tokens):
-            name, before = token.text.removeprefix("metalmm_"), self.source.previous(i)
+            name = token.text.removeprefix("metalmm_")
             if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
                 continue
+            before = self.source.previous(i)  # a walk over all that was blanked: for these alone
             if (
                 before is not None
                 and self.source.tokens[before].kind == "name"
