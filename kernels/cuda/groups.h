@@ -67,9 +67,10 @@ struct Products<T, TM, TN, TURNED> {
   METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low) thread {
     static_assert(Step::K == 64, "two times 32 of k");
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 2; i++) by[i] = load_factors<Step>(b, i, from.y, lane);
-    take<typename Step::B>(left[0], b, 0, from.y, lane, low);
-    take<typename Step::B>(left[1], b, 1, from.y, lane, low);
+    for (uint i = 0; i < 2; i++) {
+      by[i] = load_factors<Step>(b, i, from.y, lane);
+      take<typename Step::B>(left[i], b, i, from.y, lane, low);
+    }
     multiply<Step>(0, 0, a, from);
     multiply<Step>(0, 1, a, from);
   }
@@ -104,8 +105,8 @@ struct Products<T, TM, TN, TURNED> {
   // Of the lane's two columns: scale and rest of each.
   template <class Step>
   static METAL_FUNC float4 load_factors(const threadgroup T* b, uint block, uint column, uint lane) {
-    const threadgroup Factor* by = Step::B::factors(b) + (block * Step::COLUMNS + column + lane / 4);
-    Factor x = by[0], y = by[8];
+    const threadgroup Factor* own = Step::B::factors(b) + (block * Step::COLUMNS + column + lane / 4);
+    Factor x = own[0], y = own[8];
     return float4(x.scale, y.scale, x.rest, y.rest);
   }
   template <class Step>

@@ -207,7 +207,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       scale[j] = Of::scale(w, factor[j], k), bias[j] = Of::bias(w, factor[j], k);
     }
   }
-  METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread {
+  template <class A>
+  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
     for (uint j = 0; j < FACTORS_EACH; j++) {
@@ -218,9 +219,6 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
     }
   }
-  // Of tile A, for those that need them: TurnedB.
-  template <class A>
-  METAL_FUNC void put_sums(const threadgroup T*, threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(reinterpret_cast<const threadgroup uint*>(tile) + OF_FACTORS);
   }
@@ -266,7 +264,8 @@ struct TurnedB : QuantizedB<T, From, S::BK, S::BN, S::TG, true> {
   }
   // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
   template <class A>
-  METAL_FUNC void put_sums(const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
+  METAL_FUNC void put(WeightsAt w, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
+    Base::template put<A>(w, a, tile, tid);
     threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T));
 #pragma clang loop unroll(full)
     for (uint i = 0; i < (Base::HAS_BIAS ? ROWS * A::ACROSS / S::TG : 0); i++) {

@@ -37,9 +37,10 @@ struct DenseB {
     brought.template load<WHOLE>(TB ? left : left.yx, BK * (TB ? 1 : w.ldb), tile, tid);
   }
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
-  METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread { brought.put(tile, tid); }
   template <class A>
-  METAL_FUNC void put_sums(const threadgroup T*, threadgroup T*, uint) const thread {}
+  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
+    brought.put(tile, tid);
+  }
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile);
   }

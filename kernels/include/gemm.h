@@ -101,8 +101,7 @@ struct Next {
   }
   METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
     of_a.put(memory.tile_a(stage), task.index());
-    of_b.put(task.w, memory.tile_b(stage), task.index());
-    of_b.template put_sums<A>(memory.tile_a(stage), memory.tile_b(stage), task.index());
+    of_b.template put<A>(task.w, memory.tile_a(stage), memory.tile_b(stage), task.index());
   }
 };
 

@@ -63,8 +63,6 @@ struct QuantizedB {
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
-  template <class A>
-  METAL_FUNC void put_sums(const threadgroup T*, threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile + In::SIZE);
   }
@@ -82,7 +80,8 @@ struct QuantizedB {
       scale[i] = Of::scale(w, c, k), bias[i] = Of::bias(w, c, k);
     }
   }
-  METAL_FUNC void put(WeightsAt w, threadgroup T* tile, uint tid) const thread {
+  template <class A>
+  METAL_FUNC void put(WeightsAt w, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
     threadgroup Factor* by = reinterpret_cast<threadgroup Factor*>(tile + In::SIZE);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)

@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> metalmm.Device:
     """Of the row's compiler."""
     row: Row = request.getfixturevalue(next(name for name in _ROW_FIXTURES if name in request.fixturenames))
-    return device_for(row.compiler, row.debug, (227 if row.variant.kernel.startswith("gemm_groups") else 32) << 10)
+    return device_for(row.compiler, row.debug, (227 if "wgmma" in row.variant.needs else 32) << 10)
 
 
 @pytest.fixture(autouse=True)

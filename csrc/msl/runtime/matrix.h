@@ -128,7 +128,7 @@ struct Mma {
   }
 };
 // As above, for the same reasons.
-template <class T> static __attribute__((noinline, unused)) metalmm::abi::Lane* come_to_mma(float4 sum, uint4 a, uint2 b, metalmm::abi::Site site) {
+template <class T> METALMM_ONCE metalmm::abi::Lane* come_to_mma(float4 sum, uint4 a, uint2 b, metalmm::abi::Site site) {
   auto* context = metalmm::fiber::context();
   auto* g = context->group;
   uint lane = context->lane & 31;

@@ -78,7 +78,7 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
 
 // All but the last N calls of multiply_group are through. What the others read may be overwritten.
 template <uint N> METALMM_INLINE void wait_for_groups() { asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(N) : "memory"); }
-// The compiler may not read sum before this. Call it after wait_for_groups<0>.
+// The compiler may not read sum before this. Call it when they are through.
 template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i]) : : "memory");
