@@ -425,9 +425,9 @@ struct CpuDevice::Run {
   uint64_t total;
   uint64_t step = 1, offset = 0;  // a step that has no common factor with the number of threadgroups visits each once
   std::atomic<uint64_t> next{0};
-  std::mutex mutex;
-  std::string error;
-  std::exception_ptr interrupted;  // of the thread that waits
+  std::mutex mutex{};
+  std::string error{};
+  std::exception_ptr interrupted{};  // of the thread that waits
 
   // Shares shrink as the work does: long runs of neighbours first, and at the end nobody waits for more than one threadgroup.
   std::pair<uint64_t, uint64_t> take(unsigned threads) {

@@ -14,7 +14,7 @@ using ChoiceKey = std::array<uint32_t, 8>;
 struct DeviceState {
   std::shared_ptr<Device> device;  // shared with running calls: close() may come from another thread
   PipelineCache pipelines;
-  std::map<ChoiceKey, const Variant*> choices;  // what "auto" means, as of that generation
+  std::map<ChoiceKey, const Variant*> choices{};  // what "auto" means, as of that generation
   uint64_t choices_generation = 0;
 
   const std::shared_ptr<Device>& open() const {

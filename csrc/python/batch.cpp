@@ -154,11 +154,11 @@ void Batch::hand_over() {
 
 namespace {
 
-PyObject* matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+PyObject* add_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take(args, count, kwnames, false)); });
 }
 
-PyObject* matmul_fused(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+PyObject* add_matmul_fused(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   return guarded([&] { return self_of<Batch>(self).matmul(MatmulCall::take_fused(args, count, kwnames, false)); });
 }
 
@@ -172,10 +172,10 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*
 }
 
 PyMethodDef methods[] = {
-    fast_method("matmul", &matmul,
+    fast_method("matmul", &add_matmul,
                 "matmul($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
                 "--\n\nAdds a matmul; arguments and errors as metalmm.matmul. Returns the result, not yet filled."),
-    fast_method("matmul_fused", &matmul_fused,
+    fast_method("matmul_fused", &add_matmul_fused,
                 "matmul_fused($self, variant, a, weights, *, bias=None, activation=None, out=None)\n--\n\n"
                 "Adds a fused matmul; arguments and errors as metalmm.matmul_fused. Returns its results, not yet filled."),
     fast_method("add", &add, "add($self, call)\n--\n\nAdds a prepared call. Returns its out, not yet filled."),

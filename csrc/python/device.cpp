@@ -123,7 +123,7 @@ PyObject* prepare_fused(PyObject* self, PyObject* const* args, Py_ssize_t count,
       [&] { return nb::cast(std::make_unique<Prepared>(nb::borrow(self), MatmulCall::take_fused(args, count, kwnames, false))); });
 }
 
-PyMethodDef methods[] = {
+PyMethodDef device_methods[] = {
     fast_method(
         "array", &array,
         "array($self, array)\n--\n\n"
@@ -160,7 +160,7 @@ void watch(PyDevice& d, nb::handle out, nb::handle counts) {
 }  // namespace
 
 void bind_device(nb::module_& m) {
-  static PyType_Slot slots[] = {{Py_tp_methods, methods}, {0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_methods, device_methods}, {0, nullptr}};
   nb::class_<PyDevice>(m, "Device", nb::type_slots(slots), nb::is_weak_referenceable())
       .def(
           "__init__",

@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, array, debug_array, kinds, on_tensor_cores, values_of
+from support.rows import Row, What, array, debug_array, kinds, layouts_of, on_tensor_cores, values_of
 
 ROWS = array()
 
@@ -21,12 +21,14 @@ def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
 
 
 def test_every_strategy_has_each_type_layout_and_compiler() -> None:
-    """The full product, as the registry says what each takes."""
-    have = {(What.of(row.variant), row.layout, row.dtype, row.compiler) for row in ROWS}
+    """The full product with B's layout, as the registry says what each takes; A's layouts with each part of it alone."""
+    have = {(What.of(row.variant), row.layout[1], row.dtype, row.compiler) for row in ROWS}
+    beside_a = set[tuple[str, ...]]().union(*map(layouts_of, ROWS))
     compilers = COMPILERS if DEVICE == "cpu" else ["-"]
     for v in {What.of(row.variant): row.variant for row in ROWS}.values():
         for layout, dtype, compiler in itertools.product(v.supports["layouts"], v.types, compilers):
-            assert (What.of(v), layout, dtype, compiler) in have, (v, layout, dtype, compiler)
+            assert (What.of(v), layout[1], dtype, compiler) in have, (v, layout, dtype, compiler)
+            assert layouts_of(Row(v, dtype, layout, compiler)) <= beside_a, (v, layout, dtype, compiler)
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:

@@ -80,6 +80,7 @@ class Worker:
                 f"-DCMAKE_PREFIX_PATH={nanobind.stdout.strip()}",
                 f"-DPython_EXECUTABLE={sys.executable}",
                 f"-DCMAKE_CXX_FLAGS_RELEASE={flags}",
+                "-DCMAKE_UNITY_BUILD=OFF",  # a mutant costs its own file
             ]
             subprocess.run(["cmake", "-S", str(self.tree), "-B", str(folder), "-G", "Ninja", *options], capture_output=True, check=True)
         done = subprocess.run(["cmake", "--build", str(folder)], capture_output=True, text=True)

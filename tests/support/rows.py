@@ -1,8 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by layout of A and B by operand type by compiler. These axes are the
-fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of tuning parameters
-that an id has is there. Each of their values is there with each kernel that takes it.
+`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns:
+each is there with each of these alone. The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id
+has a row at least, so that each pair of tuning parameters that an id has is there. Each of their values is there with each kernel that
+takes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import metalmm
 from metalmm import kernel_source, manifest
-from metalmm.variant import LAYOUTS, OPERAND_TYPES, specialization_of
+from metalmm.variant import OPERAND_TYPES, specialization_of
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
 
@@ -113,15 +114,19 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         if v not in known_ids or any(not value[-1] for value in values_of(v, v.types[0]) - have):
             known_ids.add(v)
             layouts = v.supports["layouts"]
-            rows.append(_newest([v], v.types[0], layouts[next(turn) % len(layouts)], quickest, have))
+            rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     return rows
 
 
-def _newest(vs: Sequence[metalmm.Variant], dtype: str, layout: str, compiler: str, have: set[tuple[Any, ...]]) -> Row:
-    """Of the id that makes most pairs which no row before has."""
-    v = max(vs, key=lambda v: len(values_of(v, dtype) - have))
-    have |= values_of(v, dtype)
-    return Row(v, dtype, layout, compiler)
+def _newest(rows: Sequence[Row], have: set[tuple[Any, ...]]) -> Row:
+    """The one that has most pairs which no row before has."""
+
+    def new(row: Row) -> set[tuple[Any, ...]]:
+        return (values_of(row.variant, row.dtype) | layouts_of(row)) - have
+
+    newest = max(rows, key=lambda row: len(new(row)))
+    have |= new(newest)
+    return newest
 
 
 def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
@@ -130,12 +135,18 @@ def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
     return {(v.kernel, *value, beside) for value in values for beside in ("", v.storage, v.end, dtype)}
 
 
+def layouts_of(row: Row) -> set[tuple[str, ...]]:
+    """Pairs of A's layout with all else that the product is of."""
+    v = row.variant
+    return {(v.kernel, "layout of A", row.layout[0], beside) for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
+
+
 def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]]) -> Iterator[Row]:
-    """Of what one kernel computes: layout by type by compiler."""
-    for layout, dtype in itertools.product(LAYOUTS, OPERAND_TYPES):
-        fitting = [v for v in vs if layout in v.supports["layouts"] and dtype in v.types]
+    """Of what one kernel computes: layout of B by type by compiler."""
+    for b, dtype in itertools.product(("n", "t"), OPERAND_TYPES):
+        fitting = [(v, a + b) for a in ("n", "t") for v in vs if a + b in v.supports["layouts"] and dtype in v.types]
         for compiler in compilers if fitting else ():
-            yield _newest(fitting, dtype, layout, compiler, have)
+            yield _newest([Row(v, dtype, layout, compiler) for v, layout in fitting], have)
 
 
 def is_large(v: metalmm.Variant) -> bool:

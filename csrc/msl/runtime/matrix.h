@@ -138,7 +138,7 @@ template <class T> METALMM_ONCE metalmm::abi::Lane* come_to_mma(float4 sum, uint
     for (uint j = 0; j < 2; j++) g->matrices[i][2 * lane + j] = as_type<float>(words[i][static_cast<int>(j)]);
   return metalmm::fiber::come_to(context, g, lane, &Mma::all<T>, site);
 }
-template <class T = half> METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
+template <class T = half> METALMM_ONCE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
   auto* context = metalmm::fiber::context();
   auto* self = &context->lanes[context->lane];
   if (auto* to = come_to_mma<T>(sum, a, b, METALMM_SITE_VALUE)) metalmm::fiber::switch_lane(self, to);
@@ -160,16 +160,16 @@ template <bool Transposed> struct LoadMatrices {
     }
   }
 };
-METALMM_INLINE uint4 load_matrices(const void* line, METALMM_SITE) {
+METALMM_ONCE uint4 load_matrices(const void* line, METALMM_SITE) {
   return metalmm::fiber::exchange<LoadMatrices<false>, ulong, uint4>(reinterpret_cast<ulong>(line), 0, METALMM_SITE_VALUE);
 }
-METALMM_INLINE uint4 load_transposed(const void* line, METALMM_SITE) {
+METALMM_ONCE uint4 load_transposed(const void* line, METALMM_SITE) {
   return metalmm::fiber::exchange<LoadMatrices<true>, ulong, uint4>(reinterpret_cast<ulong>(line), 0, METALMM_SITE_VALUE);
 }
 
 // At once: what a kernel forgets to wait for is not seen here.
 METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, 16); }
-METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) {
+METALMM_ONCE uint pick_bytes(uint low, uint high, uint which) {
   ulong bytes = ulong(high) << 32 | low;
   uint picked = 0;
   for (uint i = 0; i < 4; i++) picked |= uint(bytes >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
@@ -210,7 +210,7 @@ template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUN
   for (uint i = 0; i < 128; i++) x[i / 64][i % 64] = element_of(a, row + i / 64 * 8, i % 64);
   add_to_group(sum, x, b);
 }
-template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
+template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
   float x[2][32];
   for (uint i = 0; i < 8; i++) {  // of four lanes two times 16 of k
     uint from = i % 4;
