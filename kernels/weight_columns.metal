@@ -91,7 +91,7 @@ template <class T, class From, class Way, int ROWS, bool WIDE>
   multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
-template <class T, class Way, int ROWS>
+template <class T, class Way, int ROWS, bool WIDE>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void dense_columns(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
@@ -100,7 +100,7 @@ template <class T, class Way, int ROWS>
   threadgroup Shared<typename From::Pack, Way, ROWS> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
   WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<From>(p)};
-  multiply<false, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
+  multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
 // Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's; of SWIGLU each has

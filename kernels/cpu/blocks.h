@@ -6,50 +6,67 @@
 #include "../include/prefetch.h"
 #include "sixteen.h"
 
-// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, in loops that its compiler makes vectors
-// of; that over the columns is left alone, for clang would otherwise mix what of several columns is alike.
+// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Where registers do
+// not hold all sums, it takes PART columns at a time, and 256 of k of A become floats once for all of them. Rows that A has not are its
+// last once more.
 template <bool WHOLE, class From, class T, int MATRICES, int ROWS, int COLS>
-METAL_FUNC void add_blocks_of_columns(const device T* a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
+METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                       thread float4 (&sums)[ROWS][COLS]) {
   typedef typename From::Pack Pack;
-  constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && IsSmall<T>::VALUE;
-  constexpr uint PIECES = 32 / Pack::COUNT;
-  float total[COLS][16];
+  constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && ROWS == 1 && IsSmall<T>::VALUE;
+  constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 ? COLS : 16 / ROWS, BLOCKS = PART == COLS ? 1 : 8;
+  static_assert(COLS % PART == 0, "whole parts of the columns");
+  Sixteen total[COLS / PART][ROWS][PART], x[ROWS][BLOCKS][2];
   Cursor first[COLS];
 #pragma clang loop unroll(full)
-  for (uint c = 0; c < COLS; c++) {
-    first[c] = From::at(b.w[c % MATRICES], b.column[c], begin);
-    for (uint i = 0; i < 16; i++) total[c][i] = 0.0f;
-  }
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) total[c / PART][r][c % PART] = all_sixteen(0.0f);
+#pragma clang loop unroll(full)
+  for (uint c = 0; c < COLS; c++) first[c] = From::at(b.w[c % MATRICES], b.column[c], begin);
   uint next = uint(From::at(b.w[0], 1, 0).values - From::at(b.w[0], 0, 0).values) *
               (COLS / MATRICES);  // bytes to the rows of the thread COLS further
-  for (uint k = begin; k < whole; k += 32) {
-    float row[2][16], x[2][16];
-    sixteen<WHOLE>(a + k, row[0]);
-    sixteen<WHOLE>(a + k + 16, row[1]);
-    for (uint i = 0; i < 16; i++) {
-      x[0][i] = PAIRS ? row[i / 8][2 * i % 16] : row[0][i];
-      x[1][i] = PAIRS ? row[i / 8][2 * i % 16 + 1] : row[1][i];
-    }
-    for (uint c = 0; c < COLS; c++) {
-      uint step = (k - begin) / 32 * PIECES;
-      Cursor at = From::template moved<1>(b.w[c % MATRICES], first[c], begin, step);
-      prefetch(at.values + next, 1);
-      float y[2][16], part[16];
-      From::template half_block<WHOLE>(at, 0, y[0]);
-      From::template half_block<WHOLE>(at, 1, y[1]);
-      float scale = From::scale(at);
-      if (Pack::HAS_BIAS) {
-        float bias = From::bias(at);
-        for (uint i = 0; i < 16; i++) y[0][i] = metal::fma(scale, y[0][i], bias), y[1][i] = metal::fma(scale, y[1][i], bias);
-      } else if (Pack::SCALED && !LATE) {
-        for (uint i = 0; i < 16; i++) y[0][i] *= scale, y[1][i] *= scale;
+  for (uint k = begin; k < whole; k += 32 * BLOCKS) {
+    uint blocks = BLOCKS == 1 ? 1 : metal::min(uint(BLOCKS), (whole - k) / 32), step = (k - begin) / 32;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) {
+      const device T* of_a = a.first + (ROWS == 1 ? 0 : metal::min(r, a.count - 1)) * a.ld + k;
+      for (uint j = 0; j < blocks; j++) {
+        Sixteen low = sixteen<WHOLE>(of_a + 32 * j), high = sixteen<WHOLE>(of_a + 32 * j + 16);
+        x[r][j][0] = low, x[r][j][1] = high;
+        if (PAIRS) x[r][j][0] = every_other<0>(low, high), x[r][j][1] = every_other<1>(low, high);
       }
-      for (uint i = 0; i < 16; i++) part[i] = metal::fma(x[1][i], y[1][i], x[0][i] * y[0][i]);
-      for (uint i = 0; i < 16; i++) total[c][i] = LATE ? metal::fma(scale, part[i], total[c][i]) : total[c][i] + part[i];
+    }
+    for (uint c0 = 0; c0 < COLS; c0 += PART) {
+      thread Sixteen(&own)[ROWS][PART] = total[c0 / PART];
+      for (uint j = 0; j < blocks; j++) {
+#pragma clang loop unroll(full)
+        for (uint c = 0; c < PART; c++) {
+          Cursor at = From::template moved<1>(b.w[c % MATRICES], first[c0 + c], begin, (step + j) * PIECES);
+          prefetch(at.values + next, 1);
+          Sixteen y[2] = {From::template half_block<WHOLE>(at, 0), From::template half_block<WHOLE>(at, 1)};
+          Sixteen scale = all_sixteen(From::scale(at));
+          if (Pack::HAS_BIAS || (Pack::SCALED && !LATE)) {
+            Sixteen bias = all_sixteen(Pack::HAS_BIAS ? From::bias(at) : 0.0f);
+            y[0] = multiply_add(scale, y[0], bias), y[1] = multiply_add(scale, y[1], bias);
+          }
+#pragma clang loop unroll(full)
+          for (uint r = 0; r < ROWS; r++) {
+            Sixteen part = LATE ? all_sixteen(0.0f) : Sixteen(own[r][c]);
+            part = multiply_add(x[r][j][1], y[1], multiply_add(x[r][j][0], y[0], part));
+            if (LATE) part = multiply_add(scale, part, own[r][c]);
+            own[r][c] = part;
+          }
+        }
+      }
     }
   }
 #pragma clang loop unroll(full)
-  for (uint c = 0; c < COLS; c++)
-    for (uint i = 0; i < 4; i++) sums[0][c] += float4(total[c][4 * i], total[c][4 * i + 1], total[c][4 * i + 2], total[c][4 * i + 3]);
+  for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      Sixteen t = total[c / PART][r][c % PART];
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 16; i += 4) sums[r][c] += float4(t[i], t[i + 1], t[i + 2], t[i + 3]);
+    }
 }

@@ -1,16 +1,72 @@
-// For devices that run one thread at a time, wide: sixteen neighbours as float, in arrays that plain loops go over, of which the compiler
-// makes vectors. They come by way of a matrix, which the CPU device converts eight or sixteen in an instruction; of a loop over halves g++
-// 12 makes as many conversions.
+// Sixteen neighbours as float, for devices that run one thread at a time, wide. They are a vector of the compiler's own there. Elsewhere
+// they are an array, for kernels that nobody runs there for speed.
 #pragma once
 #include <metal_stdlib>
 
-// WHOLE: p stands on a vector of 4.
+#ifdef __METALMM_CPU__
+typedef float Sixteen __attribute__((vector_size(64)));
+METAL_FUNC Sixteen sixteen_of(const thread float (&x)[16]) {
+  Sixteen all;
+  __builtin_memcpy(&all, x, sizeof(all));
+  return all;
+}
+// Of sixteen bytes what a shift and a mask leave, with the bits of `flip` turned, less `offset`.
+METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int flip, int offset) {
+  float x[16];
+  metal::floats_of_bytes(p, shift, mask, flip, offset, x);
+  return sixteen_of(x);
+}
+METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }
+METAL_FUNC Sixteen multiply_add(Sixteen x, Sixteen y, Sixteen z) { return x * y + z; }  // one rounding: contracted
+// Of 32 every other, from the first or the second on.
+template <int FIRST>
+METAL_FUNC Sixteen every_other(Sixteen x, Sixteen y) {
+  constexpr int F = FIRST;
+  return __builtin_shufflevector(x, y, F, F + 2, F + 4, F + 6, F + 8, F + 10, F + 12, F + 14, F + 16, F + 18, F + 20, F + 22, F + 24,
+                                 F + 26, F + 28, F + 30);
+}
+#else
+struct Sixteen {
+  float of[16];
+  METAL_FUNC float operator[](uint i) const thread { return of[i]; }
+};
+METAL_FUNC Sixteen sixteen_of(const thread float (&x)[16]) {
+  Sixteen all;
+  for (uint i = 0; i < 16; i++) all.of[i] = x[i];
+  return all;
+}
+METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int flip, int offset) {
+  Sixteen all;
+  for (uint i = 0; i < 16; i++) all.of[i] = float(((int(p[i]) >> shift & mask) ^ flip) - offset);
+  return all;
+}
+METAL_FUNC Sixteen all_sixteen(float x) {
+  Sixteen all;
+  for (uint i = 0; i < 16; i++) all.of[i] = x;
+  return all;
+}
+METAL_FUNC Sixteen multiply_add(Sixteen x, Sixteen y, Sixteen z) {
+  for (uint i = 0; i < 16; i++) z.of[i] = metal::fma(x.of[i], y.of[i], z.of[i]);
+  return z;
+}
+template <int FIRST>
+METAL_FUNC Sixteen every_other(Sixteen x, Sixteen y) {
+  Sixteen some;
+  for (uint i = 0; i < 16; i++) some.of[i] = i < 8 ? x.of[2 * i % 16 + FIRST] : y.of[2 * i % 16 + FIRST];
+  return some;
+}
+#endif
+
+// WHOLE: p stands on a vector of 4. They come by way of a matrix, which the CPU device converts eight or sixteen in an instruction; of a
+// loop over halves g++ 12 makes as many conversions.
 template <bool WHOLE, class T>
-METAL_FUNC void sixteen(const device T* p, thread float (&x)[16]) {
+METAL_FUNC Sixteen sixteen(const device T* p) {
+  float x[16];
   if (WHOLE) {
     metal::float4x4 values = metal::float4x4(*reinterpret_cast<const device metal::matrix<T, 4, 4>*>(p));
     for (uint i = 0; i < 16; i++) x[i] = values[i / 4][i % 4];
   } else {
     for (uint i = 0; i < 16; i++) x[i] = float(p[i]);
   }
+  return sixteen_of(x);
 }

@@ -44,9 +44,9 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
     if (in_vectors)
-      add_blocks_of_columns<true, From>(a.first, b, begin, whole, sums);
+      add_blocks_of_columns<true, From>(a, b, begin, whole, sums);
     else
-      add_blocks_of_columns<false, From>(a.first, b, begin, whole, sums);
+      add_blocks_of_columns<false, From>(a, b, begin, whole, sums);
     k = whole;
   } else if (in_vectors && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
     uint whole = begin + (end - begin) / COUNT * COUNT;

@@ -226,17 +226,12 @@ struct Weights {
     return {bytes_of<FORMAT>(bits[i % 2 * 2], low_byte), bytes_of<FORMAT>(bits[i % 2 * 2 + 1], low_byte)};
   }
 
-  // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd. For a CPU,
-  // in loops that become vectors, by way of int: g++ makes none of a signed byte.
+  // Sixteen weights of a block, before their scale, for a CPU: the first or the second; of two in a byte those with an even k, or an odd.
   template <bool WHOLE>
-  static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
-    if (Packing<FORMAT>::BITS == 4) {
-      for (uint i = 0; i < 16; i++) x[i] = float(int(which ? c.values[i] >> 4 : c.values[i] & 15) - int(Packing<FORMAT>::OFFSET));
-    } else if (FORMAT == Q8_0) {
-      for (uint i = 0; i < 16; i++) x[i] = float(int(c.values[16 * which + i] ^ 128) - 128);
-    } else {
-      for (uint i = 0; i < 16; i++) x[i] = float(int(c.values[16 * which + i]));
-    }
+  static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
+    if (Packing<FORMAT>::BITS == 4) return sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
+    constexpr int SIGN = FORMAT == Q8_0 ? 128 : 0;
+    return sixteen_bytes(c.values + 16 * which, 0, 255, SIGN, SIGN);
   }
   static METAL_FUNC float scale(Cursor c) { return float(*reinterpret_cast<const device S*>(c.scales)); }
   static METAL_FUNC float bias(Cursor c) { return Packing<FORMAT>::HAS_BIAS ? float(*reinterpret_cast<const device S*>(c.biases)) : 0.0f; }
@@ -271,8 +266,8 @@ struct Weights<T, DENSE, CANONICAL> {
     return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases, 0};
   }
   template <bool WHOLE>
-  static METAL_FUNC void half_block(Cursor c, uint which, thread float (&x)[16]) {
-    sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which, x);
+  static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
+    return sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which);
   }
   static METAL_FUNC float scale(Cursor) { return 1.0f; }
   static METAL_FUNC float bias(Cursor) { return 0.0f; }

@@ -82,7 +82,7 @@ def test_what_devices_prefer_is_there() -> None:
         for storage, end, name, *most in backend.preferred:
             for v in name.variants if isinstance(name, Splits) else name.ns if isinstance(name, Tiles) else [name]:
                 takes = {(kind.storage, kind.end) for kind in manifest.get(v).kinds()}
-                assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [8], [16], [32], [64]), v
+                assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [4], [8], [16], [32], [64]), v
 
 
 def test_the_tile_with_which_the_cores_are_done_first(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,4 +397,5 @@ struct pair {
   T first;
   U second;
 };
+void floats_of_bytes(const __global uchar* bytes, int shift, int mask, int flip, int offset, __private float* to);  // ours: kernels/cpu
 }  // namespace metal

@@ -118,3 +118,25 @@ matrix<T, C, R> operator*(const matrix<T, K, R>& a, const matrix<T, C, K>& b) {
 METALMM_MATRIX_TYPES(float, float, 2) METALMM_MATRIX_TYPES(float, float, 3) METALMM_MATRIX_TYPES(float, float, 4)
 METALMM_MATRIX_TYPES(half, half, 2) METALMM_MATRIX_TYPES(half, half, 3) METALMM_MATRIX_TYPES(half, half, 4)
 #undef METALMM_MATRIX_TYPES
+
+#ifndef __CUDACC__
+namespace metalmm::msl {
+// Of sixteen bytes what a shift and a mask leave, with the bits of `flip` turned, less `offset`. g++ 12 converts a vector of bytes one by
+// one, and clang leaves some loops over them as they are.
+METALMM_INLINE void floats_of_bytes(const uchar* bytes, int shift, int mask, int flip, int offset, float* to) {
+#ifdef __clang__
+  typedef unsigned char Bytes __attribute__((vector_size(16)));
+  typedef int Ints __attribute__((vector_size(64)));
+  typedef float Floats __attribute__((vector_size(64)));
+  Bytes b;
+  __builtin_memcpy(&b, bytes, 16);
+  b = (b >> static_cast<unsigned char>(shift) & static_cast<unsigned char>(mask)) ^ static_cast<unsigned char>(flip);
+  Floats x = __builtin_convertvector(__builtin_convertvector(b, Ints) - offset, Floats);
+  __builtin_memcpy(to, &x, sizeof(x));
+#else
+  for (int i = 0; i < 16; i++) to[i] = static_cast<float>(((bytes[i] >> shift & mask) ^ flip) - offset);
+#endif
+}
+}  // namespace metalmm::msl
+namespace metal { using metalmm::msl::floats_of_bytes; }  // ours: kernels/cpu
+#endif

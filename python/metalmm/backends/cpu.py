@@ -55,14 +55,14 @@ class _Cpu:
 
     winners: Sequence[Winner] = ()
     preferred: Sequence[Preferred] = (
-        ("dense", "1", "gemv_nt_thread/c7_tg32"),
         ("", "", "gemv_nt_thread/c4_tg32"),
         ("", "", "gemv_nn_thread/q2_s8_tg32"),
+        ("", "", "gemv_nt_thread/r4_c4_tg32", 4),
+        ("", "", "gemv_nt_thread/r8_c8_tg32", 64),
         ("", "", "blas/baseline"),
-        ("", "", "gemv_nt_vec4/r8_c4_tg128"),
+        ("", "", "gemv_nt_thread/r8_c8_tg32"),
         ("", "", "gemv_nn/r8_w4_s4_tg128"),
         ("", "", "gemm_tiled/baseline"),
-        ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )
 
