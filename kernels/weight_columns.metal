@@ -33,6 +33,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
                          threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, ACROSS = Way::ACROSS;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = Way::first_column(group.x, me);
+  if (WIDE && first >= p.n) return;  // no barrier follows
   float sum[ROWS][COLS], added[COLS];
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
@@ -61,6 +62,7 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
                                 threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, ACROSS = Way::ACROSS;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = Way::template first_column<2>(group.x, me);
+  if (WIDE && first >= p.n) return;
   float sum[ROWS][COLS], added[COLS];
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import metalmm
 import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import Row, What, array, debug_array, kinds, layouts_of, on_tensor_cores, values_of
+from support.rows import What, array, debug_array, kinds, known, on_tensor_cores, possible, values_of, ways_of
 
 ROWS = array()
 
@@ -20,15 +20,13 @@ def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
     assert set(every_variant) >= set(kinds(metalmm.variants())) or DEVICE != "cpu"
 
 
-def test_every_strategy_has_each_type_layout_and_compiler() -> None:
-    """The full product with B's layout, as the registry says what each takes; A's layouts with each part of it alone."""
+def test_every_kernel_has_each_type_layout_and_compiler() -> None:
+    """The full product with B's layout, as the registry says what each takes; A's layouts and ways through the columns with each part of it."""
     have = {(What.of(row.variant), row.layout[1], row.dtype, row.compiler) for row in ROWS}
-    beside_a = set[tuple[str, ...]]().union(*map(layouts_of, ROWS))
-    compilers = COMPILERS if DEVICE == "cpu" else ["-"]
-    for v in {What.of(row.variant): row.variant for row in ROWS}.values():
-        for layout, dtype, compiler in itertools.product(v.supports["layouts"], v.types, compilers):
-            assert (What.of(v), layout[1], dtype, compiler) in have, (v, layout, dtype, compiler)
-            assert layouts_of(Row(v, dtype, layout, compiler)) <= beside_a, (v, layout, dtype, compiler)
+    ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
+    for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
+        assert (What.of(row.variant), row.layout[1], row.dtype, row.compiler) in have, row
+        assert ways_of(row) <= ways, row
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:
@@ -36,12 +34,12 @@ def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: li
         pytest.skip("debug mode is the CPU device's")
     have = set().union(*(What.of(row.variant).pairs() for row in debug_array(every_variant)))
     assert have == set().union(*(What.of(v).pairs() for v in every_variant))
-    for name in ("split", "rows"):
+    for names in (("split",), ("rows",), ("wide", "rows")):
         ways = (
-            {(v.kernel, v.params.get(name, 1) > 1) for v in vs}
+            {(v.kernel, *(v.params.get(name, 1) > 1 if name != "wide" else v.params.get(name, False) for name in names)) for v in vs}
             for vs in (every_variant, [row.variant for row in debug_array(every_variant)])
         )
-        assert next(ways) == next(ways), name
+        assert next(ways) == next(ways), names
 
 
 def test_every_field_of_an_operation_is_an_axis() -> None:

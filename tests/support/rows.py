@@ -1,7 +1,7 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns:
-each is there with each of these alone. The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id
+`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns,
+and so do one row of A and several, with lanes that share a column and threads that walk alone: each is there with each of these alone. The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id
 has a row at least, so that each pair of tuning parameters that an id has is there. Each of their values is there with each kernel that
 takes it.
 """
@@ -115,14 +115,24 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             known_ids.add(v)
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
+    for vs in members.values():
+        rows += [_newest([row], have) for row in possible(vs, compilers) if ways_of(row) - have]
     return rows
+
+
+def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
+    """Every instance of these; what tensor cores alone run, of one compiler."""
+    for v in vs:
+        for dtype, layout in itertools.product(v.types, v.supports["layouts"]):
+            for compiler in compilers[-1:] if on_tensor_cores(v) else compilers:
+                yield Row(v, dtype, layout, compiler)
 
 
 def _newest(rows: Sequence[Row], have: set[tuple[Any, ...]]) -> Row:
     """The one that has most pairs which no row before has."""
 
     def new(row: Row) -> set[tuple[Any, ...]]:
-        return (values_of(row.variant, row.dtype) | layouts_of(row)) - have
+        return (values_of(row.variant, row.dtype) | ways_of(row)) - have
 
     newest = max(rows, key=lambda row: len(new(row)))
     have |= new(newest)
@@ -135,10 +145,11 @@ def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
     return {(v.kernel, *value, beside) for value in values for beside in ("", v.storage, v.end, dtype)}
 
 
-def layouts_of(row: Row) -> set[tuple[str, ...]]:
-    """Pairs of A's layout with all else that the product is of."""
+def ways_of(row: Row) -> set[tuple[Any, ...]]:
+    """Pairs of A's layout, and of how a thread has its columns and rows of A, with all else that the product is of."""
     v = row.variant
-    return {(v.kernel, "layout of A", row.layout[0], beside) for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
+    ways = {"layout of A": row.layout[0], "walk": (v.params.get("wide", False), v.params.get("rows", 1) > 1)}
+    return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
 def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]]) -> Iterator[Row]:
@@ -178,7 +189,8 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
         ranked = sorted(vs if ALL_OF_IT else small or vs, key=_ways)
         for v in dict.fromkeys((ranked[-1 + turn % 2], ranked[-(turn % 2)], *ranked)):
             layout = v.supports["layouts"][-(turn % 2)]
-            ways = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows")}}
+            ways: dict[str, Any] = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows")}}
+            ways["walk"] = (v.params.get("wide", False), ways["rows"])
             new = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
             if ALL_OF_IT or new - have:
                 have |= new

@@ -231,10 +231,10 @@ def test_a_kernels_fault_is_an_error_not_the_end_of_the_process(
 
 
 def test_a_stack_that_runs_into_its_neighbours_is_found(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other lanes' stacks are below it: without a page between them nothing would fault."""
+    """Other lanes' stacks are below it, once all have begun: without a page between them nothing would fault."""
     monkeypatch.setenv("METALMM_LINT", "0")
     deep = "static float deep(device float* y, int n) { volatile float x[64]; x[n & 63] = y[0]; return n <= 0 ? x[1] : deep(y, n - 1) + x[n & 63]; }\n"
-    source = f"{HEAD}{deep}kernel void k(device float* y, constant int& n, uint i [[thread_position_in_grid]]) {{ y[i] = i == 40 ? deep(y, n) : 0; }}"
+    source = f"{HEAD}{deep}kernel void k(device float* y, constant int& n, uint i [[thread_position_in_grid]]) {{ threadgroup_barrier(mem_flags::mem_none); y[i] = i == 40 ? deep(y, n) : 0; }}"
     kernel, y = device.compile(source).kernel("k"), np.zeros(64, np.float32)
     kernel(y, 600, grid=1, threadgroup=64)
     with pytest.raises(metalmm.KernelError, match="a stack deeper than 256 KB"):
