@@ -21,10 +21,10 @@ using namespace metal;  // what follows names its types
 #include "include/column_sums.h"
 #include "include/epilogue.h"
 
-// Whether rows of A and B begin on eight elements, of quantized weights on 16 bytes.
-template <class From>
+// Whether rows of A and B begin on eight elements, of a thread that walks alone on four, of quantized weights on 16 bytes.
+template <bool WIDE, class From>
 METAL_FUNC bool in_vectors(constant MatmulParams& p) {
-  return a_in_vectors(p, 8) && b_in_vectors(p, From::Pack::ID == DENSE ? 8 : 16);
+  return a_in_vectors(p, WIDE ? 4 : 8) && b_in_vectors(p, From::Pack::ID != DENSE ? 16 : WIDE ? 4 : 8);
 }
 
 // What a threadgroup does.
@@ -89,7 +89,7 @@ template <class T, class From, class Way, int ROWS, bool WIDE>
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup Shared<typename From::Pack, Way, ROWS> shared;
-  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<From>(p)};
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
   multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
@@ -101,7 +101,7 @@ template <class T, class Way, int ROWS, bool WIDE>
   typedef Weights<T, DENSE, false> From;
   threadgroup Shared<typename From::Pack, Way, ROWS> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
-  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<From>(p)};
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<WIDE, From>(p)};
   multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
@@ -123,8 +123,8 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
   constant MatmulParams& p1 = params.of[1];
   Thread me = {simdgroup, lane};
   if (SWIGLU) {
-    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte, in_vectors<From>(p0)},
-                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors<From>(p1)}};
+    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte, in_vectors<WIDE, From>(p0)},
+                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors<WIDE, From>(p1)}};
     multiply_swiglu<WIDE, From, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
     return;
   }
@@ -135,7 +135,7 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
   // A in place of C, which a fused call has not: has_c is 0.
   // clang-format off
   WeightsAt w = {i == 0 ? values0 : i == 1 ? values1 : values2, i == 0 ? scales0 : i == 1 ? scales1 : scales2,
-                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<From>(p)};
+                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
   Output<T> to = {i == 0 ? D0 : i == 1 ? D1 : D2, A, i == 0 ? bias0 : i == 1 ? bias1 : bias2};
   // clang-format on
   multiply<WIDE, From, Own>(A, w, to, p, group, me, shared);

@@ -6,16 +6,16 @@
 #include "../include/prefetch.h"
 #include "sixteen.h"
 
-// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Where registers do
-// not hold all sums, it takes PART columns at a time, and 256 of k of A become floats once for all of them. Rows that A has not are its
-// last once more.
+// For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Registers
+// hold 16 sums. With more it takes PART columns at a time, and 256 of k of A become floats once for all parts. Rows that A has not are its
+// last once more. LATE: a scale is for a block's sum, not for each weight.
 template <bool WHOLE, class From, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                       thread float4 (&sums)[ROWS][COLS]) {
   typedef typename From::Pack Pack;
   constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && ROWS == 1 && IsSmall<T>::VALUE;
-  constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 ? COLS : 16 / ROWS, BLOCKS = PART == COLS ? 1 : 8;
-  static_assert(COLS % PART == 0, "whole parts of the columns");
+  constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 || COLS % (16 / ROWS) != 0 ? COLS : 16 / ROWS,
+                 BLOCKS = PART == COLS ? 1 : 8;
   Sixteen total[COLS / PART][ROWS][PART], x[ROWS][BLOCKS][2];
   Cursor first[COLS];
 #pragma clang loop unroll(full)

@@ -16,7 +16,7 @@ METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int
   metal::floats_of_bytes(p, shift, mask, flip, offset, x);
   return sixteen_of(x);
 }
-METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }
+METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }                       // a sum with 0 would lose -0
 METAL_FUNC Sixteen multiply_add(Sixteen x, Sixteen y, Sixteen z) { return x * y + z; }  // one rounding: contracted
 // Of 32 every other, from the first or the second on.
 template <int FIRST>

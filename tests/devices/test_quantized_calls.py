@@ -70,6 +70,26 @@ def test_wide_operands_with_rows_that_begin_off_four_bytes(rows: slice, device: 
     check_fused(fused, np.ones((1, 96), np.float32), [q, q, q], None, device)
 
 
+@pytest.mark.parametrize("point", ["r8_l4_c3_tg64", "r3_l8_c7_tg64"])
+def test_points_whose_columns_make_no_whole_parts(point: str, device: metalmm.Device) -> None:
+    """Of rows and columns that no point which ships has: their kernel compiles, what a thread alone would do in it too."""
+    x, w = np.ones((3, 64), np.float16), np.ones((40, 64), np.float16)
+    for out in (
+        metalmm.matmul(f"gemv_nt/{point}", x, w, transpose_b=True, device=device),
+        metalmm.matmul_fused(f"gemv_nt/{point}", x, [w, w], device=device)[1],
+    ):
+        assert (np.asarray(out) == 64).all()
+
+
+def test_more_rows_than_a_fused_call_takes(device: metalmm.Device) -> None:
+    x, w = np.ones((9, 64), np.float16), np.ones((8, 64), np.float16)
+    if device.name == "cpu":
+        assert (metalmm.matmul_fused("auto", x, [w, w], device=device)[0] == 64).all()
+        return
+    with pytest.raises(metalmm.UnsupportedError, match="fused variants take m up to 8: multiply by each matrix apart"):
+        metalmm.matmul_fused("auto", x, [w, w], device=device)
+
+
 def test_weights_are_kept_on_the_device(device: metalmm.Device) -> None:
     q = weights(37, 96, "q8_0")
     on = q.to(device)
