@@ -6,6 +6,7 @@
 #include "../include/prefetch.h"
 #include "sixteen.h"
 
+#ifdef __METALMM_CPU__
 // For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Registers
 // hold 16 sums. With more it takes PART columns at a time, and 256 of k of A become floats once for all parts. Rows that A has not are its
 // last once more. LATE: a scale is for a block's sum, not for each weight.
@@ -70,3 +71,4 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
       for (uint i = 0; i < 16; i += 4) sums[r][c] += float4(t[i], t[i + 1], t[i + 2], t[i + 3]);
     }
 }
+#endif

@@ -1,5 +1,4 @@
-// Sixteen neighbours as float, for devices that run one thread at a time, wide. They are a vector of the compiler's own there. Elsewhere
-// they are an array, for kernels that nobody runs there for speed.
+// Sixteen neighbours as float, for devices that run one thread at a time, wide. They are a vector of the compiler's own.
 #pragma once
 #include <metal_stdlib>
 
@@ -25,38 +24,6 @@ METAL_FUNC Sixteen every_other(Sixteen x, Sixteen y) {
   return __builtin_shufflevector(x, y, F, F + 2, F + 4, F + 6, F + 8, F + 10, F + 12, F + 14, F + 16, F + 18, F + 20, F + 22, F + 24,
                                  F + 26, F + 28, F + 30);
 }
-#else
-struct Sixteen {
-  float of[16];
-  METAL_FUNC float operator[](uint i) const thread { return of[i]; }
-};
-METAL_FUNC Sixteen sixteen_of(const thread float (&x)[16]) {
-  Sixteen all;
-  for (uint i = 0; i < 16; i++) all.of[i] = x[i];
-  return all;
-}
-METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int flip, int offset) {
-  Sixteen all;
-  for (uint i = 0; i < 16; i++) all.of[i] = float(((int(p[i]) >> shift & mask) ^ flip) - offset);
-  return all;
-}
-METAL_FUNC Sixteen all_sixteen(float x) {
-  Sixteen all;
-  for (uint i = 0; i < 16; i++) all.of[i] = x;
-  return all;
-}
-METAL_FUNC Sixteen multiply_add(Sixteen x, Sixteen y, Sixteen z) {
-  for (uint i = 0; i < 16; i++) z.of[i] = metal::fma(x.of[i], y.of[i], z.of[i]);
-  return z;
-}
-template <int FIRST>
-METAL_FUNC Sixteen every_other(Sixteen x, Sixteen y) {
-  Sixteen some;
-  for (uint i = 0; i < 16; i++) some.of[i] = i < 8 ? x.of[2 * i % 16 + FIRST] : y.of[2 * i % 16 + FIRST];
-  return some;
-}
-#endif
-
 // WHOLE: p stands on a vector of 4. They come by way of a matrix, which the CPU device converts eight or sixteen in an instruction; of a
 // loop over halves g++ 12 makes as many conversions.
 template <bool WHOLE, class T>
@@ -70,3 +37,4 @@ METAL_FUNC Sixteen sixteen(const device T* p) {
   }
   return sixteen_of(x);
 }
+#endif

@@ -40,7 +40,8 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
   uint k = begin;
-  if (WIDE) {
+  if (WIDE) {  // device cpu alone
+#ifdef __METALMM_CPU__
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
     if (in_vectors)
@@ -48,6 +49,7 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     else
       add_blocks_of_columns<false, From>(a, b, begin, whole, sums);
     k = whole;
+#endif
   } else if (in_vectors && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
     uint whole = begin + (end - begin) / COUNT * COUNT;
     uint last = metal::min((SPLIT - 1) * slice, of_k), shortest = metal::min(slice, (of_k - last) / COUNT * COUNT);

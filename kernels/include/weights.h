@@ -226,13 +226,15 @@ struct Weights {
     return {bytes_of<FORMAT>(bits[i % 2 * 2], low_byte), bytes_of<FORMAT>(bits[i % 2 * 2 + 1], low_byte)};
   }
 
-  // Sixteen weights of a block, before their scale, for a CPU: the first or the second; of two in a byte those with an even k, or an odd.
+#ifdef __METALMM_CPU__
+  // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd.
   template <bool WHOLE>
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
     if (Packing<FORMAT>::BITS == 4) return sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
     constexpr int SIGN = FORMAT == Q8_0 ? 128 : 0;
     return sixteen_bytes(c.values + 16 * which, 0, 255, SIGN, SIGN);
   }
+#endif
   static METAL_FUNC float scale(Cursor c) { return float(*reinterpret_cast<const device S*>(c.scales)); }
   static METAL_FUNC float bias(Cursor c) { return Packing<FORMAT>::HAS_BIAS ? float(*reinterpret_cast<const device S*>(c.biases)) : 0.0f; }
 
@@ -265,10 +267,12 @@ struct Weights<T, DENSE, CANONICAL> {
   static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint times) {
     return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases, 0};
   }
+#ifdef __METALMM_CPU__
   template <bool WHOLE>
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
     return sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which);
   }
+#endif
   static METAL_FUNC float scale(Cursor) { return 1.0f; }
   static METAL_FUNC float bias(Cursor) { return 0.0f; }
   static METAL_FUNC Piece load(Cursor c) { return {load_octet(reinterpret_cast<const device T*>(c.values))}; }

@@ -1,9 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns,
-and so do one row of A and several, with lanes that share a column and threads that walk alone: each is there with each of these alone. The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id
-has a row at least, so that each pair of tuning parameters that an id has is there. Each of their values is there with each kernel that
-takes it.
+`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns:
+each is there with each of these alone. So are four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
+The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
+tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
 
 from __future__ import annotations
@@ -99,15 +99,9 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
-        return [
-            Row(v, dtype, layout, compiler)
-            for v in itertools.chain.from_iterable(members.values())
-            for dtype in v.types
-            for layout in v.supports["layouts"]
-            for compiler in compilers
-        ]
-    have = set[tuple[Any, ...]]()
-    rows = [row for what, vs in members.items() for row in _product(vs, [quickest] if what.tensor_cores else compilers, have)]
+        return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
+    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
+    rows = [row for what, vs in members.items() for row in _product(vs, by[what], have)]
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
@@ -115,17 +109,18 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             known_ids.add(v)
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
-    for vs in members.values():
-        rows += [_newest([row], have) for row in possible(vs, compilers) if ways_of(row) - have]
+    for what, vs in members.items():
+        for row in possible(vs, by[what]):
+            if ways_of(row) - have:
+                rows.append(_newest([row], have))
     return rows
 
 
 def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
-    """Every instance of these; what tensor cores alone run, of one compiler."""
+    """Every instance of these."""
     for v in vs:
-        for dtype, layout in itertools.product(v.types, v.supports["layouts"]):
-            for compiler in compilers[-1:] if on_tensor_cores(v) else compilers:
-                yield Row(v, dtype, layout, compiler)
+        for dtype, layout, compiler in itertools.product(v.types, v.supports["layouts"], compilers):
+            yield Row(v, dtype, layout, compiler)
 
 
 def _newest(rows: Sequence[Row], have: set[tuple[Any, ...]]) -> Row:

@@ -127,8 +127,8 @@ struct Mma {
     }
   }
 };
-// As above, for the same reasons.
-template <class T> METALMM_ONCE metalmm::abi::Lane* come_to_mma(float4 sum, uint4 a, uint2 b, metalmm::abi::Site site) {
+// What follows stands in for tensor cores, in tests alone: once in a module, and it may switch lanes itself.
+template <class T = half> METALMM_ONCE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
   auto* context = metalmm::fiber::context();
   auto* g = context->group;
   uint lane = context->lane & 31;
@@ -136,13 +136,8 @@ template <class T> METALMM_ONCE metalmm::abi::Lane* come_to_mma(float4 sum, uint
   const uint2 words[] = {a.xy, a.zw, b};
   for (uint i = 0; i < 3; i++)
     for (uint j = 0; j < 2; j++) g->matrices[i][2 * lane + j] = as_type<float>(words[i][static_cast<int>(j)]);
-  return metalmm::fiber::come_to(context, g, lane, &Mma::all<T>, site);
-}
-template <class T = half> METALMM_ONCE float4 mma_16x8x16(float4 sum, uint4 a, uint2 b, METALMM_SITE) {
-  auto* context = metalmm::fiber::context();
-  auto* self = &context->lanes[context->lane];
-  if (auto* to = come_to_mma<T>(sum, a, b, METALMM_SITE_VALUE)) metalmm::fiber::switch_lane(self, to);
-  return metalmm::fiber::slots<float4>(context->group->out)[context->lane & 31];
+  metalmm::fiber::meet(context, g, lane, &Mma::all<T>, METALMM_SITE_VALUE);
+  return metalmm::fiber::slots<float4>(g->out)[lane];
 }
 
 // Four matrices of 16-bit elements: lane i brings where line i % 8 of matrix i / 8 is.
