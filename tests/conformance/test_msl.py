@@ -258,74 +258,11 @@ def test_refraction_is_snells(device: metalmm.Device) -> None:
         np.testing.assert_allclose([bent @ bent, np.sign(bent @ n)], [1, np.sign(i @ n)], atol=2e-6)
 
 
-def test_simd_reductions(device: metalmm.Device) -> None:
-    x = np.random.default_rng(5).integers(-8, 9, N).astype(np.float32)
-    y = np.zeros((8, N), np.float32)
-    run(device, "simd.metal", "reductions", x, y, u32(N), threads=(N,))
-    lanes, quads = x.reshape(-1, 32), x.reshape(-1, 4)
-
-    def each(f: Any, rows: Any) -> Any:
-        return np.repeat(f(rows, axis=1), rows.shape[1])
-
-    inclusive = np.cumsum(lanes, axis=1)
-    expected = [each(np.sum, lanes), each(np.max, lanes), each(np.min, lanes), inclusive.ravel(), (inclusive - lanes).ravel()]
-    expected += [each(np.sum, quads), each(np.max, quads), np.full(N, 32)]
-    np.testing.assert_array_equal(y, expected)
-
-
-def test_simd_shuffles(device: metalmm.Device) -> None:
-    x = np.arange(N, dtype=np.float32)
-    y = np.zeros((11, N), np.float32)
-    run(device, "simd.metal", "shuffles", x, y, u32(N), threads=(N,))
-    i = np.arange(N)
-    lane, base = i % 32, i - i % 32
-    down, up = lane + 4, lane - 4
-    expected = [
-        base + (lane ^ 5),
-        base + (lane ^ 9),
-        base + np.where(lane + 3 < 32, lane + 3, lane),
-        base + np.where(lane >= 3, lane - 3, lane),
-        base + (lane + 5) % 32,
-        base + 17,
-        base,
-        i ^ 1,
-        i - i % 4 + 2,
-        np.where(down < 32, base + down, -1),
-        np.where(up >= 0, base + up, -1),
-    ]
-    np.testing.assert_array_equal(y, expected)
-
-
-def test_votes(device: metalmm.Device) -> None:
-    x = np.array([3] * 32 + [0, 1] * 16, np.uint32)
-    y = np.zeros((6, N), np.uint32)
-    run(device, "simd.metal", "votes", x, y, u32(N), threads=(N,))
-    first, second = np.full(32, 0xFFFFFFFF, np.uint32), np.full(32, 0xAAAAAAAA, np.uint32)
-    np.testing.assert_array_equal(y[0], np.concatenate([first, second]))
-    np.testing.assert_array_equal(y[1], np.ones(N))
-    np.testing.assert_array_equal(y[2], [1] * 32 + [0] * 32)
-    np.testing.assert_array_equal(y[3], ([1] + [0] * 31) * 2)
-    np.testing.assert_array_equal(y[4], np.full(N, 0xFFFFFFFF, np.uint32))
-    np.testing.assert_array_equal(y[5], [3 + 3 * 4] * 32 + [1 * 4] * 32)
-
-
-@not_known_of_apple
-def test_divergent_lanes_meet_among_themselves(device: metalmm.Device) -> None:
-    y = np.zeros(64, np.float32)
-    run(device, "simd.metal", "divergent", y, threads=(64,))
-    lane = np.arange(32)
-    expected = np.where(lane < 10, 45, 29) + 10000.0 * 30
-    # First trip of the loop: the 20 lanes with i % 3 > 0; second: the 10 with i % 3 == 2.
-    expected = expected + np.where(lane % 3 > 0, 100.0 * 20, 0) + np.where(lane % 3 == 2, 100.0 * 10, 0)
-    expected[30:] = 0
-    np.testing.assert_array_equal(y, np.tile(expected, 2))
-
-
 def test_simdgroup_matrix(device: metalmm.Device) -> None:
     rng = np.random.default_rng(6)
     a, b = rng.standard_normal((10, 16)).astype(np.float16), rng.standard_normal((8, 8)).astype(np.float16)
     c, elements = np.zeros((2, 8, 8), np.float32), np.zeros((32, 2), np.float32)
-    run(device, "simd.metal", "matrix", a, b, c, elements, threads=(32,))
+    run(device, "matrix.metal", "matrix", a, b, c, elements, threads=(32,))
     part = a[1:9, 4:12].astype(np.float64)
     expected = 3 * (part @ b.T.astype(np.float64)) + 0.5
     np.testing.assert_allclose(c[0], expected, rtol=1e-5, atol=1e-5)
@@ -388,15 +325,6 @@ def test_positions(device: metalmm.Device) -> None:
         i // 4,
     ]
     np.testing.assert_array_equal(y, np.stack(expected, axis=-1))
-
-
-def test_atomics(device: metalmm.Device) -> None:
-    counts, total, extremes = np.zeros(5, np.uint32), np.zeros(1, np.float32), np.zeros(2, np.int32)
-    counts[4] = 0xFFFFFFFF
-    run(device, "language.metal", "atomics", counts, total, extremes, groups=(64,), threads=(32,))
-    np.testing.assert_array_equal(counts, [512, 512, 512, 512, 0xFFFFFFFF])
-    assert total[0] == 1024
-    np.testing.assert_array_equal(extremes, [2047, -2047])
 
 
 def test_spellings_that_public_kernels_use(device: metalmm.Device) -> None:

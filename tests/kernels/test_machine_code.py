@@ -176,6 +176,8 @@ PARTED = {
     "in one that counts as it likes": ("for (int j = 0; j < 3; j++) { n[i] = simd_sum(n[i]); j += n[i]; }", True),
     "in one to a lane's own number": ("n[i] = to_own(uint(n[i]), i);", True),
     "in one to a constant": ("n[i] = to_four(i);", False),
+    "in one of each lane's, to a constant at most": ("for (int j = 0; j < 4 && j < n[i]; j++) n[i] += simd_sum(1) + j;", True),
+    "beside a function of that name": ("if (i < 3) n[i] = simd_sum(n[i]); n[i] += own::simd_sum(2);", True),
     "in a function": ("while (n[i] > 3) n[i] -= of_all(1u);", True),
     "nowhere": ("if (i < 3) n[i] = 1;", False),
     "beside a branch": ("if (i < 3) n[i] = 1; n[i] = simd_sum(n[i]);", False),
@@ -205,11 +207,14 @@ def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> N
     text = HEAD + f"uint of_all(uint x) {{ return simd_sum(x); }} kernel void k({ARGS}) {{ {body} }}\n"
     text = text.replace("kernel void", "uint to_own(uint n, uint i) { for (uint j = 0; j < n; j++) i = simd_sum(i); return i; }\n"
         "void bump(thread int& j, uint i) { if (i & 1) j++; } uint kernel_part(uint i) { if (i & 1) return 0; return simd_sum(1u); }\n"
+        "namespace own { bool either(uint x, uint y) { return x || y; } } namespace own { uint simd_sum(uint x) { return x; } }\n"
         "uint to_four(uint i) { constexpr uint four = 4; for (uint j = 0; j < four; ++j) i = simd_sum(i); return i; } kernel void", 1)  # fmt: skip
     text = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
     lowered = [cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=converged) for converged in (False, True)]
     assert ["METALMM_MASKS" in x for x in lowered] == [kept, False] == [bool(re.search("fiber::(Scope|Branch|leaves)", x)) for x in lowered]
     assert cuda.build(KernelText(text, "own.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")
+    is_bounded = bool(re.search(r"; j < 4 *; [^;]*j\+\+\)\s*\{ if \(!::metalmm::fiber::goes", lowered[0]))
+    assert is_bounded == ("j < 4 &&" in body), "what compilers unroll by stays in the head"
 
 
 def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

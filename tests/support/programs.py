@@ -330,7 +330,7 @@ class Program:
 
     def loop(self, depth: int) -> tuple[str, Step]:
         """As many times for each thread, or not."""
-        name, is_same, form = f"n{self.loops}", self.rng.random() < 0.4, self.rng.choice(["for", "for", "while", "do"])
+        name, is_same, form = f"n{self.loops}", self.rng.random() < 0.4, self.rng.choice(["for", "bounded", "while", "do"])
         self.loops += 1
         times = Expression("3u", "uint", lambda s: np.full(THREADS, 3, np.uint64))
         if not is_same:
@@ -349,18 +349,19 @@ class Program:
             s.broken, running, turn = np.zeros(THREADS, bool), before.copy(), 0
             while (running := running & ~s.broken & ((s.values[name] < most) | (turn == 0 and form == "do"))).any():
                 s.active, s.gone, turn = running, np.zeros(THREADS, bool), turn + 1
-                if form == "for":
+                if form in ("for", "bounded"):
                     step(s)
                 s.values[name] = s.values[name] + np.where(running, np.uint64(1), np.uint64(0))
-                if form != "for":  # the turns are counted first, where a `continue` does not pass by
+                if form in ("while", "do"):  # the turns are counted first, where a `continue` does not pass by
                     step(s)
             s.active, s.gone, s.broken = before, gone, broken
             del s.values[name]
 
         # The number of times is fixed before the first: the body may change what it is made of.
         head = f"{{ const uint most{name} = {times.text}; "
-        if form == "for":
-            return f"{head}for (uint {name} = 0; {name} < most{name}; {name}++) {{\n{body}}} }}", run
+        if form in ("for", "bounded"):
+            bound = f"{name} < 3 && " * (form == "bounded")
+            return f"{head}for (uint {name} = 0; {bound}{name} < most{name}; {name}++) {{\n{body}}} }}", run
         if form == "while":
             return f"{head}uint {name} = 0; while ({name} < most{name}) {{\n{name}++;\n{body}}} }}", run
         return f"{head}uint {name} = 0; do {{\n{name}++;\n{body}}} while ({name} < most{name}); }}", run

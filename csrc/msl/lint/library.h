@@ -59,6 +59,8 @@ struct strict_atomic<float> {
   T atomic_fetch_xor_explicit(volatile AS atomic<T>*, typename strict_id<T>::type, memory_order o) STRICT_RELAXED(o);
 STRICT_ATOMIC(__global)
 STRICT_ATOMIC(__local)
+void atomic_min_explicit(volatile __global atomic<ulong>*, ulong, memory_order o) STRICT_RELAXED(o);
+void atomic_max_explicit(volatile __global atomic<ulong>*, ulong, memory_order o) STRICT_RELAXED(o);
 
 // Types of simdgroup functions: numbers and their vectors; no structures, no bool.
 template <class T>
@@ -67,57 +69,55 @@ struct strict_simd {
   enum { value = int(strict::is_number<E>::value) && sizeof(E) <= 4 && !strict::same<E, bool>::value };
 };
 #define STRICT_LANE(T) class = typename strict::when<strict_simd<T>::value>::type
-#define STRICT_SIMD1(NAME)           \
+// Of a simdgroup, and of a quad.
+#define STRICT_OF_ONE(NAME)          \
   template <class T, STRICT_LANE(T)> \
-  T NAME(T);
-STRICT_SIMD1(simd_sum)
-STRICT_SIMD1(simd_product)
-STRICT_SIMD1(simd_max)
-STRICT_SIMD1(simd_min)
-STRICT_SIMD1(simd_prefix_inclusive_sum)
-STRICT_SIMD1(simd_prefix_exclusive_sum) STRICT_SIMD1(simd_prefix_inclusive_product) STRICT_SIMD1(simd_prefix_exclusive_product)
-    STRICT_SIMD1(simd_and) STRICT_SIMD1(simd_or) STRICT_SIMD1(simd_xor) STRICT_SIMD1(simd_broadcast_first) STRICT_SIMD1(quad_sum)
-        STRICT_SIMD1(quad_max) STRICT_SIMD1(quad_min) STRICT_SIMD1(quad_broadcast_first)
-#define STRICT_SIMD2(NAME)           \
+  T simd_##NAME(T);                  \
   template <class T, STRICT_LANE(T)> \
-  T NAME(T, ushort);
-            STRICT_SIMD2(simd_broadcast) STRICT_SIMD2(simd_shuffle) STRICT_SIMD2(simd_shuffle_xor) STRICT_SIMD2(simd_shuffle_up)
-                STRICT_SIMD2(simd_shuffle_down) STRICT_SIMD2(simd_shuffle_rotate_up) STRICT_SIMD2(simd_shuffle_rotate_down)
-                    STRICT_SIMD2(quad_broadcast) STRICT_SIMD2(quad_shuffle) STRICT_SIMD2(quad_shuffle_xor) STRICT_SIMD2(quad_shuffle_up)
-                        STRICT_SIMD2(quad_shuffle_down) STRICT_SIMD2(quad_shuffle_rotate_up) STRICT_SIMD2(quad_shuffle_rotate_down) template <class T, STRICT_NUM(T)>
-                        T simd_shuffle_and_fill_up(T, T, ushort, ushort = 32);
-template <class T, STRICT_NUM(T)>
-T simd_shuffle_and_fill_down(T, T, ushort, ushort = 32);
-bool simd_is_first();
-bool simd_is_helper_thread();
-bool simd_all(bool);
-bool simd_any(bool);
-struct simd_vote {
-  typedef ulong vote_t;
-  explicit operator vote_t() const;
-  bool all() const;
-  bool any() const;
-};
-simd_vote simd_ballot(bool);
-simd_vote simd_active_threads_mask();
-template <class T>
-T quad_prefix_inclusive_sum(T);
-template <class T>
-T quad_prefix_exclusive_sum(T);
-template <class T>
-T quad_prefix_inclusive_product(T);
-template <class T>
-T quad_prefix_exclusive_product(T);
-template <class T>
-T quad_product(T);
-template <class T>
-T quad_xor(T);
-template <class T>
-T quad_and(T);
-template <class T>
-T quad_or(T);
-bool quad_all(bool);
-bool quad_any(bool);
+  T quad_##NAME(T)
+#define STRICT_OF_TWO(NAME)          \
+  template <class T, STRICT_LANE(T)> \
+  T simd_##NAME(T, ushort);          \
+  template <class T, STRICT_LANE(T)> \
+  T quad_##NAME(T, ushort)
+#define STRICT_VOTES(GROUP, TYPE, WIDTH)                                       \
+  struct GROUP##_vote {                                                        \
+    typedef TYPE vote_t;                                                       \
+    explicit operator vote_t() const;                                          \
+    bool all() const;                                                          \
+    bool any() const;                                                          \
+  };                                                                           \
+  GROUP##_vote GROUP##_ballot(bool);                                           \
+  GROUP##_vote GROUP##_active_threads_mask();                                  \
+  bool GROUP##_is_first();                                                     \
+  bool GROUP##_is_helper_thread();                                             \
+  bool GROUP##_all(bool);                                                      \
+  bool GROUP##_any(bool);                                                      \
+  template <class T, STRICT_LANE(T)>                                           \
+  T GROUP##_shuffle_and_fill_up(T, T, ushort, ushort = WIDTH);                 \
+  template <class T, STRICT_LANE(T)>                                           \
+  T GROUP##_shuffle_and_fill_down(T, T, ushort, ushort = WIDTH)
+STRICT_OF_ONE(sum);
+STRICT_OF_ONE(product);
+STRICT_OF_ONE(min);
+STRICT_OF_ONE(max);
+STRICT_OF_ONE(and);
+STRICT_OF_ONE(or);
+STRICT_OF_ONE(xor);
+STRICT_OF_ONE(prefix_inclusive_sum);
+STRICT_OF_ONE(prefix_exclusive_sum);
+STRICT_OF_ONE(prefix_inclusive_product);
+STRICT_OF_ONE(prefix_exclusive_product);
+STRICT_OF_ONE(broadcast_first);
+STRICT_OF_TWO(broadcast);
+STRICT_OF_TWO(shuffle);
+STRICT_OF_TWO(shuffle_xor);
+STRICT_OF_TWO(shuffle_up);
+STRICT_OF_TWO(shuffle_down);
+STRICT_OF_TWO(shuffle_rotate_up);
+STRICT_OF_TWO(shuffle_rotate_down);
+STRICT_VOTES(simd, ulong, 32);
+STRICT_VOTES(quad, ushort, 4);
 
 template <class T, int C, int R>
 struct simdgroup_matrix {

@@ -25,7 +25,7 @@ struct source_location {  // the layout that __builtin_source_location asks for
 #endif
 
 namespace metalmm::msl {
-struct First;
+template <abi::u32 Width> struct First;
 }
 
 namespace metalmm::fiber {
@@ -233,7 +233,7 @@ METALMM_INLINE void check_whole(u32 mask) {
 }
 // But where a kernel asks for the first lane: that is one who does not know which are there.
 template <class Op> constexpr bool may_be_few = false;
-template <> inline constexpr bool may_be_few<msl::First> = true;
+template <abi::u32 Width> inline constexpr bool may_be_few<msl::First<Width>> = true;
 
 // The lanes of a simdgroup bring `value` and `arg`, Op computes all results, each lane leaves with its own. A result not
 // yet fetched is safe: its lane has to fetch it before it can bring anything new.

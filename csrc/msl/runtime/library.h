@@ -169,6 +169,8 @@ template <class T> using _atomic = atomic<T>;
 METALMM_FETCH(add, x + y) METALMM_FETCH(sub, x - y) METALMM_FETCH(and, x & y) METALMM_FETCH(or, x | y)
 METALMM_FETCH(xor, x ^ y) METALMM_FETCH(min, x < y ? x : y) METALMM_FETCH(max, x > y ? x : y)
 #undef METALMM_FETCH
+METALMM_INLINE void atomic_min_explicit(volatile atomic<ulong>* object, ulong operand, memory_order o) { atomic_fetch_min_explicit(object, operand, o); }
+METALMM_INLINE void atomic_max_explicit(volatile atomic<ulong>* object, ulong operand, memory_order o) { atomic_fetch_max_explicit(object, operand, o); }
 template <class T, class U> METALMM_ATOMIC void atomic_store_explicit(volatile atomic<T>* object, U desired, memory_order) {
   METALMM_TOUCH(object);
   T d = static_cast<T>(desired);

@@ -28,12 +28,15 @@ struct Gather {
   }
 };
 
-struct First {
+// Of those of each run of Width lanes that are there.
+template <u32 Width> struct First {
   static constexpr bool uses_arg = false;
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
-    T first = in[__builtin_ctz(mask)];
-    for (u32 i = 0; i < 32; i++)
-      if (has(mask, i)) out[i] = first;
+    for (u32 i = 0, first = 0; i < 32; i++) {
+      if (i % Width == 0) first = i;
+      if (has(mask, i)) out[i] = in[first];
+      else if (first == i) first++;
+    }
   }
 };
 
@@ -83,11 +86,12 @@ template <class F, u32 Width> struct Reduce {
   }
 };
 
-template <class F, bool Inclusive> struct Scan {
+template <class F, u32 Width, bool Inclusive> struct Scan {
   static constexpr bool uses_arg = false;
   template <class T> static void run(u32 mask, const T* in, const u32*, T* out) {
-    T sum = F::template identity<T>();
+    T sum{};
     for (u32 i = 0; i < 32; i++) {
+      if (i % Width == 0) sum = F::template identity<T>();
       if (!has(mask, i)) continue;
       T next = F::apply(sum, in[i]);
       out[i] = Inclusive ? next : sum;
@@ -140,23 +144,33 @@ METALMM_INLINE void simdgroup_barrier(mem_flags flags, METALMM_SITE) {
     metalmm::fiber::nothing_to_order();
 }
 
-class simd_vote {
+template <class T, T All> class Vote {
  public:
-  using vote_t = ulong;
-  explicit constexpr simd_vote(vote_t v = 0) : votes_(v) {}
+  using vote_t = T;
+  explicit constexpr Vote(vote_t v = 0) : votes_(v) {}
   explicit constexpr operator vote_t() const { return votes_; }
-  bool all() const { return votes_ == 0xffffffffu; }
+  bool all() const { return votes_ == All; }
   bool any() const { return votes_ != 0; }
 
  private:
   vote_t votes_;
 };
+using simd_vote = Vote<ulong, 0xffffffff>;
+using quad_vote = Vote<ushort, 15>;
 
-METALMM_INLINE simd_vote simd_ballot(bool b, METALMM_SITE) { return simd_vote(metalmm::fiber::exchange<Ballot, uint>(b, 0, METALMM_SITE_VALUE)); }
+METALMM_INLINE uint ballot(bool b, METALMM_SITE) { return metalmm::fiber::exchange<Ballot, uint>(b, 0, METALMM_SITE_VALUE); }
+METALMM_INLINE uint ballot_of_quad(bool b, METALMM_SITE) { return ballot(b, site) >> (simd_lane() & ~3u) & 15; }
+METALMM_INLINE simd_vote simd_ballot(bool b, METALMM_SITE) { return simd_vote(ballot(b, site)); }
+METALMM_INLINE quad_vote quad_ballot(bool b, METALMM_SITE) { return quad_vote(static_cast<ushort>(ballot_of_quad(b, site))); }
 METALMM_INLINE simd_vote simd_active_threads_mask(METALMM_SITE) { return simd_ballot(true, site); }
+METALMM_INLINE quad_vote quad_active_threads_mask(METALMM_SITE) { return quad_ballot(true, site); }
+METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return ballot_of_quad(b, site) != 0; }
+METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return ballot_of_quad(!b, site) == 0; }
+METALMM_INLINE bool quad_is_first(METALMM_SITE) { return metalmm::fiber::exchange<First<4>, uint>(simd_lane(), 0, METALMM_SITE_VALUE) == simd_lane(); }
+METALMM_INLINE bool quad_is_helper_thread() { return false; }
 METALMM_INLINE bool simd_any(bool b, METALMM_SITE) { return simd_ballot(b, site).any(); }
 METALMM_INLINE bool simd_all(bool b, METALMM_SITE) { return !simd_ballot(!b, site).any(); }
-METALMM_INLINE bool simd_is_first(METALMM_SITE) { return metalmm::fiber::exchange<First, uint>(simd_lane(), 0, METALMM_SITE_VALUE) == simd_lane(); }
+METALMM_INLINE bool simd_is_first(METALMM_SITE) { return metalmm::fiber::exchange<First<32>, uint>(simd_lane(), 0, METALMM_SITE_VALUE) == simd_lane(); }
 METALMM_INLINE bool simd_is_helper_thread() { return false; }
 
 #define METALMM_LANE_OP(Op, name, ARG, ...)                                                    \
@@ -174,7 +188,8 @@ METALMM_LANE_OP(Gather, simd_shuffle_down, lane + delta < 32 ? lane + delta : la
 METALMM_LANE_OP(Gather, simd_shuffle_up, lane >= delta ? lane - delta : lane, METALMM_COMMA ushort delta)
 METALMM_LANE_OP(Gather, simd_shuffle_rotate_down, (lane + delta) & 31, METALMM_COMMA ushort delta)
 METALMM_LANE_OP(Gather, simd_shuffle_rotate_up, (lane - delta) & 31, METALMM_COMMA ushort delta)
-METALMM_LANE_OP(First, simd_broadcast_first, 0)
+METALMM_LANE_OP(First<32>, simd_broadcast_first, 0)
+METALMM_LANE_OP(First<4>, quad_broadcast_first, 0)
 METALMM_LANE_OP(Gather, quad_shuffle, (lane & ~3u) | (source & 3u), METALMM_COMMA ushort source)
 METALMM_LANE_OP(Gather, quad_broadcast, (lane & ~3u) | (source & 3u), METALMM_COMMA ushort source)
 METALMM_LANE_OP(Gather, quad_shuffle_xor, lane ^ (mask & 3u), METALMM_COMMA ushort mask)
@@ -187,45 +202,27 @@ METALMM_LANE_OP(Gather, quad_shuffle_rotate_up, (lane & ~3u) | ((lane - delta) &
   METALMM_LANE_OP(METALMM_BARE(Reduce<F, 4>), quad_##name, 0)
 METALMM_REDUCTION(Add, sum) METALMM_REDUCTION(Multiply, product) METALMM_REDUCTION(Min, min) METALMM_REDUCTION(Max, max)
 METALMM_REDUCTION(And, and) METALMM_REDUCTION(Or, or) METALMM_REDUCTION(Xor, xor)
-METALMM_LANE_OP(METALMM_BARE(Scan<Add, true>), simd_prefix_inclusive_sum, 0)
-METALMM_LANE_OP(METALMM_BARE(Scan<Add, false>), simd_prefix_exclusive_sum, 0)
-METALMM_LANE_OP(METALMM_BARE(Scan<Multiply, true>), simd_prefix_inclusive_product, 0)
-METALMM_LANE_OP(METALMM_BARE(Scan<Multiply, false>), simd_prefix_exclusive_product, 0)
+#define METALMM_PREFIX(F, Inclusive, name)                                       \
+  METALMM_LANE_OP(METALMM_BARE(Scan<F, 32, Inclusive>), simd_prefix_##name, 0) \
+  METALMM_LANE_OP(METALMM_BARE(Scan<F, 4, Inclusive>), quad_prefix_##name, 0)
+METALMM_PREFIX(Add, true, inclusive_sum) METALMM_PREFIX(Add, false, exclusive_sum)
+METALMM_PREFIX(Multiply, true, inclusive_product) METALMM_PREFIX(Multiply, false, exclusive_product)
+#undef METALMM_PREFIX
 #undef METALMM_REDUCTION
 #undef METALMM_LANE_OP
 #undef METALMM_COMMA
 
-#define METALMM_FILL(name, direction)                                                                  \
+#define METALMM_FILL(name, direction, width)                                                           \
   template <class A, class B, class V = not_void<value_t<A>>>                                           \
-  METALMM_INLINE V name(const A& data, const B& filling, ushort delta, ushort modulo = 32, METALMM_SITE) { \
+  METALMM_INLINE V name(const A& data, const B& filling, ushort delta, ushort modulo = width, METALMM_SITE) { \
     Pair<V> pair{V(data), V(filling)};                                                                 \
     return metalmm::fiber::exchange<Fill<direction>, Pair<V>, V>(pair, delta | static_cast<uint>(modulo) << 8, METALMM_SITE_VALUE); \
   }
-METALMM_FILL(simd_shuffle_and_fill_down, 1)
-METALMM_FILL(simd_shuffle_and_fill_up, -1)
+METALMM_FILL(simd_shuffle_and_fill_down, 1, 32)
+METALMM_FILL(simd_shuffle_and_fill_up, -1, 32)
+METALMM_FILL(quad_shuffle_and_fill_down, 1, 4)
+METALMM_FILL(quad_shuffle_and_fill_up, -1, 4)
 #undef METALMM_FILL
-
-#define METALMM_QUAD(name, ...)                                                              \
-  template <class A, class V = not_void<value_t<A>>>                                           \
-  METALMM_INLINE V name(const A& data, METALMM_SITE) {                                         \
-    V v = data, result = v;                                                                    \
-    uint lane = simd_lane() & 3;                                                               \
-    (void)lane;                                                                                \
-    for (ushort other = 0; other < 4; other++) {                                               \
-      V theirs = quad_broadcast(v, other, site);                                               \
-      __VA_ARGS__;                                                                             \
-    }                                                                                          \
-    return result;                                                                             \
-  }
-METALMM_QUAD(quad_broadcast_first, if (other == 0) result = theirs)
-METALMM_QUAD(quad_prefix_inclusive_sum, result = other == 0 ? theirs : other <= lane ? static_cast<V>(result + theirs) : result)
-METALMM_QUAD(quad_prefix_exclusive_sum, result = other == 0 ? V(0) : result; if (other < lane) result = static_cast<V>(result + theirs))
-METALMM_QUAD(quad_prefix_inclusive_product, result = other == 0 ? theirs : other <= lane ? static_cast<V>(result * theirs) : result)
-METALMM_QUAD(quad_prefix_exclusive_product, result = other == 0 ? V(1) : result; if (other < lane) result = static_cast<V>(result * theirs))
-#undef METALMM_QUAD
-
-METALMM_INLINE bool quad_any(bool b, METALMM_SITE) { return quad_or(static_cast<uint>(b), site) != 0; }
-METALMM_INLINE bool quad_all(bool b, METALMM_SITE) { return quad_and(static_cast<uint>(b), site) != 0; }
 
 // Where an element of an 8 x 8 matrix is on Apple's GPUs: a lane holds two neighbours of one row.
 METALMM_INLINE uint metal_row(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
@@ -284,10 +281,10 @@ METALMM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 
 }
 }  // namespace metalmm::msl::library
 
-#define METALMM_SIMD_NAMES(X) X(make_filled_simdgroup_matrix) X(quad_all) X(quad_and) X(quad_any) X(quad_broadcast) \
-  X(quad_broadcast_first) X(quad_max) X(quad_min) X(quad_or) X(quad_prefix_exclusive_product) X(quad_prefix_exclusive_sum) \
-  X(quad_prefix_inclusive_product) X(quad_prefix_inclusive_sum) X(quad_product) X(quad_shuffle) X(quad_shuffle_down) \
-  X(quad_shuffle_rotate_down) X(quad_shuffle_rotate_up) X(quad_shuffle_up) X(quad_shuffle_xor) X(quad_sum) X(quad_xor) \
+#define METALMM_SIMD_NAMES(X) X(make_filled_simdgroup_matrix) X(quad_active_threads_mask) X(quad_all) X(quad_and) X(quad_any) \
+  X(quad_ballot) X(quad_broadcast) X(quad_broadcast_first) X(quad_is_first) X(quad_is_helper_thread) X(quad_max) X(quad_min) X(quad_or) X(quad_prefix_exclusive_product) X(quad_prefix_exclusive_sum) \
+  X(quad_prefix_inclusive_product) X(quad_prefix_inclusive_sum) X(quad_product) X(quad_shuffle) X(quad_shuffle_and_fill_down) X(quad_shuffle_and_fill_up) X(quad_shuffle_down) \
+  X(quad_shuffle_rotate_down) X(quad_shuffle_rotate_up) X(quad_shuffle_up) X(quad_shuffle_xor) X(quad_sum) X(quad_vote) X(quad_xor) \
   X(simd_active_threads_mask) X(simd_all) X(simd_and) X(simd_any) X(simd_ballot) X(simd_broadcast) X(simd_broadcast_first) \
   X(simd_is_first) X(simd_is_helper_thread) X(simd_max) X(simd_min) X(simd_or) X(simd_prefix_exclusive_product) \
   X(simd_prefix_exclusive_sum) X(simd_prefix_inclusive_product) X(simd_prefix_inclusive_sum) X(simd_product) X(simd_shuffle) \

@@ -16,7 +16,7 @@ _AMONG_LANES = re.compile(
 _SEVERAL_WAYS = {"&&", "||", "?", "and", "or"}
 _LEAVES = {"break", "continue", "return"}
 _NUMBERS = {"int", "uint", "short", "ushort", "size_t"}
-_ASSIGNS = {"=", "+", "-", "++", "--", *(f"{op}=" for op in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"))}  # + +: may be ++
+_ASSIGNS = {"=", "++", "--", *(f"{op}=" for op in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"))}
 
 
 class ControlFlow:
@@ -66,6 +66,7 @@ class ControlFlow:
             among |= self._that_call(re.compile("threadgroup_barrier"))
         called = [j for j, t in enumerate(tokens) if t.kind == "name" and t.text in among and tokens[j + 1].text in ("(", "<")]
         bodies = [d for d in reachable if d.body >= 0 and any(d.body < j < d.end for j in called)]
+        called = [j for j in called if any(d.body < j < d.end for d in bodies)]  # no function's own name
         if any(not d.is_function or self._has_lambda(d.body, d.end) for d in bodies) or self._has_hidden_calls(among):
             return False
         if any(not _SEVERAL_WAYS.isdisjoint(self._words_before(j)) for j in called):
@@ -78,7 +79,7 @@ class ControlFlow:
             leaves = word in ("if", "switch") and "continue" in words and self._innermost(loops, i)
             leaves |= word == "if" and "break" in words and self._innermost(loops | of_break, i)
             needed = "return" in words or leaves or any(i < j < end for j in called)
-            if word == "for" and not stops and words.isdisjoint(_LEAVES) and self._goes_alike(i):
+            if word == "for" and not stops and words.isdisjoint(_LEAVES) and tokens[self._alike_until(i)].text == ";":
                 needed = False
             if word in ("for", "while", "do"):
                 loops[i, end] = needed
@@ -141,13 +142,19 @@ class ControlFlow:
             return around(
                 first + 1, last, "::metalmm::fiber::chosen((", f"), [&](auto metalmm_x) {{ return {self._place_of_case(i, end)}; }})"
             )
-        goes = "::metalmm::msl::goes_on() && (" if stops else "("
-        if last > first + 1:
+        goes, begins = "::metalmm::msl::goes_on() && (" if stops else "(", ""
+        if word == "for" and tokens[until := self._alike_until(i)].text == "&&":  # in the head is what a compiler unrolls by
+            begins = f"if (!::metalmm::fiber::goes({goes}{self.program.join((until + 1, last))}))) break; "
+            self.source.blank(until, last)
+        elif last > first + 1:
             around(first + 1, last, f"::metalmm::fiber::goes({goes}", "))")
         elif stops:
             self._before[last] = self._before.get(last, "") + "::metalmm::fiber::goes(::metalmm::msl::goes_on())"
         return around(
-            body, self._statement_end(body), f" {{ ::metalmm::fiber::Scope<{parts}> metalmm_turn; ", " metalmm_turn.stays = true; }"
+            body,
+            self._statement_end(body),
+            f" {{ {begins}::metalmm::fiber::Scope<{parts}> metalmm_turn; ",
+            " metalmm_turn.stays = true; }",
         )
 
     def _place_of_case(self, i: int, end: int) -> str:
@@ -188,27 +195,35 @@ class ControlFlow:
         for i, text in self._behind.items():
             self.source.tokens[i].text += text
 
-    def _goes_alike(self, i: int) -> bool:
-        """Whether lanes go round the `for` at i as often, as its head shows: from a constant to a constant, by one."""
+    def _alike_until(self, i: int) -> int:
+        """Lanes go round the `for` at i as often, as its head shows: from a constant to a constant, by one. Returns the `;` behind that, or
+        an `&&` with what else they ask. i where it shows no such thing."""
         tokens, close = self.source.tokens, self.source.matching(i + 1)
+        places = [j for j in range(i + 2, close) if tokens[j].text]
         head = re.fullmatch(
-            r"(\w+) (\w+) = (\w+) ; \2 < (\w+) ; (?:\+ ?\+ \2|\2 \+ ?\+)", " ".join(t.text for t in tokens[i + 2 : close] if t.text)
+            r"(\w+) (\w+) = (\w+) ; \2 < (\w+) (?:&& (?:(?!or )[^;|?,=])+)?; (?:\+ ?\+ \2|\2 \+ ?\+)",
+            " ".join(tokens[j].text for j in places),
         )
         if not head or head[1] not in _NUMBERS:
-            return False
+            return i
         headers = [(j, self.source.angle_end(j + 1)) for j, t in enumerate(tokens) if t.text == "template" and tokens[j + 1].text == "<"]
         declared = dict[str, bool]()  # whether what a name is given is always a constant
         for j, t in enumerate(tokens[:-1]):
             is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
-            if t.kind == "name" and (is_new or (tokens[j + 1].text in _ASSIGNS and tokens[j + 1].text not in ("+", "-"))):
+            if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS):
                 known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
                 declared[t.text] = declared.get(t.text, True) and known
+        second = max(j for j in places if tokens[j].text == ";")
         is_set = any(
-            tokens[j + 1].text in _ASSIGNS or tokens[j - 1].text in ("++", "--", "+", "-", "&") or self._is_given_away(j, close)
-            for j in range(close, self._statement_end(close + 1))
+            tokens[j + 1].text in _ASSIGNS
+            or tokens[j - 1].text in ("++", "--", "&")
+            or any(tokens[x].text == tokens[x + 1].text in ("+", "-") for x in (j - 2, j + 1))  # two tokens
+            or self._is_given_away(j, close)
+            for j in (*range(places[8], second), *range(close, self._statement_end(close + 1)))
             if tokens[j].text == head[2]
         )
-        return not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
+        is_alike = not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
+        return places[8] if is_alike else i
 
     def _is_given_away(self, j: int, least: int) -> bool:
         """Whether token j may be an argument of a function of the program that takes a reference."""

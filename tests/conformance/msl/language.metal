@@ -95,19 +95,6 @@ kernel void positions(device uint* y, ushort3 p [[thread_position_in_grid]], uin
   row[11] = quad;
 }
 
-kernel void atomics(device atomic_uint* counts, device atomic_float* sum, device atomic_int* extremes, uint i [[thread_position_in_grid]]) {
-  atomic_fetch_add_explicit(&counts[i % 4], 1u, memory_order_relaxed);
-  atomic_fetch_add_explicit(sum, 0.5f, memory_order_relaxed);
-  atomic_fetch_max_explicit(&extremes[0], int(i), memory_order_relaxed);
-  atomic_fetch_min_explicit(&extremes[1], -int(i), memory_order_relaxed);
-  threadgroup atomic_uint local;
-  if (i % 32 == 0) atomic_store_explicit(&local, 0u, memory_order_relaxed);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  atomic_fetch_or_explicit(&local, 1u << (i % 32), memory_order_relaxed);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (i % 32 == 0) atomic_fetch_and_explicit(&counts[4], atomic_load_explicit(&local, memory_order_relaxed), memory_order_relaxed);
-}
-
 // Names that the runtime uses for itself belong to kernels too.
 constant uint width = 3;
 constant float value = 0.1;  // a float: MSL has no double

@@ -10,10 +10,10 @@ namespace metalmm::msl {
 // What an operation of simd.h does with what the lanes bring: see there. Here each is a few shuffles.
 struct Nothing;
 struct Gather;
-struct First;
+template <abi::u32 Width> struct First;
 struct Ballot;
 template <class F, abi::u32 Width> struct Reduce;
-template <class F, bool Inclusive> struct Scan;
+template <class F, abi::u32 Width, bool Inclusive> struct Scan;
 template <int Direction> struct Fill;
 template <class T> struct Pair;
 #ifdef METALMM_MASKS
@@ -106,10 +106,10 @@ template <> struct Exchange<msl::Gather> {
   }
 };
 // Who asks for the first lane does not know which are there: in a kernel of ours as in any.
-template <> struct Exchange<msl::First> {
+template <u32 Width> struct Exchange<msl::First<Width>> {
   template <class T> static METALMM_INLINE T run(u32, const T& value, u32) {
-    u32 mask = together();
-    return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(mask)) - 1));
+    u32 mask = together(), near = Width == 32 ? mask : mask & ((1u << Width % 32) - 1) << (lane() & ~(Width - 1));
+    return shuffle(mask, value, static_cast<u32>(__ffs(static_cast<int>(near)) - 1));
   }
 };
 template <> struct Exchange<msl::Nothing> {
@@ -142,10 +142,11 @@ template <class F, u32 Width> struct Exchange<msl::Reduce<F, Width>> {
     return sum;
   }
 };
-template <class F, bool Inclusive> struct Exchange<msl::Scan<F, Inclusive>> {
+template <class F, u32 Width, bool Inclusive> struct Exchange<msl::Scan<F, Width, Inclusive>> {
   template <class T> static METALMM_INLINE T run(u32 mask, const T& value, u32) {
-    T sum = F::template identity<T>(), result = sum;
+    T sum{}, result{};
     for (u32 i = 0; i < 32; i++) {
+      if (i % Width == 0) sum = F::template identity<T>();
       if (!(mask >> i & 1)) continue;
       T next = F::apply(sum, shuffle(mask, value, i));
       if (i == lane()) result = Inclusive ? next : sum;
