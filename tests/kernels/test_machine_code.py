@@ -178,6 +178,7 @@ PARTED = {
     "in one to a constant": ("n[i] = to_four(i);", False),
     "in one of each lane's, to a constant at most": ("for (int j = 0; j < 4 && j < n[i]; j++) n[i] += simd_sum(1) + j;", True),
     "beside a function of that name": ("if (i < 3) n[i] = simd_sum(n[i]); n[i] += own::simd_sum(2);", True),
+    "whose result is a vote": ("if (i < 3) n[i] = int(ulong(simd_vote::vote_t(simd_ballot(n[i] > 1))));", True),
     "in a function": ("while (n[i] > 3) n[i] -= of_all(1u);", True),
     "nowhere": ("if (i < 3) n[i] = 1;", False),
     "beside a branch": ("if (i < 3) n[i] = 1; n[i] = simd_sum(n[i]);", False),
@@ -215,6 +216,18 @@ def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> N
     assert cuda.build(KernelText(text, "own.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")
     is_bounded = bool(re.search(r"; j < 4 *; [^;]*j\+\+\)\s*\{ if \(!::metalmm::fiber::goes", lowered[0]))
     assert is_bounded == ("j < 4 &&" in body), "what compilers unroll by stays in the head"
+
+
+def test_a_word_of_a_class_that_is_aligned_less_comes_in_parts() -> None:
+    """As Apple's GPUs load it; as one it is a fault here, that ends the context."""
+    text = HEAD + "struct B { half d; uchar qh[4], qs[16]; }; struct P { device const float* p; };\n" + (
+        "kernel void k(device const B* b, device uint* y, device float* f) { device const B* x = b + 1; device const B& r = b[2]; P s{f};"
+        " y[0] = *((device const uint*)x->qh); y[1] = ((device const uint *)r.qs)[1]; f[0] = ((device const float*)s.p)[3]; }\n"
+    )  # fmt: skip
+    source = KernelText(metalmm.compiler.preprocess(text, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
+    lowered = cuda.cxx.lower(source.text, "k", {}, compiler="nvrtc")
+    ptx = nvrtc.find().ptx(lowered, source.name, cuda.options(90, source, stops=False)).decode()
+    assert re.findall(r"ld\.global[.\w]*\.([uf]\d+)", ptx) == ["u16"] * 4 + ["f32"]
 
 
 def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

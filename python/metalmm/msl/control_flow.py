@@ -10,7 +10,7 @@ from .tokens import OPEN
 
 # Of a simdgroup's lanes. Not every name that begins so: kernels call a lane's number simd_lane.
 _AMONG_LANES = re.compile(
-    r"(simd|quad)_(sum|product|max|min|and|or|xor|all|any|ballot|vote|is_first|active_threads_mask|broadcast\w*|shuffle\w*|prefix\w*)$"
+    r"(simd|quad)_(sum|product|max|min|and|or|xor|all|any|ballot|is_first|active_threads_mask|broadcast\w*|shuffle\w*|prefix\w*)$"
     r"|simdgroup_(barrier|multiply\w*|load|store)$"
 )
 _SEVERAL_WAYS = {"&&", "||", "?", "and", "or"}

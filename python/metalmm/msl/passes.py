@@ -270,6 +270,25 @@ class Passes:
             return self._constant_text(i)
         return "" if text in ("device", "thread", "threadgroup") else text
 
+    def words_of_members(self) -> None:
+        """`*(device const uint*)x->bytes`, where x's class is aligned to less than a uint is: csrc/msl/runtime/cuda/builtins.h."""
+        tokens = self.source.tokens
+        for i, token in enumerate(tokens):
+            close = self.source.matching(i) if token.text == "(" else i
+            *words, kind, star = [t.text for t in tokens[i + 1 : close]] if 4 <= close - i <= 6 else ["", ""]
+            if (
+                star != "*"
+                or not {"const", "constant"} & {*words}
+                or not {*words} <= {"device", "constant", "threadgroup", "thread", "const"}
+                or close + 4 >= len(tokens)
+            ):
+                continue
+            x, arrow, member, after = tokens[close + 1 : close + 5]
+            if x.kind == member.kind == "name" and arrow.text in ("->", ".") and after.text not in ("(", "[", "->", ".", "::"):
+                self.source.blank(i, close + 1)
+                token.text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
+                member.text += ")"
+
     def address_spaces(self) -> None:
         for i in range(len(self.source.tokens)):
             self._erase_space(i)

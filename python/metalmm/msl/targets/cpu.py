@@ -78,6 +78,8 @@ class CpuTarget:
             self.passes.conversions()
         if compiler == "nvrtc":
             self.passes.library_specializations()
+            if not converged:
+                self.passes.words_of_members()
         self.passes.constant_vectors()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()

@@ -1,49 +1,19 @@
-#!/usr/bin/env python3
-"""Kernels of MLX with numbers, against NumPy: how many of them are right on a device.
-
-    python tests/nightly/mlx_numbers.py [--device cpu] [--mirror FOLDER | --root MLX] [--part 1/1]
-
-METALMM_CXX chooses device cpu's compiler. corpora.toml has MLX's commit, and how many are right. Exit status 1 where one is not.
-"""
+"""Kernels of MLX with numbers, as MLX launches them."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
-import sys
-import tempfile
-import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import metalmm
 import numpy as np
-from corpora import HERE, checked_out
+from corpora_numbers import Case, numbers
 
 TYPES = {"float32": np.float32, "float16": np.float16}
 KINDS = {"float32": "float", "float16": "float16_t"}  # as MLX has it in some names
 NOTHING = np.zeros(1, np.int64)
-
-
-@dataclass
-class Case:
-    """A kernel of a file, with its arguments; the one at `out` is its result, which `expected` is compared with to `close` of the largest."""
-
-    file: str
-    kernel: str
-    arguments: Sequence[Any]
-    launch: dict[str, Any]
-    out: int
-    expected: Any
-    close: float
-    constants: dict[str | int, Any] = field(default_factory=dict)
-
-
-def numbers(*shape: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def close_to(name: str) -> float:
@@ -144,38 +114,9 @@ def attention() -> Iterator[Case]:
             yield Case("scaled_dot_product_attention.metal", kernel, arguments, launch, 3, expected, 4 * close_to(name), constants)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default=os.environ.get("METALMM_DEVICE", "cpu"))
-    parser.add_argument("--mirror", type=Path)
-    parser.add_argument("--root", type=Path, help="MLX, as it lies there")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth case, from the Ith on: NVRTC takes some seconds for each")
-    args = parser.parse_args()
-    first, step = map(int, args.part.split("/"))
-    os.environ["METALMM_LINT"] = "0"
-    corpus = tomllib.loads((HERE / "corpora.toml").read_text())["mlx"]
-    right, count = 0, 0
-    with tempfile.TemporaryDirectory() as folder, metalmm.Device(args.device) as device:
-        root, libraries = args.root or checked_out(corpus, args.mirror, Path(folder)), dict[str, Any]()
-        for case in [case for make in (elementwise, along_rows, products, attention) for case in make()][first - 1 :: step]:
-            count += 1
-            path = root / "mlx/backend/metal/kernels" / case.file
-            case.arguments[case.out].fill(np.nan)  # cases share it
-            try:
-                if case.file not in libraries:
-                    libraries[case.file] = device.compile(path, (root,))
-                libraries[case.file].kernel(case.kernel, case.constants)(dict(enumerate(case.arguments)), **case.launch)
-            except (metalmm.Error, ValueError, TypeError) as error:
-                print(f"{case.file} {case.kernel}: {str(error)[:300]}", flush=True)
-                continue
-            out = case.arguments[case.out].astype(np.float64).reshape(case.expected.shape)
-            off = np.abs(out - case.expected).max() / max(np.abs(case.expected).max(), 1e-9)
-            right += bool(off <= case.close)
-            if not off <= case.close:
-                print(f"{case.file} {case.kernel}: off by {off:.2g} of the largest; {case.close:g} is allowed", flush=True)
-    print(f"mlx on device {args.device}: {right} of {count} cases are right")
-    return right != count
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def cases(root: Path) -> Iterator[Case]:
+    """root: MLX's folder."""
+    for make in (elementwise, along_rows, products, attention):
+        for case in make():
+            case.file = f"mlx/backend/metal/kernels/{case.file}"
+            yield case
