@@ -549,6 +549,9 @@ def test_what_no_other_test_asks_for(device: metalmm.Device) -> None:
         "numeric_limits<float>::denorm_min() == 0x1p-149f && isnan(numeric_limits<float>::quiet_NaN())": 1,
         "is_convertible_v<int, float> && !is_convertible_v<float*, float>": 1,
         "own.at[1] + own.at.size()": 5,
+        "(own.at[2] = 4) + 0 * third(own)": 4,
+        "second(packed_float3(x[1], x[2], x[3]))": 2,
+        "float(integral_constant<int, 3>() + is_same<int, int>())": 4,
     }
     places = {
         "v.xy -= float2(x[1]);": 8,
@@ -563,15 +566,16 @@ def test_what_no_other_test_asks_for(device: metalmm.Device) -> None:
         shown = "p.x" if code.startswith("p") else "w.x" if code.startswith("w") else "v.x"
         body += f"{{ float4 v(9); packed_float3 p(3); uint4 w(3); {code} y[{i}] = {shown}; }}\n"
     source = HEAD + (
-        "struct Own { array<float, 3> at; };\n"
+        "struct Own { array<float, 3> at; }; float third(const thread Own& own) { return own.at[2]; }\n"
+        "float second(const thread packed_float3& p) { return p[1]; }\n"
         f"kernel void k(device float* y [[buffer(0)]], constant float* x [[buffer(1)]], device atomic_uint* a [[buffer(2)]]) {{\n"
         f"Own own = {{{{1, x[2], 3}}}};\n{body}"
         "atomic_fetch_sub_explicit(a, 3u, memory_order_relaxed); atomic_fetch_xor_explicit(a + 1, 5u, memory_order_relaxed);\n"
-        "y[31] = atomic_exchange_explicit(a + 2, 9u, memory_order_relaxed);\n"
+        "y[40] = atomic_exchange_explicit(a + 2, 9u, memory_order_relaxed);\n"
         "threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup); }"
     )
-    y, a = np.zeros(32, np.float32), np.array([10, 12, 7], np.uint32)
+    y, a = np.zeros(41, np.float32), np.array([10, 12, 7], np.uint32)
     device.compile(source).kernel("k")(y, np.arange(4, dtype=np.float32), a, grid=1, threadgroup=1)
     expected = [*cases.values(), *places.values(), *whole.values()]
     np.testing.assert_array_equal(y[: len(expected)], expected)
-    assert y[31] == 7 and a.tolist() == [7, 9, 9]
+    assert y[40] == 7 and a.tolist() == [7, 9, 9]

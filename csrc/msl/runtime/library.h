@@ -72,6 +72,7 @@ METALMM_PREDICATE(is_trivially_copyable, __is_trivially_copyable(T))
 template <class T> struct is_pointer : false_type {};
 template <class T> struct is_pointer<T*> : true_type {};
 template <class T> constexpr bool is_pointer_v = is_pointer<T>::value;
+template <class A, class B> struct is_same : bool_constant<metalmm::msl::is_same<A, B>::value> {};
 template <class A, class B> constexpr bool is_same_v = metalmm::msl::is_same<A, B>::value;
 template <class B, class D> struct is_base_of : bool_constant<__is_base_of(B, D)> {};
 template <class B, class D> constexpr bool is_base_of_v = is_base_of<B, D>::value;

@@ -396,7 +396,6 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
 namespace metal {
 METALMM_MATH_NAMES(METALMM_EXPORT)
 using ::metalmm::msl::vec, ::metalmm::msl::matrix, ::metalmm::msl::enable_if, ::metalmm::msl::enable_if_t, ::metalmm::msl::conditional;
-using ::metalmm::msl::is_same;
 namespace fast { METALMM_MATH_NAMES(METALMM_EXPORT) }
 namespace precise { METALMM_MATH_NAMES(METALMM_EXPORT) }
 }  // namespace metal
