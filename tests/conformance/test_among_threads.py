@@ -328,3 +328,54 @@ def test_a_fence_orders_what_a_flag_says(device: metalmm.Device) -> None:
     data, flag, bad = np.zeros(2048, np.uint32), np.zeros(32, np.uint32), np.zeros(32, np.uint32)
     device.compile(source).kernel("k")(data, flag, bad, threads=64, threadgroup=32)
     assert flag.all() and not bad.any()
+
+
+# Of a load or a store: elements of a row, where the matrix begins in it, whether it is transposed; in a place of 10 rows of 24.
+PLACES = [(8, (0, 0), False), (24, (0, 0), False), (24, (13, 1), False), (24, (5, 2), True), (8, (0, 0), True), (20, (3, 0), False)]
+
+
+@pytest.mark.usefixtures("each_compiler")
+@pytest.mark.parametrize("memory", ["device", "threadgroup"])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_matrices_of_a_simdgroup(kind: str, memory: str, device: metalmm.Device) -> None:
+    """Each is loaded from a place and stored plainly, and the other way; then products and those that are made of a number."""
+    made = [
+        "x * z",
+        f"make_filled_simdgroup_matrix<{kind}, 8, 8>({kind}(3))",
+        f"make_diagonal_simdgroup_matrix<{kind}, 8, 8>({kind}(2))",
+        f"simdgroup_{kind}8x8({kind}(5))",
+    ]
+    body = ""
+    for i, (row, (column, line), transposed) in enumerate(PLACES):
+        place = f"{row}, ulong2({column}, {line}), {str(transposed).lower()}"
+        body += (
+            f"{{ M m; simdgroup_load(m, from, {place}); simdgroup_store(m, y + {64 * i}); simdgroup_store(x, to + {240 * i}, {place}); }}\n"
+        )
+    for i, code in enumerate(made, len(PLACES)):
+        body += f"{{ M m = {code}; simdgroup_store(m, y + {64 * i}); }}\n"
+    i = 64 * (len(PLACES) + len(made))
+    body += f"{{ M m; simdgroup_multiply(m, x, z); simdgroup_store(m, y + {i}); simdgroup_multiply_accumulate(m, z, x, m); simdgroup_store(m, y + {i + 64});\n"
+    body += f"y[{i + 128} + 2 * lane] = x.thread_elements()[0]; y[{i + 129} + 2 * lane] = x.thread_elements()[1]; }}\n"
+    count, room = len(PLACES) + len(made) + 3, 240 * len(PLACES)
+    first, last = "device const T* from = a; device T* to = b;", ""
+    if memory == "threadgroup":
+        first = f"threadgroup T from[240], to[{room}]; for (uint i = lane; i < {room}; i += 32) {{ to[i] = b[i]; if (i < 240) from[i] = a[i]; }}\n"
+        first += "simdgroup_barrier(mem_flags::mem_threadgroup);"
+        last = f"simdgroup_barrier(mem_flags::mem_threadgroup); for (uint i = lane; i < {room}; i += 32) b[i] = to[i];"
+    arguments = f"device const {kind}* a, device {kind}* b, device {kind}* y, uint lane [[thread_index_in_simdgroup]]"
+    source = f"{HEAD}#include <metal_simdgroup_matrix>\nkernel void k({arguments}) {{ typedef {kind} T; typedef simdgroup_{kind}8x8 M;\n{first}\n"
+    source += f"M x, z; simdgroup_load(x, a); simdgroup_load(z, a + 100, 8);\n{body}{last} }}\n"
+    a = np.random.default_rng(7).integers(-3, 4, 240)
+    b, y = np.full((len(PLACES), 240), 9, FLOATS[kind]), np.zeros((count, 64), FLOATS[kind])
+    device.compile(source).kernel("k")(a.astype(FLOATS[kind]), b, y, threads=32, threadgroup=32)
+    x, z, expected = a[:64].reshape(8, 8), a[100:164].reshape(8, 8), list[Any]()
+    for i, (row, (column, line), transposed) in enumerate(PLACES):
+        at = row * (line + np.arange(8)[:, None]) + column + np.arange(8)
+        expected.append(a[at.T if transposed else at])
+        want = np.full(240, 9)
+        want[at.T if transposed else at] = x
+        np.testing.assert_array_equal(b[i].astype(int), want, err_msg=f"stored: {PLACES[i]}")
+    lanes = [((lane // 4 & 4) + lane // 2 % 4, (lane // 4 & 2) * 2 + lane % 2 * 2 + j) for lane in LANES for j in range(2)]
+    expected += [x @ z, np.full((8, 8), 3), 2 * np.eye(8), 5 * np.eye(8), x @ z, z @ x + x @ z, [x[place] for place in lanes]]
+    for want, got, what in zip(expected, y.astype(int), [*PLACES, *made, "product", "with a sum", "elements"], strict=True):
+        np.testing.assert_array_equal(got, np.ravel(want), err_msg=str(what))

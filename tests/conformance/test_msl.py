@@ -258,20 +258,6 @@ def test_refraction_is_snells(device: metalmm.Device) -> None:
         np.testing.assert_allclose([bent @ bent, np.sign(bent @ n)], [1, np.sign(i @ n)], atol=2e-6)
 
 
-def test_simdgroup_matrix(device: metalmm.Device) -> None:
-    rng = np.random.default_rng(6)
-    a, b = rng.standard_normal((10, 16)).astype(np.float16), rng.standard_normal((8, 8)).astype(np.float16)
-    c, elements = np.zeros((2, 8, 8), np.float32), np.zeros((32, 2), np.float32)
-    run(device, "matrix.metal", "matrix", a, b, c, elements, threads=(32,))
-    part = a[1:9, 4:12].astype(np.float64)
-    expected = 3 * (part @ b.T.astype(np.float64)) + 0.5
-    np.testing.assert_allclose(c[0], expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(c[1], c[0].T)
-    for lane in range(32):
-        row, column = (lane // 4 & 4) + lane // 2 % 4, (lane // 4 & 2) * 2 + lane % 2 * 2
-        np.testing.assert_array_equal(elements[lane], part[row, column : column + 2])
-
-
 @pytest.mark.parametrize("doubled", [False, True])
 @pytest.mark.parametrize("scale", [None, 2.5])
 def test_address_spaces_and_function_constants(device: metalmm.Device, doubled: bool, scale: float | None) -> None:

@@ -252,6 +252,10 @@ template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T,
   return m;
 }
 
+template <class T, int Cols, int Rows = Cols> METALMM_INLINE simdgroup_matrix<T, Cols, Rows> make_diagonal_simdgroup_matrix(T value) {
+  return simdgroup_matrix<T, Cols, Rows>(value);
+}
+
 template <class T, int C, int R, class U>
 METALMM_INLINE void simdgroup_load(simdgroup_matrix<T, C, R>& d, const U* src, ulong elements_per_row = C, ulong2 origin = ulong2(0), bool transpose = false) {
   ulong row = d.row(), column = d.column();
@@ -281,7 +285,7 @@ METALMM_INLINE simdgroup_matrix<T, 8, 8> operator*(const simdgroup_matrix<T, 8, 
 }
 }  // namespace metalmm::msl::library
 
-#define METALMM_SIMD_NAMES(X) X(make_filled_simdgroup_matrix) X(quad_active_threads_mask) X(quad_all) X(quad_and) X(quad_any) \
+#define METALMM_SIMD_NAMES(X) X(make_diagonal_simdgroup_matrix) X(make_filled_simdgroup_matrix) X(quad_active_threads_mask) X(quad_all) X(quad_and) X(quad_any) \
   X(quad_ballot) X(quad_broadcast) X(quad_broadcast_first) X(quad_is_first) X(quad_is_helper_thread) X(quad_max) X(quad_min) X(quad_or) X(quad_prefix_exclusive_product) X(quad_prefix_exclusive_sum) \
   X(quad_prefix_inclusive_product) X(quad_prefix_inclusive_sum) X(quad_product) X(quad_shuffle) X(quad_shuffle_and_fill_down) X(quad_shuffle_and_fill_up) X(quad_shuffle_down) \
   X(quad_shuffle_rotate_down) X(quad_shuffle_rotate_up) X(quad_shuffle_up) X(quad_shuffle_xor) X(quad_sum) X(quad_vote) X(quad_xor) \
