@@ -28,6 +28,12 @@ def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any =
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "conversions of one name as two arguments": (
+        f"kernel void k(device int* o, {I}) {{ if (ushort(select(ushort(i), ushort(i), i > 1)) != ushort(7)) o[i] = "
+        "((ushort2(ushort(i), ushort(i)) - ushort2(1)) * ushort2(2)).x; }",
+        {},
+        [-2 & 0xFFFF, 0, 2, 4],
+    ),
     "a comparison among template arguments": (
         f"template <typename T, metal::enable_if_t<sizeof(T) < 8, bool> = true> T f(T x) {{ return x; }}\nkernel void k(device int* o, {I}) {{ o[i] = f(int(i)); }}",
         {},

@@ -87,7 +87,7 @@ class Program:
 
     def __init__(self, seed: int) -> None:
         self.rng, self.count, self.loops = random.Random(seed), 0, 0
-        self.is_uniform, self.may_leave, self.helpers = True, False, list[Helper]()
+        self.is_uniform, self.may_leave, self.words, self.helpers = True, False, list[str](), list[Helper]()
         self.depth = 3 if seed % 4 == 0 else 2
         helpers = "".join(self.helper() for _ in range(self.rng.randrange(3)))
         self.names = {"a": "uint", "b": "int", "i": "uint"}
@@ -271,7 +271,7 @@ class Program:
     def statement(self, depth: int) -> tuple[str, Step]:
         kinds = [self.declaration, self.declaration, self.assignment, self.assignment, self.of_lanes]
         if depth:
-            kinds += [self.branch, self.loop]
+            kinds += [self.branch, self.loop, self.switch]
         if self.may_leave:
             kinds.append(self.leave)
         if self.is_uniform:
@@ -311,6 +311,30 @@ class Program:
             return f"{name}.{'xyzw'[at]} = {part.text};", run
         return f"{name} = {x.text};", lambda s: s.put(name, x.value(s))
 
+    def switch(self, depth: int) -> tuple[str, Step]:
+        """Each arm ends with `break`, so that nobody comes from one to the next."""
+        x, labels = self.expression(2, "uint"), self.rng.sample(range(4), 4)
+        cut, other = self.rng.randrange(1, 4), self.rng.randrange(3)
+        groups = [labels[:cut], labels[cut : self.rng.randrange(cut, 5)]]
+        groups.insert(other, [n for n in range(4) if n not in [*groups[0], *groups[1]]])
+        uniform, words, self.is_uniform, self.words = self.is_uniform, self.words, False, ["continue"]
+        blocks = [self.block(1 + self.rng.randrange(2), depth - 1) for _ in groups]
+        self.is_uniform, self.words = uniform, words
+
+        def run(s: State) -> None:
+            before, chosen = s.active, x.value(s) & np.uint64(3)
+            for group, (_, step) in zip(groups, blocks, strict=True):
+                s.active = before & np.isin(chosen, group)
+                if s.active.any():
+                    step(s)
+            s.active = before & ~s.gone
+
+        text = ""
+        for i, (group, (body, _)) in enumerate(zip(groups, blocks, strict=True)):
+            text += "default: " if i == other else "".join(f"case {n}: " for n in group) or "case 77: "
+            text += f"{{\n{body}}} break;\n"
+        return f"switch ({x.text} & 3u) {{\n{text}}}", run
+
     def branch(self, depth: int) -> tuple[str, Step]:
         c = self.condition(2)
         uniform, self.is_uniform = self.is_uniform, False
@@ -337,11 +361,12 @@ class Program:
             x = self.expression(1, "uint")
             times = Expression(f"({x.text} & 3u)", "uint", lambda s: x.value(s) & np.uint64(3))
         uniform, self.is_uniform = self.is_uniform, self.is_uniform and is_same
-        may_leave, self.may_leave = self.may_leave, not self.is_uniform
+        may_leave, words = self.may_leave, self.words
+        self.may_leave, self.words = not self.is_uniform, ["break", "continue"]
         self.names[name] = "uint"
         body, step = self.block(1 + self.rng.randrange(4), depth - 1)
         del self.names[name]
-        self.is_uniform, self.may_leave = uniform, may_leave
+        self.is_uniform, self.may_leave, self.words = uniform, may_leave, words
 
         def run(s: State) -> None:
             before, gone, broken, most = s.active, s.gone, s.broken, times.value(s)
@@ -368,7 +393,7 @@ class Program:
 
     def leave(self, depth: int) -> tuple[str, Step]:
         """Where a condition holds, out of the loop or to its next turn."""
-        c, word = self.condition(1), self.rng.choice(["break", "continue"])
+        c, word = self.condition(1), self.rng.choice(self.words)
 
         def run(s: State) -> None:
             out = s.active & (c.value(s) != 0)

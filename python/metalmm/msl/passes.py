@@ -410,14 +410,15 @@ class Passes:
                 token.text += "f"
 
     def conversions(self) -> None:
-        """half2(half(x), half(x)) becomes half2((half)(x), (half)(x)): behind two parentheses g++ takes the first for parameters of one name."""
+        """f(half(x), half(x)) becomes f((half)(x), (half)(x)): behind two parentheses g++ takes the first for parameters of one name."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 1):
-            if tokens[i].text not in VECTORS or tokens[i + 1].text != "(":
+            if tokens[i].kind != "name" or tokens[i + 1].text != "(":
                 continue
-            for first, last in self.source.split(i + 2, self.source.matching(i + 1)):
-                kind, opened, name, closed = tokens[first:last] if last - first == 4 else [tokens[i]] * 4
-                if kind.text in NUMBERS and opened.text == "(" and name.kind == "name" and closed.text == ")":
+            found = [tokens[first:last] for first, last in self.source.split(i + 2, self.source.matching(i + 1)) if last - first == 4]
+            found = [x for x in found if x[0].text in NUMBERS and x[1].text == "(" and x[2].kind == "name" and x[3].text == ")"]
+            if len(found) > 1:
+                for kind, *_ in found:
                     kind.text = f"({kind.text})"
 
     def conditionals(self, places: Collection[str]) -> None:
