@@ -28,6 +28,19 @@ def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any =
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "braces behind a type": (
+        "struct S { int a; float b; };\n"
+        f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; o[i] = s.a + int(s.b); }}",
+        {},
+        [0, 3, 6, 9],
+    ),
+    "a constant array in threadgroup memory, by reference": (
+        "template <int N> int last(const threadgroup int (&x)[N], const thread int (&y)[N]) { return x[N - 1] + y[0]; }\n"
+        f"kernel void k(device int* o, {I}) {{ assert(i < 4); threadgroup int x[4]; x[i] = i; threadgroup_barrier(mem_flags::mem_threadgroup);"
+        " int y[4] = {7, 0, 0, 0}; o[i] = last(x, y); }",
+        {},
+        [10] * 4,
+    ),
     "conversions of one name as two arguments": (
         f"kernel void k(device int* o, {I}) {{ if (ushort(select(ushort(i), ushort(i), i > 1)) != ushort(7)) o[i] = "
         "((ushort2(ushort(i), ushort(i)) - ushort2(1)) * ushort2(2)).x; }",

@@ -144,6 +144,9 @@ PROGRAMS = {
     f"kernel void k({ARGS}) {{ f[i] = a[i & 1].x + b[i & 1].y + c[i & 3].x + d + e.x + L<half>::least; }}",
     "ggml's structs": "typedef struct { half d; uchar qs[16]; } block;\n"
     "kernel void k(device block* x [[buffer(0)]], device float* f [[buffer(1)]]) { f[0] = x->d * x->qs[0] - 8.h * x->d; }",
+    "braces behind a type": "struct S { int a; float b; };\n"
+    f"kernel void k({ARGS}) {{ float4 v = 2 * (float4) {{f[0], f[1], 2, 3}}; S s = (S) {{ .a = int(i), .b = v.w, }}; f[i] = s.b + ((S) {{n[0], 1}}).a; }}",
+    "a bfloat and others in one call": f"kernel void k({ARGS}) {{ bfloat b = bfloat(f[0]); f[i] = fma(b, 2.0f, f[1]) + max(1.0f, b) + min(b, b); }}",
     "lanes that part": "uint of_few(uint x) { return simd_sum(x); }\n"
     "uint of_all(uint x) { if (x > 9) return simd_sum(x); for (uint j = x & 3; j < 4; j++) { if (j == 2) continue; x += simd_max(j); }\n"
     "switch (x & 3) { case 1: return of_few(x); default: x++; } do { if (simd_any(x == 3)) { x++; break; } } while (++x < 99); return x; }\n"

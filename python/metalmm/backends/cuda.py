@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
 _UNDECIDED = re.compile(
     r'^(.*)\((\d+)\): error: more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)"', re.MULTILINE
 )
+_DESIGNATED = re.compile(r"[{,]\s*\.\w+\s*=[^=]")  # {.x = 1}
 _AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.MULTILINE)
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
@@ -210,7 +211,7 @@ def options(capability: int, source: KernelText, *, stops: bool, debug: bool = F
     of ours has whole simdgroups, together at each of their operations."""
     given = [
         f"-arch=sm_{capability}{'a' * (capability == 90 and source.is_ours)}",
-        "-std=c++17",
+        f"-std=c++{20 if _DESIGNATED.search(source.text) else 17}",
         "-default-device",
         "--device-int128",
         f"-I{compiler.MSL / 'runtime'}",

@@ -270,6 +270,20 @@ class Passes:
             return self._constant_text(i)
         return "" if text in ("device", "thread", "threadgroup") else text
 
+    def compound_literals(self) -> None:
+        """`(float4) {a, b, c, d}` becomes `float4(a, b, c, d)`, and `(S) {a}` of a structure `S {a}`: NVRTC has no such thing of classes."""
+        tokens = self.source.tokens
+        for i in range(1, len(tokens) - 3):
+            opened, kind, closed, brace = tokens[i : i + 4]
+            if (opened.text, closed.text, brace.text) != ("(", ")", "{") or kind.kind != "name":
+                continue
+            before = tokens[i - 1]
+            if before.text != "return" and (before.kind != "punct" or before.text in (")", "]", ">")):
+                continue  # a function, a branch or a lambda
+            opened.text = closed.text = ""
+            if kind.text in VECTORS or kind.text in NUMBERS:
+                tokens[self.source.matching(i + 3)].text, brace.text = ")", "("
+
     def words_of_members(self) -> None:
         """`*(device const uint*)x->bytes`, where x's class is aligned to less than a uint is: csrc/msl/runtime/cuda/builtins.h."""
         tokens = self.source.tokens

@@ -78,6 +78,7 @@ class CpuTarget:
             self.passes.conversions()
         if compiler == "nvrtc":
             self.passes.library_specializations()
+            self.passes.compound_literals()
             if not converged:
                 self.passes.words_of_members()
         self.passes.constant_vectors()
@@ -229,7 +230,8 @@ class CpuTarget:
             last, j = tokens[j], j + 1
             if tokens[j].text == "<":
                 j = self.source.angle_end(j) + 1
-        is_parameter = (before.text in ("(", ",") and tokens[j].text in ("[", "(")) or (before.text == "<" and tokens[j].text == "(")
+        outer = tokens[two_before] if before.text == "const" and two_before is not None else before
+        is_parameter = (outer.text in ("(", ",") and tokens[j].text in ("[", "(")) or (outer.text == "<" and tokens[j].text == "(")
         if tokens[j].text in ("*", "&", "&&") or is_parameter or (before.text == "const" and last.text == "const"):
             return
         raise self.source.fail(i, "'threadgroup' in a position that the CPU device does not understand")
