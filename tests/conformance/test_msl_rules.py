@@ -28,6 +28,11 @@ def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any =
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "a bfloat and others in one call": (
+        f"kernel void k(device int* o, {I}) {{ bfloat b = bfloat(i); o[i] = int(fma(b, 2.0f, 1.0f) + max(1.0f, b) + min(b, bfloat(2))); }}",
+        {},
+        [2, 5, 9, 12],
+    ),
     "braces behind a type": (
         "struct S { int a; float b; };\n"
         f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; o[i] = s.a + int(s.b); }}",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How many kernels of other projects compile: for each compiler of the CPU device, and by NVRTC.
 
-    python tests/nightly/corpora.py [--only mlx] [--with g++,clang++,nvrtc] [--mirror FOLDER] [--update]
+    python tests/nightly/corpora.py [--only mlx [--root FOLDER]] [--with g++,clang++,nvrtc] [--mirror FOLDER] [--update]
 
 corpora.toml names the projects and what is expected. Of each file some kernels are tried, `each` of them, evenly. Exit status 1 where fewer
 compile than there. --mirror: a folder of git directories, OWNER+NAME/repo, in place of the network.
@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="one project")
     parser.add_argument("--with", dest="compilers", default="g++,clang++,nvrtc")
     parser.add_argument("--mirror", type=Path)
+    parser.add_argument("--root", type=Path, help="the files of the one project, as they lie there")
     parser.add_argument("--update", action="store_true", help="writes what was reached to corpora.toml")
     args = parser.parse_args()
     os.environ["METALMM_LINT"] = "0"
@@ -104,7 +105,7 @@ def main() -> int:
         if args.only not in ("", project):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            root = checked_out(corpus, args.mirror, Path(folder))
+            root = args.root or checked_out(corpus, args.mirror, Path(folder))
             folders = tuple(root / name for name in corpus.get("include", []))
             tried, reached = list(kernels(corpus, root, folders)), dict[str, list[int]]()
             for by in args.compilers.split(","):

@@ -21,7 +21,13 @@ template <class A, class B, bool VA = is_vector<A>, bool VB = is_vector<B>> stru
 template <class A, class B> struct common<A, B, false, true> { using type = value_t<B>; };
 template <class A, class B> struct common<A, B, false, false> { using type = decltype(true ? A() : B()); };
 template <class A> struct common<A, A, false, false> { using type = A; };
-#ifdef __CUDACC__  // where half is a class, ?: cannot say
+// Of a class ?: cannot say.
+template <class B> struct common<bfloat, B, false, false> { using type = typename conditional<is_same<B, float>::value || is_same<B, double>::value, float, bfloat>::type; };
+template <class A> struct common<A, bfloat, false, false> { using type = typename common<bfloat, A>::type; };
+template <> struct common<bfloat, bfloat, false, false> { using type = bfloat; };
+template <> struct common<half, bfloat, false, false> { using type = bfloat; };
+template <> struct common<bfloat, half, false, false> { using type = bfloat; };
+#ifdef __CUDACC__
 template <> struct common<half, float, false, false> { using type = float; };
 template <> struct common<float, half, false, false> { using type = float; };
 template <> struct common<half, double, false, false> { using type = double; };
@@ -29,11 +35,6 @@ template <> struct common<double, half, false, false> { using type = double; };
 template <class B> struct common<half, B, false, false> { using type = half; };
 template <class A> struct common<A, half, false, false> { using type = half; };
 template <> struct common<half, half, false, false> { using type = half; };
-template <class B> struct common<bfloat, B, false, false> { using type = typename conditional<is_same<B, float>::value || is_same<B, double>::value, float, bfloat>::type; };
-template <class A> struct common<A, bfloat, false, false> { using type = typename common<bfloat, A>::type; };
-template <> struct common<bfloat, bfloat, false, false> { using type = bfloat; };
-template <> struct common<half, bfloat, false, false> { using type = bfloat; };
-template <> struct common<bfloat, half, false, false> { using type = bfloat; };
 #endif
 template <class A, class B> using common_t = typename common<A, B>::type;
 template <class T> using not_void = enable_if_t<!is_same<T, void>::value, T>;
