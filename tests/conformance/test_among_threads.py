@@ -125,21 +125,19 @@ def value(kind: str, lane: int) -> Any:
     return float(x) if kind in FLOATS else x
 
 
-CASES = [
-    (by, around)
-    for i, around in enumerate(AROUND)
-    for by in (COMPILERS if ALL_OF_LANGUAGE and DEVICE == "cpu" else [COMPILERS[i % len(COMPILERS)]])
-]
+ON_CPU = ALL_OF_LANGUAGE and DEVICE == "cpu"
+CASES = [(by, around) for i, around in enumerate(AROUND) for by in (COMPILERS if ON_CPU else [COMPILERS[i % len(COMPILERS)]])]
+PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_LANGUAGE else 3
 
 
 @pytest.mark.parametrize(("compiler", "around"), CASES)
 def test_of_a_simdgroup_or_a_quad(compiler: str, around: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each function with one type; here all of them, or every third. Results are whole numbers."""
+    """Each function with one type, by compilers in turn, or every third. Results are whole numbers."""
     monkeypatch.setenv("METALMM_CXX", compiler)
     code, times = AROUND[around]
     lines, calls, expected, turn = "", "", list[tuple[str, Any]](), [*AROUND].index(around)
     for i, (call, of) in enumerate((AMONG | VOTES).items()):
-        if not ALL_OF_LANGUAGE and (i + turn) % 3:
+        if (i + turn + COMPILERS.index(compiler)) % PART:
             continue
         kind, width = TYPES[(i + turn) % len(TYPES)]
         if call in VOTES or (any(f"_{op}(" in call for op in ("and", "or", "xor")) and "shuffle" not in call and kind in FLOATS):

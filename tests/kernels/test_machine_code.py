@@ -180,6 +180,11 @@ PARTED = {
     "in one to a lane's own number": ("n[i] = to_own(uint(n[i]), i);", True),
     "in one to a constant": ("n[i] = to_four(i);", False),
     "in one of each lane's, to a constant at most": ("for (int j = 0; j < 4 && j < n[i]; j++) n[i] += simd_sum(1) + j;", True),
+    "in one to that, but that goes on by itself": (
+        "for (int j = 0; j < 4 && j < n[i]; j++) { if (i & 1) ++j; n[i] += simd_sum(1); }",
+        True,
+    ),
+    "in one to that or else": ("for (int j = 0; j < 4 && j < n[i] || j < n[0]; j++) n[i] += simd_sum(1);", True),
     "beside a function of that name": ("if (i < 3) n[i] = simd_sum(n[i]); n[i] += own::simd_sum(2);", True),
     "whose result is a vote": ("if (i < 3) n[i] = int(ulong(simd_vote::vote_t(simd_ballot(n[i] > 1))));", True),
     "in a function": ("while (n[i] > 3) n[i] -= of_all(1u);", True),
@@ -218,7 +223,7 @@ def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> N
     assert ["METALMM_MASKS" in x for x in lowered] == [kept, False] == [bool(re.search("fiber::(Scope|Branch|leaves)", x)) for x in lowered]
     assert cuda.build(KernelText(text, "own.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")
     is_bounded = bool(re.search(r"; j < 4 *; [^;]*j\+\+\)\s*\{ if \(!::metalmm::fiber::goes", lowered[0]))
-    assert is_bounded == ("j < 4 &&" in body), "what compilers unroll by stays in the head"
+    assert is_bounded == ("j < 4 &&" in body and "++j" not in body and "||" not in body), "what compilers unroll by stays in the head"
 
 
 def test_a_word_of_a_class_that_is_aligned_less_comes_in_parts() -> None:
