@@ -321,10 +321,10 @@ class Passes:
             token.text = self._constant_text(i)
 
     def _constant_text(self, i: int) -> str:
-        """`const`, or nothing where the declaration says const or constexpr already."""
+        """`const`, or nothing where the declaration says it already. A constexpr pointer says nothing of what it points to."""
         tokens, j = self.source.tokens, i - 1
         while j >= 0 and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
-            if tokens[j].text in ("const", "constexpr"):
+            if tokens[j].text == "const":
                 return ""
             j -= 1
         if j >= 1 and tokens[j].text == ">":
@@ -343,7 +343,7 @@ class Passes:
                 return ""
         j = i + 1
         while j < len(tokens) and (tokens[j].text in SPECIFIERS or tokens[j].text == ""):
-            if tokens[j].text in ("const", "constexpr"):
+            if tokens[j].text == "const":
                 return ""
             j += 1
         while j + 1 < len(tokens) and tokens[j].kind == "name" and tokens[j + 1].text == "::":
