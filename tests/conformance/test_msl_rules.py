@@ -28,6 +28,14 @@ def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any =
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
+    "textures of others": (
+        "constexpr sampler s(coord::pixel, filter::nearest);\nstruct A { texture2d<float> x; };\n"
+        "static float4 f(texture2d<float> x, float2 p) { return x.sample(s, p); }\nstatic float g(A a) { return f(a.x, float2(0)).x; }\n"
+        "kernel void other(device float* y, texture2d<float> x [[texture(0)]]) { A a = {x}; y[0] = g(a); }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = i; }}",
+        {},
+        [0, 1, 2, 3],
+    ),
     "a constexpr pointer to constant memory": (
         f"constant half table[4] = {{1, 2, 3, 4}};\nkernel void k(device int* o, {I}) {{ constexpr constant half* p = table; "
         "o[i] = int(p[i]); }",
@@ -41,7 +49,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     ),
     "braces behind a type": (
         "struct S { int a; float b; };\n"
-        f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; o[i] = s.a + int(s.b); }}",
+        f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; float4 z = (float4) {{7}}; "
+        "o[i] = s.a + int(s.b + z.y); }",
         {},
         [0, 3, 6, 9],
     ),
@@ -53,7 +62,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         [10] * 4,
     ),
     "conversions of one name as two arguments": (
-        f"kernel void k(device int* o, {I}) {{ if (ushort(select(ushort(i), ushort(i), i > 1)) != ushort(7)) o[i] = "
+        "int f(int(x), int(y)); int f(int(x), int(y)) { return x - y; }\n"
+        f"kernel void k(device int* o, {I}) {{ if (ushort(select(ushort(i), ushort(i), i > 1)) != ushort(7)) o[i] = f(1, 1) + "
         "((ushort2(ushort(i), ushort(i)) - ushort2(1)) * ushort2(2)).x; }",
         {},
         [-2 & 0xFFFF, 0, 2, 4],
@@ -276,8 +286,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The lint has metal::declval, of which nobody here knows whether Apple's headers do, and no function of bfloat.
-    if name in ("a global named declval", "a bfloat and others in one call"):
+    # The lint has metal::declval, of which nobody here knows whether Apple's headers do, no function of bfloat, and no samplers.
+    if name in ("a global named declval", "a bfloat and others in one call", "textures of others"):
         monkeypatch.setenv("METALMM_LINT", "0")
     source, options, expected = TAKEN[name]
     assert run(device, source, **options) == expected

@@ -144,8 +144,9 @@ PROGRAMS = {
     f"kernel void k({ARGS}) {{ f[i] = a[i & 1].x + b[i & 1].y + c[i & 3].x + d + e.x + L<half>::least; }}",
     "ggml's structs": "typedef struct { half d; uchar qs[16]; } block;\n"
     "kernel void k(device block* x [[buffer(0)]], device float* f [[buffer(1)]]) { f[0] = x->d * x->qs[0] - 8.h * x->d; }",
-    "braces behind a type": "struct S { int a; float b; };\n"
-    f"kernel void k({ARGS}) {{ float4 v = 2 * (float4) {{f[0], f[1], 2, 3}}; S s = (S) {{ .a = int(i), .b = v.w, }}; f[i] = s.b + ((S) {{n[0], 1}}).a; }}",
+    "braces behind a type": "struct S { int a; float b; S operator++(int) { S t = *this; a++; return t; } };\n"
+    "S operator-(S) { return (S) {}; }\n"
+    f"kernel void k({ARGS}) {{ float4 u = (float4) {{f[2], f[3],}}; f[i + 9] = u.z + (float4) {{1.0f}}.y; float4 v = 2 * (float4) {{f[0], f[1], 2, 3}}; S s = (S) {{ .a = int(i), .b = v.w, }}; f[i] = s.b + ((S) {{n[0], 1}}).a; }}",
     "a bfloat and others in one call": f"kernel void k({ARGS}) {{ bfloat b = bfloat(f[0]); f[i] = fma(b, 2.0f, f[1]) + max(1.0f, b) + min(b, b); }}",
     "lanes that part": "uint of_few(uint x) { return simd_sum(x); }\n"
     "uint of_all(uint x) { if (x > 9) return simd_sum(x); for (uint j = x & 3; j < 4; j++) { if (j == 2) continue; x += simd_max(j); }\n"
@@ -210,6 +211,23 @@ PARTED = {
 }
 
 
+CHANGES = [
+    "thread int& r = j; r += n[i];", "thread int& r(j); r += 1;", "(j) += n[i];", "++(j);", "thread int* p = &(j); *p += 1;", "bump(j, i);",
+    "n[0] = int(twice(bumped(j)));", "A a(j); a.x += n[i];",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "&& bumped(j) < 9"])
+def test_a_counter_that_something_may_change_is_asked_for(change: str) -> None:
+    """All of the head: what compilers unroll by stays in it only where nothing but the head changes the counter."""
+    own = "void bump(thread int& j, uint i) { j += i; } int bumped(thread int& j) { return j++; } int twice(int j) { return 2 * j; }\n"
+    own += "struct A { thread int& x; A(thread int& x) : x(x) {} };\n"
+    rest, body = (change, "") if change.startswith("&&") else ("", change)
+    text = HEAD + own + f"kernel void k({ARGS}) {{ for (int j = 0; j < 4 && j < n[i] {rest}; j++) {{ {body} n[i] += simd_sum(1); }} }}\n"
+    text = metalmm.compiler.preprocess(text, "own.metal", for_metal=True)
+    assert re.search(r"fiber::goes\(\(j < 4 &&", cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=False))
+
+
 @pytest.mark.parametrize(("body", "kept"), PARTED.values(), ids=PARTED)
 def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> None:
     """And an operation comes there. Never of a kernel of ours."""
@@ -228,14 +246,16 @@ def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> N
 
 def test_a_word_of_a_class_that_is_aligned_less_comes_in_parts() -> None:
     """As Apple's GPUs load it; as one it is a fault here, that ends the context."""
-    text = HEAD + "struct B { half d; uchar qh[4], qs[16]; }; struct P { device const float* p; };\n" + (
-        "kernel void k(device const B* b, device uint* y, device float* f) { device const B* x = b + 1; device const B& r = b[2]; P s{f};"
-        " y[0] = *((device const uint*)x->qh); y[1] = ((device const uint *)r.qs)[1]; f[0] = ((device const float*)s.p)[3]; }\n"
+    text = HEAD + "struct B { half d; uchar qh[4], qs[16]; }; struct P { device const float* p; }; struct G { uint2 d; uint v[8]; };\n" + (
+        "kernel void k(device const B* b, device uint* y, device float* f, device const G* g, device uint4* v) {"
+        " device const B* x = b + 1; device const B& r = b[2]; P s{f}; device const uint* p = &((device const uint*)x->qs)[1];"
+        " y[0] = *((device const uint*)x->qh); y[1] = ((device const uint *)r.qs)[1]; f[0] = ((device const float*)s.p)[3];"
+        " v[0] = *(device const uint4*)g->v; if (f[1] > 9) y[2] = *p; }\n"
     )  # fmt: skip
     source = KernelText(metalmm.compiler.preprocess(text, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
     lowered = cuda.cxx.lower(source.text, "k", {}, compiler="nvrtc")
     ptx = nvrtc.find().ptx(lowered, source.name, cuda.options(90, source, stops=False)).decode()
-    assert re.findall(r"ld\.global[.\w]*\.([uf]\d+)", ptx) == ["u16"] * 4 + ["f32"]
+    assert re.findall(r"ld\.global[.\w]*\.([uf]\d+)", ptx) == ["u16"] * 4 + ["f32"] + ["u32"] * 4 + ["f32", "u32"]
 
 
 def test_headers_that_changed_under_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

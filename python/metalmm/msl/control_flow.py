@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from .program import Declaration, Program
-from .tokens import OPEN
+from .tokens import NUMBERS, OPEN
 
 # Of a simdgroup's lanes. Not every name that begins so: kernels call a lane's number simd_lane.
 _AMONG_LANES = re.compile(
@@ -16,6 +16,7 @@ _AMONG_LANES = re.compile(
 _SEVERAL_WAYS = {"&&", "||", "?", "and", "or"}
 _LEAVES = {"break", "continue", "return"}
 _NUMBERS = {"int", "uint", "short", "ushort", "size_t"}
+_ARITHMETIC = {*"+-*/%<>|^", "<=", ">=", "==", "!=", "<<", ">>"}
 _ASSIGNS = {"=", "++", "--", *(f"{op}=" for op in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"))}
 
 
@@ -210,28 +211,36 @@ class ControlFlow:
         declared = dict[str, bool]()  # whether what a name is given is always a constant
         for j, t in enumerate(tokens[:-1]):
             is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
+            is_new |= (tokens[j - 1].text, tokens[j + 1].text) == (",", "{")
             if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS):
                 known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
                 declared[t.text] = declared.get(t.text, True) and known
         second = max(j for j in places if tokens[j].text == ";")
         is_set = any(
-            tokens[j + 1].text in _ASSIGNS
-            or tokens[j - 1].text in ("++", "--", "&")
-            or any(tokens[x].text == tokens[x + 1].text in ("+", "-") for x in (j - 2, j + 1))  # two tokens
-            or self._is_given_away(j, close)
+            tokens[j].text == head[2] and not self._is_read(j)
             for j in (*range(places[8], second), *range(close, self._statement_end(close + 1)))
-            if tokens[j].text == head[2]
         )
         is_alike = not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
         return places[8] if is_alike else i
 
-    def _is_given_away(self, j: int, least: int) -> bool:
-        """Whether token j may be an argument of a function of the program that takes a reference."""
-        tokens, own = self.source.tokens, {d.name: d for d in self.program.declarations if d.is_function and d.body >= 0}
-        for i in range(least, j):
-            if (d := own.get(tokens[i].text)) and tokens[i + 1].text == "(" and self.source.matching(i + 1) > j:
-                return any(t.text == "&" for t in tokens[d.start : d.body])
-        return False
+    def _is_read(self, j: int) -> bool:
+        """Whether the number at token j is only read, for sure: an operand of arithmetic, an index, or what is converted."""
+        tokens, own = self.source.tokens, {d.name for d in self.program.declarations}
+        before, after = tokens[j - 1].text, tokens[j + 1].text
+        steps = any(tokens[x].text == tokens[x + 1].text in ("+", "-") for x in (j - 2, j + 1))  # + +
+        if steps or after in _ASSIGNS or before in ("&", "++", "--"):
+            return False
+        is_converted = (
+            before == "(" and after == ")" and tokens[j - 2].text in _NUMBERS | {*NUMBERS} and tokens[j - 3].text not in ("&", "*")
+        )
+        callee = self._callee(j) if before in ("(", ",") and after in (",", ")") else ""
+        is_given = callee not in own and (callee in ("min", "max") or bool(_AMONG_LANES.match(callee)))
+        return before in _ARITHMETIC or after in _ARITHMETIC or (before == "[" and after == "]") or is_converted or is_given
+
+    def _callee(self, j: int) -> str:
+        """Of the call that token j is an argument of, itself."""
+        i = next((i for i in range(j, 0, -1) if self.source.tokens[i].text == "(" and self.source.matching(i) > j), 0)
+        return self.source.tokens[i - 1].text
 
     def _is_entered(self, i: int, end: int, switches: list[tuple[int, int]]) -> bool:
         """Whether a label in the statement is of a switch around it."""

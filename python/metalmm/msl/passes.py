@@ -19,6 +19,7 @@ _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
 # Names after which an expression begins, and those whose parentheses are a statement's.
 _BEFORE_EXPRESSIONS = {"return", "else", "do", "case", "and", "or", "not", "throw"}
+_BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==", "!=", "||"}
 _HEADS = {"if", "for", "while", "switch", "constexpr"}
 _NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
 
@@ -82,7 +83,18 @@ class Passes:
                 self.source.blank(i, i + 4)
                 tokens[i].text = value_text
 
-    def drop_other_kernels(self, chosen: Declaration, unsupported: re.Pattern[str]) -> None:
+    def drop_unsupported(self, reachable: Collection[Declaration], unsupported: re.Pattern[str]) -> None:
+        """Of what the kernel does not use all that names something unsupported, or something that was dropped so."""
+        used, count = {d.start for d in reachable}, 0
+        dropped = {name for name in {t.text for t in self.source.tokens if t.kind == "name"} if unsupported.fullmatch(name)}
+        while count < len(dropped):
+            count = len(dropped)
+            for d in self.program.declarations:
+                if d.start not in used and not dropped.isdisjoint(t.text for t in self.source.tokens[d.start : d.end] if t.kind == "name"):
+                    self.source.blank(d.start, d.end)
+                    dropped |= {d.name} - {""}
+
+    def drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
         definitions = {d.start for overloads in self.program.definitions.values() for d in overloads}
         for d in self.program.declarations:
@@ -100,8 +112,7 @@ class Passes:
                 if d.start == chosen.start:
                     self._make_static(d)
                     continue
-                is_unsupported = any(unsupported.fullmatch(t.text) for t in tokens[d.start : head] if t.kind == "name")
-                if is_unsupported or (d.name == chosen.name and d.namespace == chosen.namespace):
+                if d.name == chosen.name and d.namespace == chosen.namespace:
                     self.source.blank(d.start, d.end)
                 else:  # its type may be asked for: decltype(kernel<…>)
                     self.source.blank(d.body, d.end)
@@ -270,39 +281,6 @@ class Passes:
             return self._constant_text(i)
         return "" if text in ("device", "thread", "threadgroup") else text
 
-    def compound_literals(self) -> None:
-        """`(float4) {a, b, c, d}` becomes `float4(a, b, c, d)`, and `(S) {a}` of a structure `S {a}`: NVRTC has no such thing of classes."""
-        tokens = self.source.tokens
-        for i in range(1, len(tokens) - 3):
-            opened, kind, closed, brace = tokens[i : i + 4]
-            if (opened.text, closed.text, brace.text) != ("(", ")", "{") or kind.kind != "name":
-                continue
-            before = tokens[i - 1]
-            if before.text != "return" and (before.kind != "punct" or before.text in (")", "]", ">")):
-                continue  # a function, a branch or a lambda
-            opened.text = closed.text = ""
-            if kind.text in VECTORS or kind.text in NUMBERS:
-                tokens[self.source.matching(i + 3)].text, brace.text = ")", "("
-
-    def words_of_members(self) -> None:
-        """`*(device const uint*)x->bytes`, where x's class is aligned to less than a uint is: csrc/msl/runtime/cuda/builtins.h."""
-        tokens = self.source.tokens
-        for i, token in enumerate(tokens):
-            close = self.source.matching(i) if token.text == "(" else i
-            *words, kind, star = [t.text for t in tokens[i + 1 : close]] if 4 <= close - i <= 6 else ["", ""]
-            if (
-                star != "*"
-                or not {"const", "constant"} & {*words}
-                or not {*words} <= {"device", "constant", "threadgroup", "thread", "const"}
-                or close + 4 >= len(tokens)
-            ):
-                continue
-            x, arrow, member, after = tokens[close + 1 : close + 5]
-            if x.kind == member.kind == "name" and arrow.text in ("->", ".") and after.text not in ("(", "[", "->", ".", "::"):
-                self.source.blank(i, close + 1)
-                token.text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
-                member.text += ")"
-
     def address_spaces(self) -> None:
         for i in range(len(self.source.tokens)):
             self._erase_space(i)
@@ -429,6 +407,8 @@ class Passes:
         for i in range(len(tokens) - 1):
             if tokens[i].kind != "name" or tokens[i + 1].text != "(":
                 continue
+            if tokens[i].text not in VECTORS and (tokens[i].text in NUMBERS or tokens[i - 1].text not in _BEFORE_OPERANDS):
+                continue  # a declaration
             found = [tokens[first:last] for first, last in self.source.split(i + 2, self.source.matching(i + 1)) if last - first == 4]
             found = [x for x in found if x[0].text in NUMBERS and x[1].text == "(" and x[2].kind == "name" and x[3].text == ")"]
             if len(found) > 1:

@@ -72,7 +72,7 @@ inline int popcount(unsigned long x) { return __popcll(x); }
 inline int leading_zeros(unsigned long x) { return __clzll(static_cast<long long>(x)); }
 inline int trailing_zeros(unsigned long x) { return __ffsll(static_cast<long long>(x)) - 1; }
 
-// What `(const T*)x->bytes` becomes, where x's class is aligned to At alone (Passes.words_of_members). Apple's GPUs load a T from there; here
+// What `(const T*)x->bytes` becomes, where x's class is aligned to At alone (words_of_members in python/metalmm/msl). Apple's GPUs load a T from there; here
 // that is a fault, so a T comes in parts.
 template <class T, unsigned long At> struct Words {
   const unsigned char* at;
@@ -80,22 +80,21 @@ template <class T, unsigned long At> struct Words {
     T value;
     const unsigned char* from = at + i * static_cast<long>(sizeof(T));
     auto* to = reinterpret_cast<unsigned char*>(&value);
-    for (unsigned j = 0; j < sizeof(T); j += At) {
-      if constexpr (At % 4 == 0) *reinterpret_cast<unsigned*>(to + j) = *reinterpret_cast<const unsigned*>(from + j);
-      else if constexpr (At == 2) *reinterpret_cast<unsigned short*>(to + j) = *reinterpret_cast<const unsigned short*>(from + j);
+    constexpr unsigned part = At < 4 ? At : 4;
+    for (unsigned j = 0; j < sizeof(T); j += part) {
+      if constexpr (part == 4) *reinterpret_cast<unsigned*>(to + j) = *reinterpret_cast<const unsigned*>(from + j);
+      else if constexpr (part == 2) *reinterpret_cast<unsigned short*>(to + j) = *reinterpret_cast<const unsigned short*>(from + j);
       else to[j] = from[j];
     }
     return value;
   }
   T operator*() const { return (*this)[0]; }
-  Words operator+(long i) const { return {at + i * static_cast<long>(sizeof(T))}; }
-  operator const T*() const { return reinterpret_cast<const T*>(at); }
 };
 template <class M> inline constexpr bool is_array = false;
 template <class E, unsigned long N> inline constexpr bool is_array<E[N]> = true;
 template <class T, unsigned long At, class M> inline auto words_of(const M& member) {
   if constexpr (is_array<M> && At < alignof(T)) return Words<T, At>{reinterpret_cast<const unsigned char*>(member)};
-  else return reinterpret_cast<const T*>(member);
+  else return (const T*)member;
 }
 
 // Of one word; a smaller object is part of one.

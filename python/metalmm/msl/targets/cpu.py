@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Collection, Mapping
 
+from ..classes import compound_literals, words_of_members
 from ..control_flow import ControlFlow
 from ..passes import Passes
 from ..program import Declaration, Program
@@ -71,16 +72,17 @@ class CpuTarget:
             and bool(signature)
         )
         parameters = ", ".join(self.passes.erased_text(span) for span in self.program.parameters(definition)) if is_cast else ""
-        self.passes.drop_other_kernels(definition, _UNSUPPORTED)
+        self.passes.drop_unsupported(reachable, _UNSUPPORTED)
+        self.passes.drop_other_kernels(definition)
         self.passes.attributes()
         if compiler == "gcc":
             self.passes.member_specializations()
             self.passes.conversions()
         if compiler == "nvrtc":
             self.passes.library_specializations()
-            self.passes.compound_literals()
+            compound_literals(self.source)
             if not converged:
-                self.passes.words_of_members()
+                words_of_members(self.source)
         self.passes.constant_vectors()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
