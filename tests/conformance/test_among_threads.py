@@ -127,12 +127,12 @@ def value(kind: str, lane: int) -> Any:
 
 ON_CPU = ALL_OF_LANGUAGE and DEVICE == "cpu"
 CASES = [(by, around) for i, around in enumerate(AROUND) for by in (COMPILERS if ON_CPU else [COMPILERS[i % len(COMPILERS)]])]
-PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_LANGUAGE else 3
+PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_LANGUAGE else 4 if DEVICE == "cpu" else 12
 
 
 @pytest.mark.parametrize(("compiler", "around"), CASES)
 def test_of_a_simdgroup_or_a_quad(compiler: str, around: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each function with one type, by compilers in turn, or every third. Results are whole numbers."""
+    """Each function with one type, by compilers in turn, or every fourth. Results are whole numbers."""
     monkeypatch.setenv("METALMM_CXX", compiler)
     code, times = AROUND[around]
     lines, calls, expected, turn = "", "", list[tuple[str, Any]](), [*AROUND].index(around)
@@ -165,6 +165,12 @@ def test_of_a_simdgroup_or_a_quad(compiler: str, around: str, device: metalmm.De
     device.compile(source).kernel("k")(*operands, got, threads=32, threadgroup=32)
     wrong = [name for (name, want), r in zip(expected, got, strict=True) if not (np.isnan(want) | (want == r)).all()]
     assert wrong == []
+
+
+def in_memory(*kinds: str) -> list[tuple[str, str]]:
+    """Each type with each memory, or with one in turn."""
+    found = [(kind, memory) for kind in kinds for memory in ("device", "threadgroup")]
+    return [x for i, x in enumerate(found) if ALL_OF_LANGUAGE or i % 2 == i // 2 % 2]
 
 
 # Of an atomic in a memory: what threads do with it at once, and whether what they saw and what is left agree. x: a thread's operand; old:
@@ -204,9 +210,8 @@ template <class A, class T> T through(A p, T x) { atomic_store_explicit(p, x, me
 
 
 @pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("kind", ["int", "uint", "float"])
-@pytest.mark.parametrize("memory", ["device", "threadgroup"])
-def test_atomics_under_contention(memory: str, kind: str, device: metalmm.Device) -> None:
+@pytest.mark.parametrize(("kind", "memory"), in_memory("int", "uint", "float"))
+def test_atomics_under_contention(kind: str, memory: str, device: metalmm.Device) -> None:
     """Each operation that the type has, by threads of one threadgroup, or of several where the memory is the device's."""
     names = [n for n in ATOMICS if kind != "float" or n in ("fetch_add", "fetch_sub", "exchange", "compare_exchange", "load and store")]
     body = "".join(
@@ -253,59 +258,42 @@ def test_atomics_of_a_bool_and_of_64_bits(device: metalmm.Device) -> None:
     assert most.tolist() == [((THREADS - 1) << 40) + 5, (1 << 33) - 5]
 
 
-FLAGS = ["mem_none", "mem_device", "mem_threadgroup", "mem_texture", "mem_device | mem_flags::mem_threadgroup"]
+FLAGS = {"mem_none": "", "mem_device": "device", "mem_threadgroup": "threadgroup", "mem_texture": ""}
+FLAGS["mem_device | mem_flags::mem_threadgroup"] = "device"
 
 
 @pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("size", [32, 100, 1024])
-@pytest.mark.parametrize("flags", FLAGS)
-def test_a_barrier_of_each_flag(flags: str, size: int, device: metalmm.Device) -> None:
-    """Every thread has come to it before one goes on, whatever memory it orders; that of its flags then holds what others wrote. A thread
-    reads what its mirror wrote, a hundred times."""
-    memory = "device" if "device" in flags else "threadgroup"
-    keeps = memory in flags  # else what is counted atomically is looked at alone
-    exchange = f"mine[t] = t + r; BARRIER bad += mine[{size - 1} - t] != {size - 1} - t + r; BARRIER" if keeps else ""
-    source = (
-        HEAD
-        + f"""kernel void k(device uint* y, device uint* room, uint t [[thread_index_in_threadgroup]], uint g [[threadgroup_position_in_grid]]) {{
-  threadgroup atomic_uint n; threadgroup uint near[{size}]; uint bad = 0;
-  {memory} uint* mine = {"room + g * " + str(size) if memory == "device" else "near"};
-  near[t] = 0;
-  if (t == 0) atomic_store_explicit(&n, 0u, memory_order_relaxed);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint r = 0; r < 100; r++) {{
-    atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);
-    BARRIER
-    bad += atomic_load_explicit(&n, memory_order_relaxed) != (r + 1) * {size};
-    BARRIER
+def test_barriers_of_each_flag(device: metalmm.Device) -> None:
+    """Every thread has come to one before another goes on, whatever memory it orders; that of its flags then holds what others wrote. A
+    thread reads what its mirror wrote, a hundred times."""
+    body = ""
+    for i, (flags, memory) in enumerate(FLAGS.items()):
+        barrier, mine = f"threadgroup_barrier(mem_flags::{flags});", "near" if memory == "threadgroup" else "(room + g * size)"
+        exchange = f"{mine}[t] = t + r; {barrier} bad += {mine}[size - 1 - t] != size - 1 - t + r; {barrier}" if memory else ""
+        body += f"""  for (uint r = 0; r < 100; r++) {{
+    atomic_fetch_add_explicit(&n[{i}], 1u, memory_order_relaxed); {barrier}
+    bad += atomic_load_explicit(&n[{i}], memory_order_relaxed) != (r + 1) * size; {barrier}
     {exchange}
-  }}
-  y[g * {size} + t] = bad + near[0] * 0;
-}}"""
-    )
-    source = source.replace("BARRIER", f"threadgroup_barrier(mem_flags::{flags});")
-    y, room = np.full(3 * size, 9, np.uint32), np.zeros(3 * size, np.uint32)
-    device.compile(source).kernel("k")(y, room, grid=3, threadgroup=size)
-    assert not y.any()
-
-
-@pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("flags", ["mem_device", "mem_threadgroup"])
-def test_a_barrier_of_a_simdgroup(flags: str, device: metalmm.Device) -> None:
-    memory = flags[4:]
+  }}\n"""
+    for memory, mine in (("device", "(room + g * size)"), ("threadgroup", "near")):
+        barrier = f"simdgroup_barrier(mem_flags::mem_{memory});"
+        body += f"  for (uint r = 0; size % 32 == 0 && r < 100; r++) {{ {mine}[t] = t * r; {barrier} bad += {mine}[t ^ 31] != (t ^ 31) * r; {barrier} }}\n"
+        body += "  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);\n"
     source = (
         HEAD
-        + f"""kernel void k(device uint* y, device uint* room, uint t [[thread_index_in_threadgroup]]) {{
-  threadgroup uint near[128]; {memory} uint* mine = {"room" if memory == "device" else "near"}; near[t] = 0; uint bad = 0;
-  for (uint r = 0; r < 100; r++) {{
-    mine[t] = t * r; simdgroup_barrier(mem_flags::{flags}); bad += mine[t ^ 31] != (t ^ 31) * r; simdgroup_barrier(mem_flags::{flags});
-  }}
-  y[t] = bad;
+        + f"""kernel void k(device uint* y, device uint* room, uint t [[thread_index_in_threadgroup]],
+    uint g [[threadgroup_position_in_grid]], uint size [[threads_per_threadgroup]]) {{
+  threadgroup atomic_uint n[{len(FLAGS)}]; threadgroup uint near[1024]; uint bad = 0;
+  near[t] = 0;
+  if (t < {len(FLAGS)}) atomic_store_explicit(&n[t], 0u, memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_threadgroup);\n{body}  y[g * size + t] = bad;
 }}"""
     )
-    y = np.full(128, 9, np.uint32)
-    device.compile(source).kernel("k")(y, np.zeros(128, np.uint32), grid=1, threadgroup=128)
-    assert not y.any()
+    kernel = device.compile(source).kernel("k")
+    for size in (32, 100, 1024):
+        y, room = np.full(3 * size, 9, np.uint32), np.zeros(3 * size, np.uint32)
+        kernel(y, room, grid=3, threadgroup=size)
+        assert not y.any(), size
 
 
 @pytest.mark.usefixtures("each_compiler")
@@ -333,8 +321,7 @@ PLACES = [(8, (0, 0), False), (24, (0, 0), False), (24, (13, 1), False), (24, (5
 
 
 @pytest.mark.usefixtures("each_compiler")
-@pytest.mark.parametrize("memory", ["device", "threadgroup"])
-@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize(("kind", "memory"), in_memory(*FLOATS))
 def test_matrices_of_a_simdgroup(kind: str, memory: str, device: metalmm.Device) -> None:
     """Each is loaded from a place and stored plainly, and the other way; then products and those that are made of a number."""
     made = [
