@@ -34,6 +34,12 @@ def built(text: str, kernel: str = "k", capability: int = 90, **options: object)
     return cuda.build(KernelText(expanded, "own.metal", is_preprocessed=True), kernel, {}, capability, **options).read_bytes()  # type: ignore[arg-type]
 
 
+def ptx_of(text: str) -> str:
+    source = KernelText(metalmm.compiler.preprocess(text, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
+    lowered = cuda.cxx.lower(source.text, "k", {}, compiler="nvrtc")
+    return nvrtc.find().ptx(lowered, source.name, cuda.options(90, source, stops=False)).decode()
+
+
 def instances() -> Iterator[tuple[Path, str, int]]:
     """By capability: of one variant of each kernel one instance, by turns for 9.0 and 8.0; with METALMM_TEST_LANGUAGE of dense and of quantized
     weights, of each end and use of tensor cores. With METALMM_TEST_ALL all for both."""
@@ -252,9 +258,7 @@ def test_a_word_of_a_class_that_is_aligned_less_comes_in_parts() -> None:
         " y[0] = *((device const uint*)x->qh); y[1] = ((device const uint *)r.qs)[1]; f[0] = ((device const float*)s.p)[3];"
         " v[0] = *(device const uint4*)g->v; if (f[1] > 9) y[2] = *p; }\n"
     )  # fmt: skip
-    source = KernelText(metalmm.compiler.preprocess(text, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
-    lowered = cuda.cxx.lower(source.text, "k", {}, compiler="nvrtc")
-    ptx = nvrtc.find().ptx(lowered, source.name, cuda.options(90, source, stops=False)).decode()
+    ptx = ptx_of(text)
     assert re.findall(r"ld\.global[.\w]*\.([uf]\d+)", ptx) == ["u16"] * 4 + ["f32"] + ["u32"] * 4 + ["f32", "u32"]
 
 
@@ -273,9 +277,7 @@ def test_a_product_on_tensor_cores_has_its_operands_in_order() -> None:
         "kernel void k(device const float4* c, device const uint4* a, device const uint2* b, device float4* d) {"
         " d[0] = metal::mma_16x8x16(c[0], a[0], b[0]); }\n"
     )
-    text = KernelText(metalmm.compiler.preprocess(source, "own.metal", for_metal=True), "own.metal", is_preprocessed=True)
-    lowered = cuda.cxx.lower(text.text, "k", {}, compiler="nvrtc")
-    ptx = nvrtc.find().ptx(lowered, text.name, cuda.options(90, text, stops=False)).decode()
+    ptx = ptx_of(source)
     loads = {re.sub(r"\s", "", row[1]) for row in re.finditer(r"ld\.global[.\w]*\.v[24]\.\w+\s+\{([^}]*)\}", ptx)}
     product = re.search(
         r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32\s+\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\},\s*\{([^}]*)\}", ptx

@@ -13,38 +13,11 @@ from corpora_numbers import Case, numbers
 
 FILE = "src/ggml-metal/ggml-metal.metal"
 # Of each format the places of a block's scales, which are halves; all else in it is any bits.
-SCALES = {
-    "q4_0": [0],
-    "q4_1": [0, 2],
-    "q5_0": [0],
-    "q5_1": [0, 2],
-    "q8_0": [0],
-    "q2_K": [80, 82],
-    "q3_K": [108],
-    "q4_K": [0, 2],
-    "q5_K": [0, 2],
-}
-SCALES |= {
-    "q6_K": [208],
-    "iq2_xxs": [0],
-    "iq2_xs": [0],
-    "iq2_s": [0],
-    "iq3_xxs": [0],
-    "iq3_s": [0],
-    "iq1_s": [0],
-    "iq4_nl": [0],
-    "iq4_xs": [0],
-}
-SCALES |= {"tq2_0": [64], "mxfp4": []}
-SMALL = {
-    "iq2_xxs": 256 * 8 + 128,
-    "iq2_xs": 512 * 8 + 128,
-    "iq3_xxs": 256 * 4 + 128,
-    "iq3_s": 512 * 4,
-    "iq4_nl": 128,
-    "iq4_xs": 128,
-    "mxfp4": 128,
-}
+SCALES = dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq4_nl", "iq4_xs"), (0,))
+SCALES |= dict.fromkeys(("q4_1", "q5_1", "q4_K", "q5_K"), (0, 2))
+SCALES |= {"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "tq2_0": (64,), "mxfp4": ()}
+SMALL = {"iq2_xxs": 256 * 8 + 128, "iq2_xs": 512 * 8 + 128, "iq3_xxs": 256 * 4 + 128, "iq3_s": 512 * 4}  # bytes of threadgroup memory
+SMALL |= dict.fromkeys(("iq4_nl", "iq4_xs", "mxfp4"), 128)
 EXT = ("f16", "f32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "iq4_nl", "q4_K", "q5_K", "q6_K")  # that have kernels for some rows
 
 
@@ -90,11 +63,13 @@ def of_matrices(n: int, k: int, m: int, row: int, block: int) -> dict[str, tuple
     }
 
 
+def defined(root: Path) -> dict[str, int]:
+    """Numbers that ggml's host and kernels share."""
+    return {name: int(x) for name, x in re.findall(r"#define (\w+) +(\d+)", (root / "src/ggml-metal/ggml-metal-impl.h").read_text())}
+
+
 def products(root: Path) -> Iterator[Case]:
-    limits = {
-        (what, kind): int(x)
-        for what, kind, x in re.findall(r"#define N_(R0|SG)_(\w+) +(\d+)", (root / "src/ggml-metal/ggml-metal-impl.h").read_text())
-    }
+    number = defined(root)
     ones = {"r2": ("i2", 1), "r3": ("i2", 1)}
     for kind in ("f32", "f16", *SCALES):
         for n, k in ((64, 512), (67, 768)):
@@ -119,7 +94,7 @@ def products(root: Path) -> Iterator[Case]:
             )
 
             x, out = numbers(1, k, seed=n).astype(np.float32), np.zeros((1, n), np.float32)
-            each, groups = (2, min(4, -(-k // 128))) if dense else (limits["R0", kind.upper()], limits["SG", kind.upper()])
+            each, groups = (2, min(4, -(-k // 128))) if dense else (number[f"N_R0_{kind.upper()}"], number[f"N_SG_{kind.upper()}"])
             memory = 256 if dense else 128 * each if kind == "q8_0" else SMALL.get(kind, 16)
             grid = -(-n // (each if dense or kind == "q8_0" else each * groups))
             launch: dict[str, Any] = {"grid": grid, "threadgroup": (32, groups, 1), "threadgroup_memory": {0: memory}}
@@ -148,7 +123,7 @@ def products(root: Path) -> Iterator[Case]:
             )
 
 
-def along_rows(root: Path) -> Iterator[Case]:
+def along_rows() -> Iterator[Case]:
     for width in (256, 1019, 4100):
         x, out = numbers(3, width, seed=width).astype(np.float32), np.zeros((3, width), np.float32)
         wide, row, four = x.astype(np.float64), 4 * width, "_4" * (width % 4 == 0)
@@ -173,42 +148,26 @@ def along_rows(root: Path) -> Iterator[Case]:
 
 
 def one_by_one(root: Path) -> Iterator[Case]:
-    number = dict(re.findall(r"#define OP_UNARY_NUM_(\w+) +(\d+)", (root / "src/ggml-metal/ggml-metal-impl.h").read_text()))
-    x = numbers(1000, seed=3).astype(np.float32)
+    number, x = defined(root), numbers(1000, seed=3).astype(np.float32)
     wide = x.astype(np.float64)
-    functions: dict[str, Any] = {
-        "TANH": np.tanh(wide),
-        "RELU": np.maximum(wide, 0),
-        "SIGMOID": 1 / (1 + np.exp(-wide)),
-        "SILU": wide / (1 + np.exp(-wide)),
-    }
-    functions |= {
-        "NEG": -wide,
-        "ABS": np.abs(wide),
-        "SGN": np.sign(wide),
-        "STEP": (wide > 0) * 1.0,
-        "EXP": np.exp(wide),
-        "SQR": wide**2,
-        "SIN": np.sin(wide),
-    }
-    functions |= {"COS": np.cos(wide), "FLOOR": np.floor(wide), "CEIL": np.ceil(wide), "TRUNC": np.trunc(wide), "EXPM1": np.expm1(wide)}
-    functions |= {
-        "ELU": np.where(wide > 0, wide, np.expm1(wide)),
-        "HARDSWISH": wide * np.clip((wide + 3) / 6, 0, 1),
-        "SOFTPLUS": np.log1p(np.exp(wide)),
-    }
-    for name, expected in functions.items():
+    functions: dict[str, Any] = {"TANH": np.tanh, "NEG": np.negative, "ABS": np.abs, "SGN": np.sign, "EXP": np.exp, "SQR": np.square}
+    functions |= {"SIN": np.sin, "COS": np.cos, "FLOOR": np.floor, "CEIL": np.ceil, "TRUNC": np.trunc, "EXPM1": np.expm1}
+    functions |= {"RELU": lambda x: np.maximum(x, 0), "SIGMOID": lambda x: 1 / (1 + np.exp(-x)), "SILU": lambda x: x / (1 + np.exp(-x))}
+    functions |= {"STEP": lambda x: x > 0, "HARDSWISH": lambda x: x * np.clip((x + 3) / 6, 0, 1), "SOFTPLUS": lambda x: np.log1p(np.exp(x))}
+    functions |= {"ELU": lambda x: np.where(x > 0, x, np.expm1(x))}
+    for name, f in functions.items():
         for four in (False, True):
             count = len(x) // 4 if four else len(x)
             sizes = {**int32(ne00=count, ne01=1, ne02=1, ne03=1), **uint64(nb00=4, nb01=x.nbytes, nb02=x.nbytes, nb03=x.nbytes)}
             sizes |= {**int32(ne0=count, ne1=1, ne2=1, ne3=1), **uint64(nb0=4, nb1=x.nbytes, nb2=x.nbytes, nb3=x.nbytes)}
             args = packed(**sizes, **{f: ("f4", 0.0) for f in ("slope", "scale", "bias", "val", "min", "max")})
             launch = {"grid": count, "threadgroup": 1}
-            constants: dict[str | int, Any] = {1200: int(number[name]), 1201: True}
-            yield Case(FILE, f"kernel_unary_f32_f32{'_4' * four}", (args, x, np.zeros_like(x)), launch, 2, expected, 2e-6, constants)
+            constants: dict[str | int, Any] = {1200: number[f"OP_UNARY_NUM_{name}"], 1201: True}
+            yield Case(FILE, f"kernel_unary_f32_f32{'_4' * four}", (args, x, np.zeros_like(x)), launch, 2, f(wide) * 1.0, 2e-6, constants)
 
 
 def cases(root: Path) -> Iterator[Case]:
     """root: ggml's folder."""
-    for make in (products, along_rows, one_by_one):
-        yield from make(root)
+    yield from products(root)
+    yield from along_rows()
+    yield from one_by_one(root)

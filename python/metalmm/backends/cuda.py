@@ -211,7 +211,7 @@ def options(capability: int, source: KernelText, *, stops: bool, debug: bool = F
     of ours has whole simdgroups, together at each of their operations."""
     given = [
         f"-arch=sm_{capability}{'a' * (capability == 90 and source.is_ours)}",
-        f"-std=c++{20 if _DESIGNATED.search(source.text) else 17}",
+        f"-std=c++{20 if not source.is_ours and _DESIGNATED.search(source.text) else 17}",
         "-default-device",
         "--device-int128",
         f"-I{compiler.MSL / 'runtime'}",

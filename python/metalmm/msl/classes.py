@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .tokens import Source
 
+_QUALIFIERS = {"device", "constant", "threadgroup", "thread", "const"}
+
 
 def compound_literals(source: Source) -> None:
     """`(float4) {a, b, c, d}` becomes `float4 {a, b, c, d}`: NVRTC has no such thing of classes."""
@@ -22,19 +24,21 @@ def words_of_members(source: Source) -> None:
     """`*(device const uint*)x->bytes` and `((device const uint*)x->bytes)[i]`, where x's class is aligned to less than a uint is:
     csrc/msl/runtime/cuda/builtins.h."""
     tokens = source.tokens
-    for i, token in enumerate(tokens):
-        close = source.matching(i) if token.text == "(" else i
-        *words, kind, star = [t.text for t in tokens[i + 1 : close]] if 4 <= close - i <= 6 else ["", ""]
-        spaces = {"device", "constant", "threadgroup", "thread", "const"}
-        if star != "*" or not {"const", "constant"} & {*words} or not {*words} <= spaces or close + 5 >= len(tokens):
+    for i in range(2, len(tokens) - 8):
+        if tokens[i].text != "(" or tokens[i + 1].text not in _QUALIFIERS:
             continue
-        x, arrow, member, *after = tokens[close + 1 : close + 6]
-        first, before = i, [tokens[j].text for j in (i - 3, i - 2, i - 1)]
-        if before[2] == "(" and after[0].text == ")":  # parentheses around it
-            first, after, before = i - 1, after[1:], ["", *before[:2]]
-        is_read = after[0].text == "[" if first < i and before[2] != "*" else before[2] == "*"
-        is_read = is_read and before[1 if before[2] == "*" else 2] != "&" and after[0].text not in ("(", "->", ".", "::")
-        if x.kind == member.kind == "name" and arrow.text in ("->", ".") and is_read:
+        close = source.matching(i)
+        *words, kind, star = [t.text for t in tokens[i + 1 : close]] if close - i <= 6 else ["", ""]
+        if star != "*" or not _QUALIFIERS.issuperset(words) or {"const", "constant"}.isdisjoint(words):
+            continue
+        x, arrow, member = tokens[close + 1 : close + 4]
+        first, last = i, close + 3
+        if tokens[i - 1].text == "(" and tokens[last + 1].text == ")":  # parentheses around it
+            first, last = i - 1, last + 1
+        before, after = tokens[first - 1].text, tokens[last + 1].text
+        is_read = before == "*" or (after == "[" and first < i)
+        is_address = tokens[first - 1 - (before == "*")].text == "&" or after in ("(", "->", ".", "::")
+        if x.kind == member.kind == "name" and arrow.text in ("->", ".") and is_read and not is_address:
             source.blank(i, close + 1)
-            token.text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
+            tokens[i].text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
             member.text += ")"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator
 
@@ -207,25 +208,34 @@ class ControlFlow:
         )
         if not head or head[1] not in _NUMBERS:
             return i
-        headers = [(j, self.source.angle_end(j + 1)) for j, t in enumerate(tokens) if t.text == "template" and tokens[j + 1].text == "<"]
-        declared = dict[str, bool]()  # whether what a name is given is always a constant
-        for j, t in enumerate(tokens[:-1]):
-            is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
-            is_new |= (tokens[j - 1].text, tokens[j + 1].text) == (",", "{")
-            if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS):
-                known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
-                declared[t.text] = declared.get(t.text, True) and known
         second = max(j for j in places if tokens[j].text == ";")
         is_set = any(
             tokens[j].text == head[2] and not self._is_read(j)
             for j in (*range(places[8], second), *range(close, self._statement_end(close + 1)))
         )
-        is_alike = not is_set and all(x[0].isdigit() or declared.get(x, False) for x in (head[3], head[4]))
+        is_alike = not is_set and all(x[0].isdigit() or self._constants.get(x, False) for x in (head[3], head[4]))
         return places[8] if is_alike else i
+
+    @functools.cached_property
+    def _constants(self) -> dict[str, bool]:
+        """Of each name that is given something whether that is always a constant."""
+        tokens, found = self.source.tokens, dict[str, bool]()
+        headers = [(j, self.source.angle_end(j + 1)) for j, t in enumerate(tokens) if t.text == "template" and tokens[j + 1].text == "<"]
+        for j, t in enumerate(tokens[:-1]):
+            is_new = tokens[j - 1].kind == "name" and tokens[j - 1].text not in ("return", "case", "else")
+            is_new |= (tokens[j - 1].text, tokens[j + 1].text) == (",", "{")
+            if t.kind == "name" and (is_new or tokens[j + 1].text in _ASSIGNS):
+                known = "constexpr" in (x.text for x in tokens[max(j - 5, 0) : j]) or any(first < j < last for first, last in headers)
+                found[t.text] = found.get(t.text, True) and known
+        return found
+
+    @functools.cached_property
+    def _own(self) -> set[str]:
+        return {d.name for d in self.program.declarations}
 
     def _is_read(self, j: int) -> bool:
         """Whether the number at token j is only read, for sure: an operand of arithmetic, an index, or what is converted."""
-        tokens, own = self.source.tokens, {d.name for d in self.program.declarations}
+        tokens = self.source.tokens
         before, after = tokens[j - 1].text, tokens[j + 1].text
         steps = any(tokens[x].text == tokens[x + 1].text in ("+", "-") for x in (j - 2, j + 1))  # + +
         if steps or after in _ASSIGNS or before in ("&", "++", "--"):
@@ -234,7 +244,7 @@ class ControlFlow:
             before == "(" and after == ")" and tokens[j - 2].text in _NUMBERS | {*NUMBERS} and tokens[j - 3].text not in ("&", "*")
         )
         callee = self._callee(j) if before in ("(", ",") and after in (",", ")") else ""
-        is_given = callee not in own and (callee in ("min", "max") or bool(_AMONG_LANES.match(callee)))
+        is_given = callee not in self._own and (callee in ("min", "max") or bool(_AMONG_LANES.match(callee)))
         return before in _ARITHMETIC or after in _ARITHMETIC or (before == "[" and after == "]") or is_converted or is_given
 
     def _callee(self, j: int) -> str:

@@ -105,8 +105,7 @@ class Passes:
                 self.source.blank(instance.declaration.start, instance.declaration.end)
         for d in self.program.declarations:
             if d.start in definitions or d.start == chosen.start:
-                head = d.body
-                for i in range(d.start, head):
+                for i in range(d.start, d.body):
                     if tokens[i].text == "kernel" and tokens[i].kind == "name":
                         tokens[i].text = ""
                 if d.start == chosen.start:

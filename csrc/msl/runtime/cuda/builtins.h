@@ -72,8 +72,8 @@ inline int popcount(unsigned long x) { return __popcll(x); }
 inline int leading_zeros(unsigned long x) { return __clzll(static_cast<long long>(x)); }
 inline int trailing_zeros(unsigned long x) { return __ffsll(static_cast<long long>(x)) - 1; }
 
-// What `(const T*)x->bytes` becomes, where x's class is aligned to At alone (words_of_members in python/metalmm/msl). Apple's GPUs load a T from there; here
-// that is a fault, so a T comes in parts.
+// What `(const T*)x->bytes` becomes, where x's class is aligned to At alone (python/metalmm/msl/classes.py). Apple's GPUs load a T from
+// there; here that is a fault, so a T comes in parts.
 template <class T, unsigned long At> struct Words {
   const unsigned char* at;
   T operator[](long i) const {
