@@ -48,9 +48,9 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         [2, 5, 9, 12],
     ),
     "braces behind a type": (
-        "struct S { int a; float b; };\n"
-        f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; float4 z = (float4) {{7}}; "
-        "o[i] = s.a + int(s.b + z.y); }",
+        "struct S { int a; float b; }; template <typename T> struct P { T a, b; };\n"
+        f"kernel void k(device int* o, {I}) {{ int4 v = 2 * (metal::int4) {{1, 2, 3, int(i)}}; S s = (S) {{ .a = v.w, .b = float(i), }}; float4 z = (float4) {{7}}; "
+        "o[i] = s.a + int(s.b + z.y + ((P<float>) {0, 0}).b); }",
         {},
         [0, 3, 6, 9],
     ),

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from .tokens import Source
 
+_OF_A_NAME = {"::", "<", ">", ","}
 _QUALIFIERS = {"device", "constant", "threadgroup", "thread", "const"}
 
 
 def compound_literals(source: Source) -> None:
-    """`(float4) {a, b, c, d}` becomes `float4 {a, b, c, d}`: NVRTC has no such thing of classes."""
+    """`(metal::float4) {a, b, c, d}` becomes `metal::float4 {a, b, c, d}`: NVRTC has no such thing of classes."""
     tokens = source.tokens
     for i in range(1, len(tokens) - 3):
-        opened, kind, closed, brace = tokens[i : i + 4]
-        if (opened.text, closed.text, brace.text) != ("(", ")", "{") or kind.kind != "name":
+        if tokens[i].text != "(" or tokens[i + 1].kind != "name":
             continue
-        before, more = tokens[source.previous(i) or 0], tokens[max(i - 3, 0) : i]
+        behind = (j for j in range(i + 1, len(tokens) - 1) if tokens[j].kind != "name" and tokens[j].text not in _OF_A_NAME)
+        close = next(behind, i)
+        if (tokens[close].text, tokens[close + 1].text) != (")", "{"):
+            continue
+        before = tokens[source.previous(i) or 0]
         is_operand = before.text == "return" or (before.kind == "punct" and before.text not in (")", "]", ">"))
-        if is_operand and "operator" not in (t.text for t in more):  # not a function, a branch or a lambda
-            opened.text = closed.text = ""
+        if is_operand and "operator" not in (t.text for t in tokens[max(i - 3, 0) : i]):  # not a function, a branch or a lambda
+            tokens[i].text = tokens[close].text = ""
 
 
 def words_of_members(source: Source) -> None:
@@ -37,7 +41,10 @@ def words_of_members(source: Source) -> None:
             first, last = i - 1, last + 1
         before, after = tokens[first - 1].text, tokens[last + 1].text
         is_read = before == "*" or (after == "[" and first < i)
-        is_address = tokens[first - 1 - (before == "*")].text == "&" or after in ("(", "->", ".", "::")
+        at = first - 1 - (before == "*")
+        left = tokens[at - 1]
+        is_operator = left.text != "return" and (left.kind in ("name", "number") or left.text in (")", "]"))  # as in `mask & *…`
+        is_address = (tokens[at].text == "&" and not is_operator) or after in ("(", "->", ".", "::")
         if x.kind == member.kind == "name" and arrow.text in ("->", ".") and is_read and not is_address:
             source.blank(i, close + 1)
             tokens[i].text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
