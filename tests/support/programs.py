@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,17 @@ OF_LANES: dict[str, Callable[[list[int], int], int]] = {
     "simd_and": lambda of, j: functools.reduce(operator.and_, of), "simd_or": lambda of, j: functools.reduce(operator.or_, of),
     "simd_xor": lambda of, j: functools.reduce(operator.xor, of), "simd_broadcast_first": lambda of, j: of[0],
     "simd_prefix_exclusive_sum": lambda of, j: sum(of[:j]),
+}  # fmt: skip
+# Of a and b in a floating-point type T, which has each of these exactly where a and b are small: whatever is contracted, the same.
+OF_FLOATS: dict[str, Callable[[Any, Any], Any]] = {
+    "a + b": operator.add, "a - b": operator.sub, "a * b": operator.mul, "fma(a, b, a)": lambda a, b: a * b + a, "min(a, b)": np.minimum,
+    "max(a, b)": np.maximum, "abs(a)": lambda a, b: abs(a), "copysign(a, b + T(0.5))": lambda a, b: np.copysign(a, b + 0.5),
+    "floor(a * T(0.25))": lambda a, b: np.floor(a / 4), "ceil(a * T(0.25))": lambda a, b: np.ceil(a / 4),
+    "rint(a * T(0.5))": lambda a, b: np.rint(a / 2), "round(a * T(0.5))": lambda a, b: np.trunc(a / 2 + np.copysign(0.5, a)),
+    "trunc(b / T(4))": lambda a, b: np.trunc(b / 4), "clamp(a, T(-5), T(5))": lambda a, b: np.clip(a, -5, 5),
+    "(a < b ? b : -a)": lambda a, b: np.where(a < b, b, -a), "select(a, b, a >= b)": lambda a, b: np.where(a >= b, b, a),
+    "T4(a, b, -a, 1).wzyx.z": lambda a, b: b, "(T2(a, b) * T2(b, 2)).y": lambda a, b: 2 * b, "(T3(a, b, 3) - b).x": operator.sub,
+    "max(T4(a), T4(b, a, a, a)).x": np.maximum,
 }  # fmt: skip
 Values = Any  # of a scalar [threads], of a vector [threads, n]; whole numbers in uint64 or int64
 Evaluate = Callable[["State"], Values]
@@ -145,9 +157,9 @@ class Program:
             return self.condition(depth - 1)
         if width(kind) > 1:
             return self.of_vectors(depth - 1, kind)
-        return self.rng.choice([self.arithmetic, self.arithmetic, self.conversion, self.choice, self.component, self.function])(
-            depth - 1, kind
-        )
+        return self.rng.choice(
+            [self.arithmetic, self.arithmetic, self.conversion, self.choice, self.component, self.function, self.floats]
+        )(depth - 1, kind)
 
     def arithmetic(self, depth: int, kind: str) -> Expression:
         """In int or uint, to which narrower numbers are converted before."""
@@ -218,6 +230,15 @@ class Program:
         return Expression(
             f"{name}({x.text})", kind, lambda s: wrapped(np.array([count(int(v) % (1 << bits)) for v in x.value(s)], np.uint64), kind)
         )
+
+    def floats(self, depth: int, kind: str) -> Expression:
+        of, most = self.rng.choice([("float", 1000), ("half", 31), ("bfloat", 7)])
+        x, y = (self.small(self.expression(depth, "int"), most) for _ in range(2))
+        forms = [form for form in OF_FLOATS if of != "bfloat" or not re.search(r"[a-z]\w*\(", form)]  # bfloat has no functions
+        form = self.rng.choice(forms)
+        words = {"a": f"{of}({x.text})", "b": f"{of}({y.text})", "T": of}
+        text, value = re.sub(r"\b(?:[ab]\b|T(?=\(|\d))", lambda m: words[m[0]], form), OF_FLOATS[form]
+        return Expression(f"{kind}(int({text}))", kind, lambda s: wrapped(value(x.value(s) / 1.0, y.value(s) / 1.0).astype(np.int64), kind))
 
     def condition(self, depth: int) -> Expression:
         counters = [name for name in self.names if name.startswith("n")]
