@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,9 @@ _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this proc
 _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
 # How a compiler names them: the file's end, the option, and whether the option takes the name without its last end.
 _KEPT = {"clang": (".pch", "-include-pch", False), "gcc": (".parsed.h.gch", "-include", True)}
+_UNDECIDED = re.compile(
+    r"^(.*:\d+):\d+: error: (?:operands to '\?:' have different types|conditional expression is ambiguous)", re.MULTILINE
+)
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
 _LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
@@ -85,12 +88,16 @@ class _Kernel:
     def lowered(self) -> str:
         """Its C++. Raises CompileError, LoweringError."""
         if not self._lowered:
-            source = self.job.source
-            text = preprocessed(source)
-            self._lowered = cpu_target.lower(
-                text, self.job.kernel, self.job.constants, name=source.name, compiler=self.cxx.kind, converged=source.is_ours
-            )
+            self._lowered = self.lowered_with(())
         return self._lowered
+
+    def lowered_with(self, choose: Collection[str]) -> str:
+        """The same, with what stands in these places decided: see Passes.conditionals."""
+        source, kind = self.job.source, self.cxx.kind
+        text = preprocessed(source)
+        return cpu_target.lower(
+            text, self.job.kernel, self.job.constants, name=source.name, compiler=kind, converged=source.is_ours, choose=choose
+        )
 
     def key(self) -> str:
         """Under which its module lies."""
@@ -121,10 +128,24 @@ def build(job: Job) -> Path:
     """The compiled module of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
     kernel = _Kernel(job, compiler.find_compiler())
     try:
-        return cache.fetch(f"{kernel.key()}.so", lambda target: _compile(kernel, kernel.lowered(), target))
+        return cache.fetch(f"{kernel.key()}.so", lambda target: _compile_decided(kernel, target))
     except CompileError as error:
         error.args = (f"kernel '{job.kernel}': {error}",)
         raise
+
+
+def _compile_decided(kernel: _Kernel, target: Path) -> None:
+    """What the compiler cannot decide, where bfloat is a class, the lowering does once it has heard where."""
+    places, lowered = set[str](), kernel.lowered()
+    while True:
+        try:
+            return _compile(kernel, lowered, target)
+        except CompileError as error:
+            found = set(_UNDECIDED.findall(str(error))) - places
+            if not found:
+                raise
+            places |= found
+            lowered = kernel.lowered_with(places)
 
 
 def may_stand_beside_others(source: KernelText) -> bool:

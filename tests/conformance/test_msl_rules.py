@@ -170,6 +170,21 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [3] * 4,
     ),
+    "what a bfloat becomes where a number is asked for": (
+        f"kernel void k(device int* o, {I}) {{ const bfloat b = bfloat(i); bool any = b; long n = b; half h = i > 1 ? half(b) : 0.5f; "
+        "o[i] = 100 * any + 10 * n + int((i > 1 ? b : 0.5f) + (i < 1 ? 0.25f : b) + h); }",
+        {},
+        [1, 112, 126, 139],
+    ),
+    "traits of vectors, own functions with metal's names and constexpr ones of vectors": (
+        "template <typename T, enable_if_t<is_floating_point_v<T>, bool> = true> T twice(T x) { return x + x; }\n"
+        "namespace own { template <typename T> T simd_max(T v) { return ::metal::simd_max(v); } inline float expm1f(float x) { return x + 1; } }\n"
+        "using namespace own;\nconstexpr uint2 split(ulong v) { return uint2(v, v >> 32); }\n"
+        f"kernel void k(device int* o, {I}) {{ float2 v = twice(float2(1, i)); bool is_last = any(v == numeric_limits<float2>::infinity()); "
+        "o[i] = int(v.y + expm1f(v.x)) + own::simd_max(int(7)) + split(5).x + is_last; }",
+        {},
+        [15, 17, 19, 21],
+    ),
     "cond ? bfloat : 0": (
         f"kernel void k(device bfloat* o, {I}) {{ bfloat b = bfloat(2.0f); o[i] = i < 2 ? b : 0; }}",
         {"dtype": "u2"},
@@ -387,6 +402,7 @@ def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Devic
 # -- which kernel, which constant -------------------------------------------------------------------------------------
 
 TWICE = """
+namespace a { template <int N> kernel void f(device int* o, uint i); }
 namespace a { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = N; } }
 namespace b { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = 10 * N; } }
 template [[host_name("ka")]] [[kernel]] decltype(a::f<1>) a::f<1>;

@@ -162,8 +162,8 @@ PROGRAMS = {
     f"kernel void k({ARGS}) {{ f[0] = numeric_limits<Of<float>>::max().x + vec_elements<half4>::value; }}",
     "bits of constants": f"kernel void k({ARGS}) {{ constexpr short a = __builtin_ctz(24), b = __builtin_clz(24), c = __builtin_popcount(24);\n"
     'static_assert(a == 3 && b == 27 && c == 2, ""); n[0] = a + __builtin_ctz(n[1]) + __builtin_clz(n[2]) + __builtin_popcount(n[3]); }',
-    "names of CUDA's": "struct dim3 { int x; }; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
-    f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + lrint(f[0]) + rcbrt(2) + d.x; }}",
+    "names of CUDA's": "struct dim3 { int x; }; namespace own { inline float expm1f(float x) { return x; } } using namespace own; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"
+    f"inline float rcbrt(float x) {{ return x; }} kernel void k({ARGS}) {{ dim3 d; d.x = 1; f[0] = j1(1) + expm1f(f[1]) + lrint(f[0]) + rcbrt(2) + d.x; }}",
     "constexpr loop": "constexpr int fact(int q) { int r = 1; for (int i = 2; i <= q; i++) r *= i; return r; }\n"
     f'kernel void k({ARGS}) {{ float a[fact(3)]; a[0] = f[1]; f[0] = a[0]; static_assert(fact(3) == 6, ""); }}',
 }

@@ -247,7 +247,7 @@ using conditional_t = typename strict::pick<B, X, Y>::type;
 template <class T>
 struct is_integral : bool_constant<bool(strict::is_int<T>::value)> {};
 template <class T>
-struct is_floating_point : bool_constant<bool(strict::is_float<T>::value)> {};
+struct is_floating_point : bool_constant<bool(strict::is_float<typename strict::shape<T>::element>::value)> {};
 template <class T>
 struct is_arithmetic : bool_constant<bool(strict::is_number<T>::value)> {};
 template <class T>
@@ -267,7 +267,7 @@ struct is_class : bool_constant<__is_class(T)> {};
 template <class T>
 STRICT_C bool is_integral_v = strict::is_int<T>::value;
 template <class T>
-STRICT_C bool is_floating_point_v = strict::is_float<T>::value;
+STRICT_C bool is_floating_point_v = is_floating_point<T>::value;
 template <class T>
 STRICT_C bool is_arithmetic_v = strict::is_number<T>::value;
 template <class T>

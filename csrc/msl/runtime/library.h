@@ -53,7 +53,7 @@ template <class T> METALMM_INLINE void swap(T& a, T& b) { T c = a; a = b; b = c;
 #define METALMM_PREDICATE(name, ...)                              \
   template <class T> struct name : bool_constant<__VA_ARGS__> {}; \
   template <class T> constexpr bool name##_v = name<T>::value;
-METALMM_PREDICATE(is_floating_point, metalmm::msl::is_float<remove_cv_t<T>>::value)
+METALMM_PREDICATE(is_floating_point, metalmm::msl::is_float<metalmm::msl::element_t<remove_cv_t<T>>>::value)  // of a vector, too
 METALMM_PREDICATE(is_integral, metalmm::msl::is_int<remove_cv_t<T>>::value || metalmm::msl::is_same<remove_cv_t<T>, bool>::value)
 METALMM_PREDICATE(is_arithmetic, metalmm::msl::is_scalar<remove_cv_t<T>>::value)
 METALMM_PREDICATE(is_scalar, metalmm::msl::is_scalar<remove_cv_t<T>>::value)
@@ -119,6 +119,7 @@ METALMM_LIMITS(half, 11, 65504.0f, 0x1p-14f, 0x1p-10f, 0x1p-24f)
 METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f)
 #undef METALMM_LIMITS
 template <class T> struct numeric_limits : _numeric_limits_impl<T> {};
+template <class T, int N> struct numeric_limits<metalmm::msl::vec<T, N>> : numeric_limits<T> {};
 
 template <class T, size_t N> struct array {
   T elements[N];
@@ -216,3 +217,17 @@ struct os_log {
 constexpr os_log os_log_default{"", ""};
 
 }  // namespace metal
+
+namespace metalmm::msl {
+// An arm of `c ? a : b` where the other is of type Other: of two types of floating point a float, of one beside an integer that one.
+template <class Other, class A> METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
+  using T = metal::decay_t<A>;
+  using O = metal::decay_t<Other>;
+  if constexpr (is_float<T>::value && is_float<O>::value && !is_same<T, O>::value)
+    return static_cast<float>(a);
+  else if constexpr (is_scalar<T>::value && !is_float<T>::value && (is_same<O, half>::value || is_same<O, bfloat>::value))
+    return O(a);
+  else
+    return static_cast<A&&>(a);
+}
+}  // namespace metalmm::msl

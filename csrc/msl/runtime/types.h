@@ -85,15 +85,7 @@ struct bfloat {
   constexpr bfloat(unsigned x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(long x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(unsigned long x) : bits(round(static_cast<float>(x))) {}
-  // To a float alone where nobody asks: an integer beside a bfloat in ?: then becomes a bfloat, and not the other way round.
-  template <class F, class = typename metalmm::msl::enable_if<metalmm::msl::is_same<F, float>::value>::type>
-  constexpr operator F() const {
-    return __builtin_bit_cast(float, static_cast<uint>(bits) << 16);
-  }
-  template <class T, class = typename metalmm::msl::enable_if<!metalmm::msl::is_same<T, float>::value && metalmm::msl::is_number<T>>::type, class = void>
-  constexpr explicit operator T() const {
-    return static_cast<T>(static_cast<float>(*this));
-  }
+  constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }  // and on to any number
   static constexpr uint16_t round(float f) {
 #ifdef __CUDACC__
     if (!__builtin_is_constant_evaluated()) return metalmm::cuda::narrowed_to_bfloat(f);

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from .program import Declaration, Program
-from .tokens import NUMBERS, OPEN
+from .tokens import BEFORE_EXPRESSIONS, NUMBERS, OPEN
 
 # Of a simdgroup's lanes. Not every name that begins so: kernels call a lane's number simd_lane.
 _AMONG_LANES = re.compile(
@@ -312,11 +312,11 @@ class ControlFlow:
             for j in range(d.body + 1, d.end if d.is_function and d.body >= 0 else 0):
                 first = j
                 while tokens[first - 1].text == "::":
-                    first -= 2 if tokens[first - 2].kind == "name" else 1
+                    first -= 2 if tokens[first - 2].kind == "name" and tokens[first - 2].text not in BEFORE_EXPRESSIONS else 1
                 if (
                     tokens[j].text in own
                     and tokens[first - 1].text not in (".", "->", ">")
-                    and (tokens[first - 1].kind != "name" or tokens[first - 1].text in ("return", "else", "do", "case"))
+                    and (tokens[first - 1].kind != "name" or tokens[first - 1].text in BEFORE_EXPRESSIONS)
                 ):
                     after = self.source.angle_end(j + 1) + 1 if tokens[j + 1].text == "<" else j + 1
                     if tokens[after].text == "(":

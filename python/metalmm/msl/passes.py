@@ -12,13 +12,12 @@ import numpy as np
 
 from ..errors import CompileError, LoweringError
 from .program import SPECIFIERS, Declaration, Program
-from .tokens import NUMBERS, OPEN, PRAGMA, VECTORS, Token
+from .tokens import BEFORE_EXPRESSIONS, NUMBERS, OPEN, PRAGMA, VECTORS, Token
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
 # Names after which an expression begins, and those whose parentheses are a statement's.
-_BEFORE_EXPRESSIONS = {"return", "else", "do", "case", "and", "or", "not", "throw"}
 _BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==", "!=", "||"}
 _HEADS = {"if", "for", "while", "switch", "constexpr"}
 _NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
@@ -98,7 +97,7 @@ class Passes:
         tokens = self.source.tokens
         definitions = {d.start for overloads in self.program.definitions.values() for d in overloads}
         for d in self.program.declarations:
-            if d.body < 0 and tokens[d.start].text == "kernel":  # a forward declaration
+            if d.body < 0 and "kernel" in (t.text for t in tokens[d.start : d.end] if t.kind == "name"):  # a forward declaration
                 self.source.blank(d.start, d.end)
         for instance in (i for instances in self.program.instances.values() for i in instances):
             if not instance.declaration.is_function:
@@ -142,16 +141,17 @@ class Passes:
                     self.source.blank(i, i + 1)
                 i += 1
 
-    def constant_vectors(self) -> None:
-        """`constexpr` vectors are `const` for a C++ compiler, to which they are unions."""
+    def constant_vectors(self, compiler: str) -> None:
+        """`constexpr` vectors are `const` for a C++ compiler, to which they are unions. Functions that return one are not constexpr to g++."""
         tokens = self.source.tokens
         for i, token in enumerate(tokens):
             if token.text == "constexpr":
                 j = i + 1
                 while tokens[j].text in (*SPECIFIERS, "constant", ""):
                     j += 1
-                if tokens[j].text in VECTORS and tokens[j + 1].kind == "name" and tokens[j + 2].text != "(":
-                    token.text = "const"
+                if tokens[j].text in VECTORS and tokens[j + 1].kind == "name":
+                    is_function = tokens[j + 2].text == "(" and tokens[self.source.matching(j + 2) + 1].text in ("{", "const")
+                    token.text = "const" if not is_function else "" if compiler == "gcc" else "constexpr"
 
     def library_specializations(self) -> None:
         """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""
@@ -415,7 +415,7 @@ class Passes:
                     kind.text = f"({kind.text})"
 
     def conditionals(self, places: Collection[str]) -> None:
-        """Edits `c ? a : b` of a half and a float, which C++ cannot decide where half is a class. Both arms become what they have in
+        """Edits `c ? a : b` of a bfloat, or a half, and a float, which C++ cannot decide where one is a class. Both arms become what they have in
         common. In `places` is the file:line of those that a compiler did not decide. Others may have arms that this would break."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 1, -1, -1):  # inner ones first
@@ -442,7 +442,7 @@ class Passes:
             if (
                 before is not None
                 and self.source.tokens[before].kind == "name"
-                and self.source.tokens[before].text not in _BEFORE_EXPRESSIONS
+                and self.source.tokens[before].text not in BEFORE_EXPRESSIONS
             ):
                 continue  # a declaration: a type stands before the name
             close = self.source.matching(i + 1)
@@ -481,12 +481,12 @@ class Passes:
         before = self.source.previous(start) if start is not None else None
         head = self.source.tokens[before].text if before is not None else ""
         if token.kind == "name":
-            return token.text not in _BEFORE_EXPRESSIONS
+            return token.text not in BEFORE_EXPRESSIONS
         if token.text == ")":
             return head not in _HEADS and not self._is_cast(start or 0, i)
         if token.text == "}":  # of a block, of a lambda or of what is made in braces
             return (head == ")" and before is not None and self._is_called(before, openings)) or (
-                head.isidentifier() and head not in _BEFORE_EXPRESSIONS
+                head.isidentifier() and head not in BEFORE_EXPRESSIONS
             )
         if token.text == ">":
             return any(self._closes_angle(j, i) for j in range(i - 1, max(i - 40, 0), -1) if self.source.tokens[j].text == "<")

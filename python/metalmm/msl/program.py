@@ -253,7 +253,7 @@ class Program:
                 if tokens[d.start].text == "template":
                     continue
                 instance = Instance(d, (d.name,))
-            elif tokens[d.start].text == "template":
+            elif tokens[d.start].text == "template" and tokens[d.start + 1].text != "<":  # that one is declared beforehand
                 instance = self._instance(d)
             else:
                 continue

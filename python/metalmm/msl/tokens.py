@@ -23,6 +23,7 @@ _LINE_MARKER = re.compile(r'^#\s*(?:line\s+)?(\d+)(?:\s+"((?:\\.|[^"\\])*)")?')
 _COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
 NUMBERS = ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]  # MSL's types of them
+BEFORE_EXPRESSIONS = {"return", "else", "do", "case", "and", "or", "not", "throw"}  # names behind which one begins
 VECTORS = {f"{kind}{n}" for kind in NUMBERS for n in (2, 3, 4)}
 OPEN = {"(": ")", "[": "]", "{": "}"}
 

@@ -47,40 +47,10 @@ METALMM_INLINE Place place_of(const LaunchHead& head) {
   return {threadIdx.x, size.x * size.y * size.z, size, group, full, threads, groups};
 }
 
-// A conditional's arm where the other is of type Other: a half beside a float is one.
-template <class T>
-struct bare {
-  using type = T;
-};
-template <class T>
-struct bare<T&> {
-  using type = T;
-};
-template <class T>
-struct bare<T&&> {
-  using type = T;
-};
-template <class T>
-struct bare<const T&> {
-  using type = T;
-};
-template <class Other, class A>
-METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
-  using T = typename bare<A>::type;
-  using O = typename bare<Other>::type;
-  if constexpr ((is_same<T, half>::value || is_same<T, bfloat>::value || is_same<T, float>::value) && is_float<O>::value &&
-                !is_same<T, O>::value)
-    return static_cast<float>(a);
-  else if constexpr (is_scalar<T>::value && !is_float<T>::value && is_same<O, half>::value)  // an integer beside a half is a half
-    return half(a);
-  else
-    return static_cast<A&&>(a);
-}
-
 // An argument where the compiler cannot choose between functions.
 template <class A>
 METALMM_INLINE constexpr decltype(auto) promoted(A&& a) {
-  if constexpr (is_same<typename bare<A>::type, half>::value)
+  if constexpr (is_same<metal::decay_t<A>, half>::value)
     return static_cast<float>(a);
   else
     return static_cast<A&&>(a);

@@ -83,7 +83,7 @@ class CpuTarget:
             compound_literals(self.source)
             if not converged:
                 words_of_members(self.source)
-        self.passes.constant_vectors()
+        self.passes.constant_vectors(compiler)
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
         self.passes.address_spaces()
