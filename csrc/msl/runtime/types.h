@@ -86,6 +86,10 @@ struct bfloat {
   constexpr bfloat(long x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(unsigned long x) : bits(round(static_cast<float>(x))) {}
   constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }  // and on to any number
+  template <class T, class = metalmm::msl::enable_if_t<metalmm::msl::is_same<T, half>::value>>
+  constexpr explicit operator T() const {  // g++ 13 does not go on from a float to its half
+    return static_cast<T>(static_cast<float>(*this));
+  }
   static constexpr uint16_t round(float f) {
 #ifdef __CUDACC__
     if (!__builtin_is_constant_evaluated()) return metalmm::cuda::narrowed_to_bfloat(f);
