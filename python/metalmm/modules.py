@@ -53,6 +53,7 @@ _KEPT = {"clang": (".pch", "-include-pch", False), "gcc": (".parsed.h.gch", "-in
 _UNDECIDED = re.compile(
     r"^(.*:\d+):\d+: error: (?:operands to '\?:' have different types|conditional expression is ambiguous)", re.MULTILINE
 )
+_AMBIGUOUS = re.compile(r"^(.*:\d+):\d+: error: call (?:of overloaded|to) '(\w+).*' is ambiguous", re.MULTILINE)
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
 _LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
@@ -141,7 +142,7 @@ def _compile_decided(kernel: _Kernel, target: Path) -> None:
         try:
             return _compile(kernel, lowered, target)
         except CompileError as error:
-            found = set(_UNDECIDED.findall(str(error))) - places
+            found = {*_UNDECIDED.findall(str(error)), *(" ".join(at) for at in _AMBIGUOUS.findall(str(error)))} - places
             if not found:
                 raise
             places |= found

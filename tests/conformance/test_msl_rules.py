@@ -170,6 +170,14 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [3] * 4,
     ),
+    "an own template beside metal's function: that one for arguments of one type": (
+        "template <typename T, typename U> using Sum = decltype(T(0) + U(0));\n"
+        "namespace own { template <typename T, typename U> Sum<T, U> fma(T a, U b, Sum<T, U> c) { return a * b + c + 100; } }\n"
+        "using namespace own;\n"
+        f"kernel void k(device int* o, {I}) {{ float x = i; o[i] = int(fma(x, 2.0f, 1.0f)) + int(fma(x, half(2), 1.0f)); }}",
+        {},
+        [102, 106, 110, 114],
+    ),
     "what a bfloat becomes where a number is asked for": (
         f"kernel void k(device int* o, {I}) {{ const bfloat b = bfloat(i); bool any = b; long n = b; half h = i > 1 ? half(b) : 0.5f; "
         "o[i] = 100 * any + 10 * n + int((i > 1 ? b : 0.5f) + (i < 1 ? 0.25f : b) + h); }",

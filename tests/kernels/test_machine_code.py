@@ -160,6 +160,8 @@ PROGRAMS = {
     "limits of a type of its own": "template <class T> struct Of { T x; };\n"
     "template <class T> struct _numeric_limits_impl<Of<T>> { static constexpr Of<T> max() { return {numeric_limits<T>::max()}; } };\n"
     f"kernel void k({ARGS}) {{ f[0] = numeric_limits<Of<float>>::max().x + vec_elements<half4>::value; }}",
+    "an own template beside metal's function": "namespace own { template <typename T, typename U> float fma(T a, U b, decltype(a + b) c) { return c; } }\n"
+    f"using namespace own; kernel void k({ARGS}) {{ f[0] = fma(f[1], f[2], 1.0f) + fma(f[1], h[0], 1.0f); }}",
     "bits of constants": f"kernel void k({ARGS}) {{ constexpr short a = __builtin_ctz(24), b = __builtin_clz(24), c = __builtin_popcount(24);\n"
     'static_assert(a == 3 && b == 27 && c == 2, ""); n[0] = a + __builtin_ctz(n[1]) + __builtin_clz(n[2]) + __builtin_popcount(n[3]); }',
     "names of CUDA's": "struct dim3 { int x; }; namespace own { inline float expm1f(float x) { return x; } } using namespace own; inline float j1(float x) { return x; } inline int lrint(float x) { return x; }\n"

@@ -219,6 +219,8 @@ constexpr os_log os_log_default{"", ""};
 }  // namespace metal
 
 namespace metalmm::msl {
+template <class A, class... R> constexpr bool are_alike = (is_same<metal::decay_t<A>, metal::decay_t<R>>::value && ...);
+
 // An arm of `c ? a : b` where the other is of type Other: of two types of floating point a float, of one beside an integer that one.
 template <class Other, class A> METALMM_INLINE constexpr decltype(auto) arm(A&& a) {
   using T = metal::decay_t<A>;

@@ -431,9 +431,11 @@ class Passes:
             tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>(({first}))"
             tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
 
-    def promotions(self, places: Collection[str]) -> None:
-        """Edits `f(h)` of a half where f takes a float or a bfloat. To MSL a half becomes a float before anything else. To C++ a class
-        becomes either. In `places` is the "file:line name" of calls that a compiler did not decide."""
+    def undecided_calls(self, places: Collection[str], compiler: str) -> None:
+        """Edits calls that a compiler did not decide; in `places` is their "file:line name". Metal's functions are no templates: they come
+        before a template of that name if all arguments are of one type, and behind it else. And to MSL the half of `f(h)` becomes a float
+        before anything else. To NVRTC it is a class that becomes a float or a bfloat."""
+        own = {d.name: d for d in self.program.declarations if d.is_function and self.source.tokens[d.start].text == "template"}
         for i, token in enumerate(self.source.tokens):
             name = token.text.removeprefix("metalmm_")
             if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
@@ -445,6 +447,15 @@ class Passes:
                 and self.source.tokens[before].text not in BEFORE_EXPRESSIONS
             ):
                 continue  # a declaration: a type stands before the name
+            if name in own:
+                x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))
+                token.text = (
+                    "[&](auto&&... metalmm_x) -> decltype(auto) { if constexpr (::metalmm::msl::are_alike<decltype(metalmm_x)...>) "
+                    f"return ::metal::{token.text}({x}); else return {path}({x}); }}"
+                )
+                continue
+            if compiler != "nvrtc":
+                continue
             close = self.source.matching(i + 1)
             ends = [i + 1, *self.source.top_level(i + 2, close, ","), close]
             for first, last in itertools.pairwise(ends):

@@ -53,7 +53,7 @@ class CpuTarget:
         choose: Collection[str],
     ) -> str:
         """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see Passes.conditionals and
-        Passes.promotions."""
+        Passes.undecided_calls."""
         instance = self.program.instance(kernel)
         definition = self.program.definition_of(instance)
         name = definition.name
@@ -92,7 +92,7 @@ class CpuTarget:
         self.passes.literals()
         self.passes.pragmas(compiler)
         if choose:
-            self.passes.promotions(choose)
+            self.passes.undecided_calls(choose, compiler)
             self.passes.conditionals(choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
