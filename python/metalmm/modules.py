@@ -137,14 +137,15 @@ def build(job: Job) -> Path:
 
 def _compile_decided(kernel: _Kernel, target: Path) -> None:
     """What the compiler cannot decide, where bfloat is a class, the lowering does once it has heard where."""
-    places, lowered = set[str](), kernel.lowered()
+    places, lowered, first = set[str](), kernel.lowered(), None
     while True:
         try:
             return _compile(kernel, lowered, target)
         except CompileError as error:
             found = {*_UNDECIDED.findall(str(error)), *(" ".join(at) for at in _AMBIGUOUS.findall(str(error)))} - places
-            if not found:
-                raise
+            first = first or error
+            if not found:  # a call between two templates of the program's own is no matter of metal's
+                raise first if "'metal'" in str(error) else error from None
             places |= found
             lowered = kernel.lowered_with(places)
 

@@ -578,3 +578,10 @@ def test_a_loop_over_a_declaration_that_can_be_stopped() -> None:
 def test_a_file_that_ends_in_the_middle_is_refused(text: str) -> None:
     with pytest.raises(metalmm.LoweringError, match=r"<source>:2: ('.' is never closed|the file ends in the middle of a declaration)"):
         Program(f"\n{text}", "<source>")
+
+
+@pytest.mark.usefixtures("each_compiler")
+def test_a_call_that_nobody_decides_is_told_in_the_compilers_words(device: metalmm.Device) -> None:
+    templates = "template <class T> void g(T, float) {}\ntemplate <class T> void g(float, T) {}\n"
+    with pytest.raises(metalmm.CompileError, match=r"<source>:5:.*'g.*' is ambiguous"):
+        device.compile(HEAD + templates + "kernel void k(device float* f) { g(f[0], f[1]); }\n").kernel("k")
