@@ -99,6 +99,18 @@ struct bfloat {
     return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
   constexpr bfloat operator-() const { return -static_cast<float>(*this); }
+  constexpr bfloat& operator++() { return *this = static_cast<float>(*this) + 1.0f; }
+  constexpr bfloat& operator--() { return *this = static_cast<float>(*this) - 1.0f; }
+  constexpr bfloat operator++(int) {
+    bfloat before = *this;
+    ++*this;
+    return before;
+  }
+  constexpr bfloat operator--(int) {
+    bfloat before = *this;
+    --*this;
+    return before;
+  }
 };
 
 namespace metalmm::msl {
