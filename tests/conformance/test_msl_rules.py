@@ -178,8 +178,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [102, 106, 110, 114],
     ),
-    "what a bfloat becomes where a number is asked for": (
-        f"kernel void k(device int* o, {I}) {{ const bfloat b = bfloat(i); bool any = b; bfloat c = b; long n = c++; n += int(c-- - 1 - n); ++c; --c; n += int(c - bfloat(i)); half h = i > 1 ? half(b) : 0.5f; "
+    "a bfloat among numbers": (
+        f"kernel void k(device int* o, {I}) {{ const bfloat b = bfloat(i); bool any = b != 0; bfloat c = +b; long n = long(c++); n += int(c-- - 1 - n); ++c; --c; n += int(c - bfloat(i)); half h = i > 1 ? half(b) : 0.5f; "
         "o[i] = 100 * any + 10 * n + int((i > 1 ? b : 0.5f) + (i < 1 ? 0.25f : b) + h); }",
         {},
         [1, 112, 126, 139],

@@ -85,9 +85,13 @@ struct bfloat {
   constexpr bfloat(unsigned x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(long x) : bits(round(static_cast<float>(x))) {}
   constexpr bfloat(unsigned long x) : bits(round(static_cast<float>(x))) {}
-  constexpr operator float() const { return __builtin_bit_cast(float, static_cast<uint>(bits) << 16); }  // and on to any number
-  template <class T, class = metalmm::msl::enable_if_t<metalmm::msl::is_same<T, half>::value>>
-  constexpr explicit operator T() const {  // g++ 13 does not go on from a float to its half
+  // To a float alone where nobody asks: an integer beside a bfloat in ?: then becomes a bfloat, and not the other way round.
+  template <class F, class = typename metalmm::msl::enable_if<metalmm::msl::is_same<F, float>::value>::type>
+  constexpr operator F() const {
+    return __builtin_bit_cast(float, static_cast<uint>(bits) << 16);
+  }
+  template <class T, class = typename metalmm::msl::enable_if<!metalmm::msl::is_same<T, float>::value && metalmm::msl::is_number<T>>::type, class = void>
+  constexpr explicit operator T() const {
     return static_cast<T>(static_cast<float>(*this));
   }
   static constexpr uint16_t round(float f) {
@@ -98,6 +102,7 @@ struct bfloat {
     if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x40u);
     return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
+  constexpr bfloat operator+() const { return *this; }
   constexpr bfloat operator-() const { return -static_cast<float>(*this); }
   constexpr bfloat& operator++() { return *this = static_cast<float>(*this) + 1.0f; }
   constexpr bfloat& operator--() { return *this = static_cast<float>(*this) - 1.0f; }

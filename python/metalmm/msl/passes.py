@@ -150,8 +150,10 @@ class Passes:
                 while tokens[j].text in (*SPECIFIERS, "constant", ""):
                     j += 1
                 if tokens[j].text in VECTORS and tokens[j + 1].kind == "name":
-                    is_function = tokens[j + 2].text == "(" and tokens[self.source.matching(j + 2) + 1].text in ("{", "const")
-                    token.text = "const" if not is_function else "" if compiler == "gcc" else "constexpr"
+                    if tokens[j + 2].text != "(":
+                        token.text = "const"
+                    elif compiler == "gcc" and tokens[self.source.matching(j + 2) + 1].text in ("{", "const", ";"):
+                        token.text = ""
 
     def library_specializations(self) -> None:
         """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""
