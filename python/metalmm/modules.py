@@ -50,10 +50,14 @@ _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this proc
 _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
 # How a compiler names them: the file's end, the option, and whether the option takes the name without its last end.
 _KEPT = {"clang": (".pch", "-include-pch", False), "gcc": (".parsed.h.gch", "-include", True)}
+# What a compiler says of a ?: and of a call that it cannot decide: g++, clang, NVRTC. The file, its line and the call's name.
+_AT = r"^(.*?)(?::(\d+):\d+|\((\d+)\)): error: "
 _UNDECIDED = re.compile(
-    r"^(.*:\d+):\d+: error: (?:operands to '\?:' have different types|conditional expression is ambiguous)", re.MULTILINE
+    rf"{_AT}(?:operands to '\?:' have different types|conditional expression is ambiguous|ambiguous \"\?\" operation"
+    r"|call (?:of overloaded|to) '(\w+).*' is ambiguous"
+    r'|more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)")',
+    re.MULTILINE,
 )
-_AMBIGUOUS = re.compile(r"^(.*:\d+):\d+: error: call (?:of overloaded|to) '(\w+).*' is ambiguous", re.MULTILINE)
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
 _LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
@@ -135,6 +139,12 @@ def build(job: Job) -> Path:
         raise
 
 
+def undecided(said: str) -> set[str]:
+    """Places as Passes.conditionals and Passes.undecided_calls take them, of a compiler's words."""
+    found = (match.groups("") for match in _UNDECIDED.finditer(said))
+    return {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
+
+
 def _compile_decided(kernel: _Kernel, target: Path) -> None:
     """What the compiler cannot decide, where bfloat is a class, the lowering does once it has heard where."""
     places, lowered, first = set[str](), kernel.lowered(), None
@@ -142,7 +152,7 @@ def _compile_decided(kernel: _Kernel, target: Path) -> None:
         try:
             return _compile(kernel, lowered, target)
         except CompileError as error:
-            found = {*_UNDECIDED.findall(str(error)), *(" ".join(at) for at in _AMBIGUOUS.findall(str(error)))} - places
+            found = undecided(str(error)) - places
             first = first or error
             if not found:  # a call between two templates of the program's own is no matter of metal's
                 raise first if "'metal'" in str(error) else error from None

@@ -40,11 +40,7 @@ class Options(TypedDict, total=False):
     debug: bool | None
 
 
-_UNDECIDED = re.compile(
-    r'^(.*)\((\d+)\): error: more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)"', re.MULTILINE
-)
 _DESIGNATED = re.compile(r"[{,]\s*\.\w+\s*=[^=]")  # {.x = 1}
-_AMBIGUOUS = re.compile(r'^(.*)\((\d+)\): error: ambiguous "\?" operation', re.MULTILINE)
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
@@ -254,9 +250,7 @@ def build(
                 code = (nvcc.ptx if debug else nvcc.cubin)(lowered, source.name, [*given, *extra])
                 break
             except CompileError as error:
-                found = {f"{file}:{line}" for file, line in _AMBIGUOUS.findall(str(error))}
-                found |= {f"{file}:{line} {name}" for file, line, name in _UNDECIDED.findall(str(error))}
-                found -= places
+                found = modules.undecided(str(error)) - places
                 if not found and (extra or 'conversion function from "half" to' not in str(error)):
                     raise
                 places |= found
