@@ -97,7 +97,7 @@ class _Kernel:
         return self._lowered
 
     def lowered_with(self, choose: Collection[str]) -> str:
-        """The same, with what stands in these places decided: see Passes.conditionals."""
+        """The same, with what stands in these places decided: see msl/undecided.py."""
         source, kind = self.job.source, self.cxx.kind
         text = preprocessed(source)
         return cpu_target.lower(
@@ -140,7 +140,7 @@ def build(job: Job) -> Path:
 
 
 def undecided(said: str) -> set[str]:
-    """Places as Passes.conditionals and Passes.undecided_calls take them, of a compiler's words."""
+    """Places as msl/undecided.py takes them, of a compiler's words."""
     found = (match.groups("") for match in _UNDECIDED.finditer(said))
     return {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
 

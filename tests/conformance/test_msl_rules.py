@@ -184,6 +184,17 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [1, 112, 126, 139],
     ),
+    "a bfloat that takes another number": (
+        f"kernel void k(device int* o, {I}) {{ bfloat b = 2, c = 2, d = 2, e = 512; b += 257; c *= 257u; d += 257.0f; e -= short(257); "
+        "o[i] = i == 0 ? int(b) : i == 1 ? int(c) : i == 2 ? int(d) : int(e); }",
+        {},
+        [258, 512, 260, 256],
+    ),
+    "a long chain of bfloat and float": (
+        f"kernel void k(device int* o, {I}) {{ bfloat b = 2; o[i] = 4 * ({' : '.join(f'i == {n} ? {x}' for n, x in enumerate(['b', '(0.25f)', '1.5h', '-b'] * 8))} : b); }}",
+        {},
+        [8, 1, 6, -8],
+    ),
     "traits of vectors, own functions with metal's names and constexpr ones of vectors": (
         "template <typename T, enable_if_t<is_floating_point_v<T>, bool> = true> T twice(T x) { return x + x; }\n"
         "namespace own { template <typename T> T simd_max(T v) { return ::metal::simd_max(v); } inline float expm1f(float x) { return x + 1; } }\n"

@@ -232,4 +232,6 @@ template <class Other, class A> METALMM_INLINE constexpr decltype(auto) arm(A&& 
   else
     return static_cast<A&&>(a);
 }
+template <class A> metal::remove_reference_t<A>& made();
+template <class A, class B> using either = decltype(true ? arm<B>(made<A>()) : arm<A>(made<B>()));
 }  // namespace metalmm::msl

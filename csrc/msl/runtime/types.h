@@ -163,6 +163,8 @@ template <class B, class T> using if_beside_bfloat = enable_if_t<is_same<B, bflo
 #define METALMM_BFLOAT_OP(op)                                                       \
   METALMM_OF_BFLOAT(op, bfloat, typename metalmm::msl::with_bfloat<T>::type)        \
   inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }      \
+  template <class B, class T, class = metalmm::msl::if_beside_bfloat<B, T>, class = void>           \
+  constexpr B& operator op##=(B& a, T b) { return a = static_cast<float>(a op b); } \
   template <class T, class B, class = metalmm::msl::if_beside_bfloat<B, T>>         \
   constexpr T& operator op##=(T& a, B b) { return a = static_cast<T>(a op b); }
 METALMM_BFLOAT_OP(+) METALMM_BFLOAT_OP(-) METALMM_BFLOAT_OP(*) METALMM_BFLOAT_OP(/)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -416,55 +415,6 @@ class Passes:
                 for kind, *_ in found:
                     kind.text = f"({kind.text})"
 
-    def conditionals(self, places: Collection[str]) -> None:
-        """Edits `c ? a : b` of a bfloat, or a half, and a float, which C++ cannot decide where one is a class. Both arms become what they have in
-        common. In `places` is the file:line of those that a compiler did not decide. Others may have arms that this would break."""
-        tokens = self.source.tokens
-        for i in range(len(tokens) - 1, -1, -1):  # inner ones first
-            if tokens[i].text != "?":
-                continue
-            colon = self._arm_end(i + 1, ":")
-            if not {self.source.place(i), self.source.place(colon)}.intersection(places):  # NVRTC names the second arm's line
-                continue
-            end = self._arm_end(colon + 1, "")
-            first, second = self.program.join((i + 1, colon)), self.program.join((colon + 1, end))
-            self.source.blank(i + 1, colon)
-            self.source.blank(colon + 1, end)
-            tokens[i + 1].text = f" ::metalmm::msl::arm<decltype({second})>(({first}))"
-            tokens[colon + 1].text = f" ::metalmm::msl::arm<decltype({first})>(({second}))"
-
-    def undecided_calls(self, places: Collection[str], compiler: str) -> None:
-        """Edits calls that a compiler did not decide; in `places` is their "file:line name". Metal's functions are no templates: they come
-        before a template of that name if all arguments are of one type, and behind it else. And to MSL the half of `f(h)` becomes a float
-        before anything else. To NVRTC it is a class that becomes a float or a bfloat."""
-        own = {d.name: d for d in self.program.declarations if d.is_function and self.source.tokens[d.start].text == "template"}
-        for i, token in enumerate(self.source.tokens):
-            name = token.text.removeprefix("metalmm_")
-            if token.kind != "name" or f"{self.source.place(i)} {name}" not in places or self.source.tokens[i + 1].text != "(":
-                continue
-            before = self.source.previous(i)  # a walk over all that was blanked: for these alone
-            if (
-                before is not None
-                and self.source.tokens[before].kind == "name"
-                and self.source.tokens[before].text not in BEFORE_EXPRESSIONS
-            ):
-                continue  # a declaration: a type stands before the name
-            if name in own:
-                x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))
-                token.text = (
-                    "[&](auto&&... metalmm_x) -> decltype(auto) { if constexpr (::metalmm::msl::are_alike<decltype(metalmm_x)...>) "
-                    f"return ::metal::{token.text}({x}); else return {path}({x}); }}"
-                )
-                continue
-            if compiler != "nvrtc":
-                continue
-            close = self.source.matching(i + 1)
-            ends = [i + 1, *self.source.top_level(i + 2, close, ","), close]
-            for first, last in itertools.pairwise(ends):
-                if last > first + 1:
-                    self.source.tokens[first].text += "::metalmm::msl::promoted("
-                    self.source.tokens[last].text = ")" + self.source.tokens[last].text
-
     def indexed_conditionals(self) -> None:
         """Edits `(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]`. One arm alone then computes the argument of f. A call
         around the conditional keeps the index out of it."""
@@ -516,24 +466,6 @@ class Passes:
         return bool(words) and all(t.kind == "name" or t.text in ("*", "&", "::") for t in words) and (
             words[-1].text in ("*", "&") or bool(_NUMBER.fullmatch(words[-1].text))
         )  # fmt: skip
-
-    def _arm_end(self, i: int, ends: str) -> int:
-        """Past an arm of a conditional that begins at i: at its ':', or where the whole expression ends."""
-        tokens, inner = self.source.tokens, 0
-        while True:
-            text = tokens[i].text
-            if text in OPEN:
-                i = self.source.matching(i)
-            elif text == "?":
-                inner += 1
-            elif text == ":" and inner:
-                inner -= 1
-            elif text in ((ends,) if ends else (":", ",", ";", ")", "]", "}")):
-                return i
-            elif text == "<" and tokens[i - 1].kind == "name":
-                with contextlib.suppress(LoweringError):  # of a template, or a comparison
-                    i = self.source.angle_end(i)
-            i += 1
 
     def pragmas(self, compiler: str) -> None:
         """In the compiler's words what a kernel says of unrolling. A CPU's compiler decides itself whether to unroll a loop: kernels take

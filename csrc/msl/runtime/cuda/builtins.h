@@ -223,7 +223,7 @@ template <class T> using if_whole = typename enable_if<is_whole<T>>::type;
 
 // NVRTC has no such type of its own. Every operation rounds to binary16: through float, whose 24 bits make a second rounding harmless
 // for + - * /.
-#ifdef METALMM_HALF_CONVERTS  // where a program asks for it, and lowering has decided its ?: (Passes.conditionals)
+#ifdef METALMM_HALF_CONVERTS  // where a program asks for it, and lowering has decided its ?: (undecided.conditionals)
 #define METALMM_HALF_EXPLICIT
 #else
 #define METALMM_HALF_EXPLICIT explicit

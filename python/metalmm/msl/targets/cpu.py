@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Collection, Mapping
 
+from .. import undecided
 from ..classes import compound_literals, words_of_members
 from ..control_flow import ControlFlow
 from ..passes import Passes
@@ -52,8 +53,7 @@ class CpuTarget:
         converged: bool,
         choose: Collection[str],
     ) -> str:
-        """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see Passes.conditionals and
-        Passes.undecided_calls."""
+        """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see undecided.py."""
         instance = self.program.instance(kernel)
         definition = self.program.definition_of(instance)
         name = definition.name
@@ -92,8 +92,8 @@ class CpuTarget:
         self.passes.literals()
         self.passes.pragmas(compiler)
         if choose:
-            self.passes.undecided_calls(choose, compiler)
-            self.passes.conditionals(choose)
+            undecided.undecided_calls(self.program, choose, compiler)
+            undecided.conditionals(self.program, choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
         flow = ControlFlow(self.program)
