@@ -54,11 +54,7 @@ def undecided_calls(program: Program, places: Collection[str], compiler: str) ->
         if token.kind != "name" or f"{source.place(i)} {name}" not in places or source.tokens[i + 1].text != "(":
             continue
         before = source.previous(i)  # a walk over all that was blanked: for these alone
-        if (
-            before is not None
-            and source.tokens[before].kind == "name"
-            and source.tokens[before].text not in BEFORE_EXPRESSIONS
-        ):
+        if before is not None and source.tokens[before].kind == "name" and source.tokens[before].text not in BEFORE_EXPRESSIONS:
             continue  # a declaration: a type stands before the name
         if name in own:
             x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))
@@ -94,4 +90,3 @@ def _arm_end(source: Source, i: int, ends: str) -> int:
             with contextlib.suppress(LoweringError):  # of a template, or a comparison
                 i = source.angle_end(i)
         i += 1
-
