@@ -5,10 +5,10 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "../core/batch.h"
 #include "handle.h"
+#include "metal_residency.h"
 
 namespace metalmm::metal {
 
@@ -24,6 +24,7 @@ struct MetalOptions {
   bool untracked = false;        // Metal does not order what uses one buffer; our fences do
   bool return_on_event = false;  // a signalled event is success; status and times are read when somebody asks
   int64_t indirect = -1;         // recordings as indirect commands: -1 from Apple9 on, 0 never, 1 before Apple9, too
+  double keep_resident = 0;      // seconds: see Residency
 };
 
 inline id<MTLBuffer> native_of(const Buffer& buffer) { return static_cast<id<MTLBuffer>>(buffer.native()); }
@@ -93,8 +94,7 @@ class MetalDevice : public Device {
   // turns. Nor does Metal know that two buffers wrap the same pages. What the host has of managed memory must be what the GPU last
   // wrote. Called by the submission that starts.
   void take_turn();
-  // Makes what was allocated since resident; before each commit.
-  void commit_residency();
+  Residency& residency() { return *residency_; }
   // A command buffer that retains nothing, made beforehand if there was time. Where one submission starts at a time.
   Handle<id<MTLCommandBuffer>> take_commands();
   void make_commands();  // for the next who asks
@@ -113,7 +113,8 @@ class MetalDevice : public Device {
 
  private:
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;
-  void hold_for_fork(bool hold) override { hold ? mutex_.lock() : mutex_.unlock(); }
+  void hold_for_fork(bool hold) override;
+  void forget_threads() override { residency_->forget_thread(); }
   double execute(const Dispatch& dispatch, std::shared_ptr<Submission>* later) override;
   void find_features();
   Handle<id<MTLBuffer>> allocate(size_t size, size_t asked);
@@ -121,8 +122,6 @@ class MetalDevice : public Device {
   std::function<void()> giving_back(Handle<id<MTLBuffer>> buffer);
   void unwrap(HostLife* life);
   bool empty_pool();
-  void make_resident(id<MTLBuffer> buffer, bool add);
-  void commit_residency_locked();
   Handle<id<MTLLibrary>> library(const std::string& code, const std::string& what);
   Handle<id<MTLFunction>> function(id<MTLLibrary> library, const PipelineSource& source);
   void build_state(MetalPipeline& pipeline, id<MTLFunction> function, const std::string& archive,
@@ -136,7 +135,7 @@ class MetalDevice : public Device {
   Handle<id<MTLCommandQueue>> queue_;
   Handle<id<MTLSharedEvent>> shared_event_;
   Handle<id<MTLCounterSet>> timestamps_;
-  Handle<id> residency_;  // id<MTLResidencySet>, where there is one
+  std::unique_ptr<Residency> residency_;
   Fence fence_;
   Handle<id<MTLEvent>> order_event_;
   bool unified_, apple9_ = false, indirect_ = false, archives_ = true;
@@ -151,10 +150,6 @@ class MetalDevice : public Device {
   mutable std::mutex mutex_;  // all that follows
   std::string lost_;
   std::vector<std::unique_ptr<InFlight>> not_done_;  // told by the event, not yet by their status
-  bool residency_changed_ = false;
-  std::unordered_set<void*> resident_;
-  uint64_t resident_bytes_ = 0, removed_bytes_ = 0, residency_budget_ = 0;
-  int64_t residency_calls_ = 0;
   std::multimap<size_t, Handle<id<MTLBuffer>>> pool_;
   size_t pooled_bytes_ = 0;
   std::map<const uint8_t*, std::weak_ptr<Buffer>> native_;  // by address

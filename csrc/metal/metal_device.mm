@@ -35,18 +35,6 @@ Handle<id<MTLCounterSet>> timestamp_counters(id<MTLDevice> device) {
   return {};
 }
 
-Handle<id> new_residency_set(id<MTLDevice> device, id<MTLCommandQueue> queue) {
-  if (@available(macOS 15.0, *)) {
-    if (![device respondsToSelector:@selector(newResidencySetWithDescriptor:error:)]) return {};
-    auto descriptor = Handle<MTLResidencySetDescriptor*>::adopt([[MTLResidencySetDescriptor alloc] init]);
-    auto set = Handle<id<MTLResidencySet>>::adopt([device newResidencySetWithDescriptor:descriptor.get() error:nullptr]);
-    if (!set) return {};
-    [queue addResidencySet:set.get()];
-    return Handle<id>::share(set.get());
-  }
-  return {};
-}
-
 }  // namespace
 
 bool InFlight::done() const {
@@ -73,7 +61,7 @@ std::shared_ptr<Device> make_device(const Options& o) {
   AutoreleasePool pool;
   MetalOptions options{option<int64_t>(o, "index"),        option<double>(o, "spin"),           option<uint32_t>(o, "max_operations"),
                        option<uint64_t>(o, "max_bytes"),   option<uint32_t>(o, "first_commit"), option<bool>(o, "untracked"),
-                       option<bool>(o, "return_on_event"), option<int64_t>(o, "indirect")};
+                       option<bool>(o, "return_on_event"), option<int64_t>(o, "indirect"),      option<double>(o, "keep_resident")};
   Handle<id<MTLDevice>> device = find_device(options.index);
   if (!device) fail("there is no device " + (options.index < 0 ? "on this machine" : std::to_string(options.index)));
   return std::make_shared<MetalDevice>(std::move(device), options);
@@ -91,8 +79,7 @@ MetalDevice::MetalDevice(Handle<id<MTLDevice>> device, const MetalOptions& optio
   limits_.threadgroup_memory = [get() maxThreadgroupMemoryLength];
   limits_.threads = static_cast<uint32_t>([get() maxThreadsPerThreadgroup].width);
   timestamps_ = timestamp_counters(get());
-  residency_ = new_residency_set(get(), queue());
-  residency_budget_ = [get() recommendedMaxWorkingSetSize] / 8 * 7;  // others need memory, too
+  residency_ = std::make_unique<Residency>(get(), queue(), options_.keep_resident);
   if (options_.untracked || timestamps_) fence_.object = Handle<id<MTLFence>>::adopt([get() newFence]);
   if (options_.untracked) {
     order_event_ = Handle<id<MTLEvent>>::adopt([get() newEvent]);
@@ -114,6 +101,10 @@ void MetalDevice::find_features() {
   archives_ = !validation || !*validation || *validation == '0';  // its pipelines are others than an archive holds
 }
 
+void MetalDevice::hold_for_fork(bool hold) {
+  for (std::mutex* m : {&mutex_, &residency_->lock_for_fork()}) hold ? m->lock() : m->unlock();
+}
+
 MetalDevice::~MetalDevice() {
   leave_family();
   AutoreleasePool pool;  // around the last releases
@@ -124,7 +115,8 @@ MetalDevice::~MetalDevice() {
   pool_.clear();
   mps_.reset();
   next_commands_ = {};
-  residency_ = {}, timestamps_ = {}, shared_event_ = {}, fence_.object = {}, order_event_ = {}, queue_ = {}, device_ = {};
+  residency_.reset();
+  timestamps_ = {}, shared_event_ = {}, fence_.object = {}, order_event_ = {}, queue_ = {}, device_ = {};
 }
 
 Info MetalDevice::info() const {
@@ -144,20 +136,20 @@ Info MetalDevice::info() const {
           {"recommended_max_working_set_size", static_cast<int64_t>([d recommendedMaxWorkingSetSize])},
           {"per_dispatch_times", static_cast<bool>(timestamps_)},
           {"indirect_command_buffers", indirect_},
-          {"residency_sets", static_cast<bool>(residency_)},
-          {"residency_budget", residency_ ? static_cast<int64_t>(residency_budget_) : 0},
+          {"residency_sets", static_cast<bool>(*residency_)},
+          {"residency_budget", static_cast<int64_t>(residency_->budget())},
           {"binary_archives", archives_}};
 }
 
 Info MetalDevice::counters() const {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(mutex_, residency_->lock_for_fork());
   return {{"archive_hits", archive_hits_.load()},
           {"archive_misses", archive_misses_.load()},
           {"pooled_bytes", static_cast<int64_t>(pooled_bytes_)},
           {"allocations", allocations_.load()},
           {"wrapped", wrapped_.load()},
-          {"residency_calls", residency_calls_},
-          {"resident_bytes", static_cast<int64_t>(resident_bytes_)},
+          {"residency_calls", residency_->calls()},
+          {"resident_bytes", static_cast<int64_t>(residency_->bytes())},
           {"mps_kernels", static_cast<int64_t>(mps_->size())}};
 }
 

@@ -1,4 +1,4 @@
-// Memory of the Metal device: size classes that are used again, pages of the host, and what is kept resident.
+// Memory of the Metal device: size classes that are used again, and pages of the host.
 #include <unistd.h>
 
 #include "metal_device.h"
@@ -9,7 +9,6 @@ namespace {
 constexpr size_t kMaxPooledBytes = size_t{256} << 20;
 constexpr size_t kMaxPooledSize = size_t{32} << 20;  // of one buffer; larger ones come and go
 constexpr size_t kMaxWraps = 1024;
-constexpr uint64_t kRemovedAtOnce = uint64_t{64} << 20;  // of the residency set: memory that must not wait for the next commit
 
 // Eight classes an octave, so that at most an eighth is wasted; whole pages of memory for what is not kept.
 size_t size_class(size_t size) {
@@ -33,7 +32,7 @@ Handle<id<MTLBuffer>> MetalDevice::allocate(size_t size, size_t asked) {
   if (!buffer && empty_pool()) buffer = Handle<id<MTLBuffer>>::adopt([get() newBufferWithLength:size options:mode]);
   if (!buffer) throw Error(ErrorKind::device, what + "there is no memory left for it");
   allocations_++;
-  make_resident(buffer.get(), true);
+  residency_->add(buffer.get());
   return buffer;
 }
 
@@ -62,8 +61,8 @@ bool MetalDevice::empty_pool() {
     std::swap(idle, pool_);
     pooled_bytes_ = 0;
   }
-  for (auto& [size, buffer] : idle) make_resident(buffer.get(), false);
-  commit_residency();
+  for (auto& [size, buffer] : idle) residency_->remove(buffer.get());
+  residency_->commit();
   return !idle.empty();
 }
 
@@ -87,7 +86,7 @@ std::function<void()> MetalDevice::giving_back(Handle<id<MTLBuffer>> buffer) {
     if (stale.empty()) return;
     AutoreleasePool pool;  // around the last releases
     for (auto& [length, old] : stale)
-      if (device) device->make_resident(old.get(), false);
+      if (device) device->residency_->remove(old.get());
     stale.clear();
   };
 }
@@ -151,12 +150,12 @@ std::shared_ptr<Buffer> MetalDevice::wrap(uint8_t* data, size_t size, const std:
   // Memory that the GPU cannot map; virtual machines were seen to answer with an empty buffer. The caller copies.
   if (!buffer || [buffer.get() length] < whole) return nullptr;
   wrapped_++;
-  if (life) make_resident(buffer.get(), true);
+  if (life) residency_->add(buffer.get());
   void* native = buffer.get();
   auto release = [weak = weak_from_this(), is_kept = static_cast<bool>(life), buffer = std::move(buffer)]() mutable {
     AutoreleasePool pool;
     auto device = std::static_pointer_cast<MetalDevice>(weak.lock());
-    if (device && is_kept) device->make_resident(buffer.get(), false);
+    if (device && is_kept) device->residency_->remove(buffer.get());
     buffer = {};
   };
   auto wrapped = std::make_shared<Buffer>(data, whole, false, std::move(release), native);
@@ -186,49 +185,6 @@ void MetalDevice::unwrap(HostLife* life) {
   std::lock_guard lock(mutex_);
   auto it = wraps_.lower_bound({life, nullptr});
   for (; it != wraps_.end() && it->first.first == life; it = wraps_.erase(it)) gone.push_back(std::move(it->second));
-}
-
-// -- residency --------------------------------------------------------------------------------------------------------
-//
-// What is in the set is resident before a command buffer asks for it. What does not fit the budget is left to Metal, which makes
-// resident what an encoder binds.
-
-void MetalDevice::make_resident(id<MTLBuffer> buffer, bool add) {
-  if (!residency_) return;
-  if (@available(macOS 15.0, *)) {
-    std::lock_guard lock(mutex_);
-    id<MTLResidencySet> set = residency_.get();
-    uint64_t size = [buffer length];
-    if (add) {
-      if (resident_bytes_ + size > residency_budget_) return;
-      resident_.insert(buffer);
-      resident_bytes_ += size;
-      [set addAllocation:buffer];
-    } else {
-      if (!resident_.erase(buffer)) return;
-      resident_bytes_ -= size;
-      removed_bytes_ += size;
-      [set removeAllocation:buffer];
-    }
-    residency_changed_ = true;
-    residency_calls_++;
-    if (removed_bytes_ >= kRemovedAtOnce) commit_residency_locked();
-  }
-}
-
-void MetalDevice::commit_residency() {
-  if (!residency_) return;
-  std::lock_guard lock(mutex_);
-  if (residency_changed_) commit_residency_locked();
-}
-
-void MetalDevice::commit_residency_locked() {
-  if (@available(macOS 15.0, *)) {
-    [static_cast<id<MTLResidencySet>>(residency_.get()) commit];
-    residency_calls_++;
-    residency_changed_ = false;
-    removed_bytes_ = 0;
-  }
 }
 
 }  // namespace metalmm::metal

@@ -127,7 +127,8 @@ void MetalSubmission::commit(size_t end, bool last) {
   parts_.back().end = end;
   id<MTLCommandBuffer> commands = open_.get();
   auto begin = Clock::now();
-  device_->commit_residency();
+  device_->residency().commit();
+  device_->residency().note_work();
   {
     std::lock_guard lock(device_->commit_mutex());  // values of the event rise in the order of commits
     if (last) {

@@ -33,7 +33,8 @@ class FakeMetal:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        self._library.fake_metal_take_calls.restype = ctypes.c_long
+        for name in ("calls", "waited_for"):
+            getattr(self._library, f"fake_metal_take_{name}").restype = ctypes.c_long
         function = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_char), ctypes.c_size_t
         )
@@ -57,6 +58,10 @@ class FakeMetal:
     def take_calls(self) -> int:
         """Calls of compute encoders since the last one."""
         return int(self._library.fake_metal_take_calls())
+
+    def take_waited_for(self) -> int:
+        """Buffers of residency sets that a command buffer found out of the GPU's reach since the last call."""
+        return int(self._library.fake_metal_take_waited_for())
 
     def inject(self, fault: str, count: int = 1, code: int = 0) -> None:
         """The next `count` times, the fake fails at `fault`; tests/devices/metal names them."""

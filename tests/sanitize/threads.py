@@ -29,7 +29,7 @@ kernel void diverges(device float* y, uint t [[thread_index_in_threadgroup]]) {
 
 
 def main(seconds: float) -> None:
-    in_time = {"return_on_event": True, "untracked": True, "first_commit": 2} if os.environ.get("METALMM_FAKE") else {}
+    in_time = {"return_on_event": True, "untracked": True, "first_commit": 2, "keep_resident": 5} if os.environ.get("METALMM_FAKE") else {}
     device = metalmm.Device(**in_time)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((1, 200)).astype(np.float16), rng.standard_normal((300, 200)).astype(np.float16)

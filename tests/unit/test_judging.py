@@ -14,7 +14,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import cli, compiler, numerics
+from metalmm import backends, cli, compiler, numerics
 from metalmm.bench import report, runner, sizes
 
 
@@ -154,7 +154,13 @@ def test_the_last_level_cache_is_the_largest_that_linux_names(tmp_path: Path, mo
         (tmp_path / f"index{i}").mkdir()
         (tmp_path / f"index{i}" / "size").write_text(size + "\n")
     monkeypatch.setattr(runner, "Path", lambda path: tmp_path)
-    assert runner.last_level_cache(SimpleNamespace(info={})) == 36608 << 10  # type: ignore[arg-type]
+    assert runner.last_level_cache(SimpleNamespace(info={}, backend=backends.get("cpu"))) == 36608 << 10  # type: ignore[arg-type]
+
+
+def test_cold_means_256_megabytes_on_any_mac() -> None:
+    mac = SimpleNamespace(info={}, backend=backends.get("metal"))
+    shape = sizes.Shape("", 1, 1, 896, 896, False, True, False, 1.0, 0.0)
+    assert runner.cold_copies(shape, mac) * shape.spec.b_bytes >= 256 << 20  # type: ignore[arg-type]
 
 
 def test_of_many_errors_the_first_twenty_are_shown() -> None:

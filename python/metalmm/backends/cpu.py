@@ -49,6 +49,7 @@ class _Cpu:
     replays = 0
     ends_processes = True
     together = modules.MOST_TOGETHER
+    cache_bytes = 0
     note = (
         "Times are the CPU device's own and say nothing about a GPU; simdgroup_matrix (mlx, gemm_tiled) is emulated, tens of times slower."
     )

@@ -82,6 +82,7 @@ class _Cuda:
     replays = 16
     ends_processes = True
     together = 1
+    cache_bytes = 0
     note = (
         "Times are an NVIDIA GPU's, of recordings of 16 calls and more, a call's share; of an Apple GPU they say what to try, not how long it"
         " takes."

@@ -30,6 +30,8 @@ class Options(TypedDict, total=False):
             are read when somebody asks. By default False.
         indirect: Recordings are indirect command buffers. By default None: on GPUs from Apple9 (M3) on. True: On Apple7 and 8 as well,
             with each pipeline set beforehand. False: Never.
+        keep_resident: Seconds after the last work for which a thread asks, twice a second, that the device's memory stay in the GPU's
+            reach. macOS lets go of what was idle for about a second. By default 0: no thread. From macOS 15 on.
     """
 
     index: int | None
@@ -40,6 +42,7 @@ class Options(TypedDict, total=False):
     untracked: bool | None
     return_on_event: bool | None
     indirect: bool | None
+    keep_resident: float | None
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -51,6 +54,7 @@ _DEFAULTS: dict[str, Any] = {
     "untracked": False,
     "return_on_event": False,
     "indirect": None,
+    "keep_resident": 0.0,
 }
 
 # GB/s of memory, of the families of GPUs; docs/method.md says where they are from.
@@ -69,6 +73,7 @@ class _Metal:
     ends_processes = False
     together = 1
     note = ""
+    cache_bytes = 128 << 20  # the system-level cache of an Ultra has 96 MB, as far as is known; nothing tells a program
 
     # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them.
     winners: Sequence[Winner] = (
@@ -105,9 +110,9 @@ class _Metal:
         options: dict[str, Any] = {**_DEFAULTS, **given}
         for key, value in options.items():
             is_flag = isinstance(_DEFAULTS[key], bool) or key == "indirect"
-            kinds = bool if is_flag else (int, float) if key == "spin" else int
+            kinds = bool if is_flag else (int, float) if isinstance(_DEFAULTS[key], float) else int
             if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != is_flag):
-                takes = "True or False" if is_flag else "a number" if key == "spin" else "a whole number"
+                takes = "True or False" if is_flag else "a number" if isinstance(_DEFAULTS[key], float) else "a whole number"
                 raise DeviceError(f"{key} is {value!r}; it takes {takes}")
         index, spin, operations, size, first = (options[key] for key in ("index", "spin", "max_operations", "max_bytes", "first_commit"))
         if index is not None and not 0 <= index < len(found):
@@ -117,8 +122,16 @@ class _Metal:
                 f"spin is {spin}, max_operations {operations}, max_bytes {size}, first_commit {first}; spin is 0 to 1 second, first_commit"
                 " at least 0, the others at least 1"
             )
+        if not 0 <= options["keep_resident"] <= 86400:
+            raise DeviceError(f"keep_resident is {options['keep_resident']}; it takes seconds, from 0 to 86400")
         indirect = -1 if options["indirect"] is None else int(options["indirect"])
-        return {**options, "index": -1 if index is None else index, "spin": float(spin), "indirect": indirect}
+        return {
+            **options,
+            "index": -1 if index is None else index,
+            "spin": float(spin),
+            "indirect": indirect,
+            "keep_resident": float(options["keep_resident"]),
+        }
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
         # Metal's run-time compiler opens no files.

@@ -62,6 +62,8 @@ class Backend(Protocol):
         ends_processes: Whether a kernel that goes astray may end its process, or all work of it.
         together: How many kernels code_together takes at most.
         note: What a reader of its times must know.
+        cache_bytes: Of the largest cache before its memory, of any GPU of its kind, where the device itself does not say. With 0 the
+            machine is asked.
         winners: What was measured best on such a device, of one matrix in float16: with m of 1; of a variant that takes none, with m of 2 and 8.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
     """
@@ -75,6 +77,7 @@ class Backend(Protocol):
     ends_processes: bool
     together: int
     note: str
+    cache_bytes: int
     winners: Sequence[Winner]
     preferred: Sequence[Preferred]
 

@@ -150,9 +150,9 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
 
 
 def last_level_cache(device: Device) -> int:
-    """Bytes of the largest cache between the device and its memory: its own as it says, else what this machine reports; 32 MB if it does
-    not."""
-    if own := int(device.info.get("l2_bytes", 0)):
+    """Bytes of the largest cache between the device and its memory: its own as it says, else the most that one of its kind has, else what
+    this machine reports; 32 MB if it does not."""
+    if own := int(device.info.get("l2_bytes", 0)) or device.backend.cache_bytes:
         return own
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

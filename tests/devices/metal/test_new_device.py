@@ -25,6 +25,7 @@ class Toy:
     ends_processes = False
     together = 1
     counts_barriers = False
+    cache_bytes = 0
     note = ""
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:

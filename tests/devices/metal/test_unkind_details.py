@@ -7,6 +7,7 @@ import gc
 import mmap
 import shutil
 import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -240,11 +241,23 @@ PLANTED = {
 }
 
 
-@pytest.mark.skipif(not shutil.which("clang++") or not Path("/usr/aarch64-linux-gnu").exists(), reason="needs g++-aarch64-linux-gnu")
+CHECKS = not shutil.which("clang++") or not Path("/usr/aarch64-linux-gnu").exists() or not [*Path("/usr/lib").glob("llvm-*/include/c++/v1")]
+
+
+@pytest.mark.skipif(CHECKS, reason="needs g++-aarch64-linux-gnu and libc++-dev")
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_name_newer_than_what_we_build_for_is_caught(what: str, tmp_path: Path) -> None:
     code, message = PLANTED[what]
     (tmp_path / "planted.mm").write_text(f"#import <Metal/Metal.h>\n{code}\n")
-    done = subprocess.run(["bash", str(CHECK), str(tmp_path / "planted.mm")], capture_output=True, text=True)
+    done = subprocess.run(["bash", str(CHECK), sys.executable, str(tmp_path / "planted.mm")], capture_output=True, text=True)
     assert (done.returncode != 0) == bool(message), done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.skipif(CHECKS, reason="needs g++-aarch64-linux-gnu and libc++-dev")
+@pytest.mark.parametrize("other", ["uint64_t", "size_t"])
+def test_integers_that_are_other_types_on_darwin_are_caught(other: str, tmp_path: Path) -> None:
+    text = f'#include "{ROOT}/csrc/python/array.h"\nsize_t f(size_t a, {other} b) {{ return std::min(a, b); }}\n'
+    (tmp_path / "planted.cpp").write_text(text)
+    done = subprocess.run(["bash", str(CHECK), sys.executable, str(tmp_path / "planted.cpp")], capture_output=True, text=True)
+    assert ("no matching function for call to 'min'" in done.stderr) == (done.returncode != 0) == (other == "uint64_t"), done.stderr

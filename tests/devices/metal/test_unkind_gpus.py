@@ -180,6 +180,54 @@ def test_large_removals_are_committed_at_once(like: Make) -> None:
     assert after["residency_calls"] == before["residency_calls"] + 2, "its removal, and a commit"
 
 
+def test_new_memory_is_asked_for_before_work_waits_for_it(like: Make) -> None:
+    device = like()
+    FAKE.take_waited_for()
+    x, w = device.array(half(1, 896)), device.array(half(896, 1152, seed=1))
+    right(metalmm.matmul(V, x, w), np.asarray(x), np.asarray(w))
+    assert FAKE.take_waited_for() == 0
+
+
+@pytest.mark.parametrize("keep", [0, 60])
+def test_idle_memory_stays_in_reach_where_somebody_asks(keep: float, like: Make) -> None:
+    device = like({"keep_resident": keep}, unwire_ms=1000)
+    x, w, y = device.array(half(1, 64)), device.array(half(64, 64, seed=1)), device.empty((1, 64))
+    for _ in range(2):
+        metalmm.matmul(V, x, w, out=y)
+        FAKE.take_waited_for()
+        time.sleep(1.6)
+    metalmm.matmul(V, x, w, out=y)
+    assert (FAKE.take_waited_for() == 0) == bool(keep)
+    device.close()
+
+
+def test_the_thread_that_asks_rests_and_wakes_with_work(like: Make) -> None:
+    device = like({"keep_resident": 0.6})
+    x, w, y = device.array(half(1, 64)), device.array(half(64, 64, seed=1)), device.empty((1, 64))
+    metalmm.matmul(V, x, w, out=y)
+    time.sleep(2)
+    rested = device.counters["residency_calls"]
+    time.sleep(1.2)
+    assert device.counters["residency_calls"] == rested
+    metalmm.matmul(V, x, w, out=y)
+    time.sleep(0.8)
+    assert device.counters["residency_calls"] > rested
+
+
+def test_a_child_of_fork_has_no_thread_that_asks_and_ends(like: Make) -> None:
+    device = like({"keep_resident": 60})
+    x, w, y = device.array(half(1, 64)), device.array(half(64, 64, seed=1)), device.empty((1, 64))
+    metalmm.matmul(V, x, w, out=y)
+    child = os.fork()
+    if not child:
+        del device  # and its end in the child, which must not wait for the parent's thread
+        gc.collect()
+        os._exit(len(os.listdir("/proc/self/task")) != 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    metalmm.matmul(V, x, w, out=y)
+    device.close()
+
+
 def test_a_result_in_steady_state_costs_no_allocation_and_no_residency_call(like: Make) -> None:
     device = like()
     x, w = device.array(half(1, 896)), device.array(half(896, 1152, seed=1))

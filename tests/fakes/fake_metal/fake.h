@@ -44,12 +44,14 @@ struct Settings {
   int no_copy_zero = 0;     // newBufferWithBytesNoCopy: gives a buffer of no bytes, as in virtual machines
   int signal_on_error = 0;  // the event of a command buffer that failed
   int revoked = 0;          // every command buffer fails, as after too many time-outs
+  int unwire_ms = 0;        // so long without work or a request, and what a residency set holds is out of the GPU's reach
   // Costs, all of the calling thread but the last two: of a call of an encoder, ns; of commit, a command buffer, an allocation, a change
   // or commit of a residency set, us; of the GPU before it begins, and of the status behind the event, us.
   int call_ns = 0, commit_us = 0, command_buffer_us = 0, allocate_us = 0, residency_us = 0, start_us = 0, status_lag_us = 0;
 };
 extern Settings settings;
 void spend(double seconds);
+extern std::atomic<long> waited_for;  // buffers of residency sets that a command buffer found out of reach
 inline void spend_us(int us) {
   if (us) spend(us * 1e-6);
 }
@@ -141,8 +143,10 @@ T& state(void*& p) {
 
 @interface FakeResidencySet : FakeObject <MTLResidencySet> {
  @public
-  std::set<id>*added, *committed;
+  std::set<id>*added, *committed, *wired;
+  double touched;
 }
+- (void)wire:(BOOL)asked;  // what is committed; unless somebody asked, a command buffer waits for it
 @end
 
 namespace fake {
@@ -204,6 +208,7 @@ bool uses(FakeCommandBuffer* commands, FakeBuffer* buffer);
 
 @interface FakeQueue : FakeObject <MTLCommandQueue> {
  @public
+  FakeResidencySet* residency;  // retained
   NSUInteger limit;
   std::atomic<long> open;
 }

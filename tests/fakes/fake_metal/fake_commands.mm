@@ -195,7 +195,11 @@ using Kind = fake::Command::Kind;
   return [self make:NO];
 }
 - (void)addResidencySet:(id<MTLResidencySet>)set {
-  (void)set;
+  residency = (FakeResidencySet*)[set retain];
+}
+- (void)dealloc {
+  [residency release];
+  [super dealloc];
 }
 @end
 
@@ -285,6 +289,7 @@ using Kind = fake::Command::Kind;
   if (fake::capturing && captures != fake::captures)
     fake::violation("capture", "a command buffer of before the capture, which it will not hold");
   fake::spend_us(fake::settings.commit_us);
+  [queue->residency wire:NO];
   {
     std::lock_guard lock(fake::queue_mutex);
     status_ = MTLCommandBufferStatusCommitted;

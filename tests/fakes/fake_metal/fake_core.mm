@@ -44,6 +44,7 @@ size_t copy_out(const std::string& text, char* out, size_t size) {
 
 Settings settings;
 std::atomic<int> captures{0};
+std::atomic<long> waited_for{0};
 std::atomic<bool> capturing{false};
 
 void violation(const std::string& rule, const std::string& what) {
@@ -173,7 +174,7 @@ EXPORT int fake_metal_set(const char* name, int value) {
                                        SETTING(no_copy_zero),   SETTING(signal_on_error), SETTING(revoked),
                                        SETTING(call_ns),        SETTING(commit_us),       SETTING(command_buffer_us),
                                        SETTING(allocate_us),    SETTING(residency_us),    SETTING(start_us),
-                                       SETTING(status_lag_us)};
+                                       SETTING(status_lag_us),  SETTING(unwire_ms)};
   auto it = known.find(name);
   if (it == known.end()) return INT32_MIN;
   return std::exchange(*it->second, value);
@@ -184,6 +185,7 @@ extern "C" void* objc_autoreleasePoolPush() { return [[NSAutoreleasePool alloc] 
 extern "C" void objc_autoreleasePoolPop(void* pool) { [static_cast<NSAutoreleasePool*>(pool) drain]; }
 
 EXPORT long fake_metal_take_calls() { return fake::calls.exchange(0); }
+EXPORT long fake_metal_take_waited_for() { return fake::waited_for.exchange(0); }
 
 @implementation FakeObject
 - (id)init {

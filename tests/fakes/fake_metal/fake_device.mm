@@ -321,16 +321,20 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
 }
 @end
 
+static std::mutex residency_mutex;
+
 @implementation FakeResidencySet
 - (id)init {
   self = [super init];
   added = new std::set<id>;
   committed = new std::set<id>;
+  wired = new std::set<id>;
   return self;
 }
 - (void)dealloc {
   delete added;
   delete committed;
+  delete wired;
   [super dealloc];
 }
 - (void)addAllocation:(id<MTLAllocation>)allocation {
@@ -341,8 +345,26 @@ LIFE - (void)setConstantValue : (const void*)value type : (MTLDataType)type atIn
   fake::spend_us(fake::settings.residency_us);
   if (!added->erase(allocation)) fake::violation("residency", "removeAllocation: of something that was not added");
 }
+- (void)wire:(BOOL)asked {
+  std::lock_guard lock(residency_mutex);
+  double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (fake::settings.unwire_ms && now - touched > fake::settings.unwire_ms * 1e-3) wired->clear();
+  touched = now;
+  if (!asked)
+    for (id buffer : *committed) fake::waited_for += !wired->count(buffer);
+  *wired = *committed;
+}
+- (void)requestResidency {
+  fake::spend_us(fake::settings.residency_us);
+  [self wire:YES];
+}
+- (void)endResidency {
+  std::lock_guard lock(residency_mutex);
+  wired->clear();
+}
 - (void)commit {
   fake::spend_us(fake::settings.residency_us);
+  std::lock_guard lock(residency_mutex);
   *committed = *added;
   uint64_t total = 0;
   for (id buffer : *committed)
