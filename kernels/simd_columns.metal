@@ -62,6 +62,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
       for (uint r = 0; r < ROWS; r++) {
         if (r >= rows) break;
         Octet<T> x = load8(a + r * p.lda + at);
+#pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) sum[r][c] += dot8(x, now[c]);
       }
 #pragma clang loop unroll(full)
@@ -70,7 +71,9 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
     k = begin + (end - begin) / 8 * 8;  // what is left is less than a lane's 8
   }
   for (k += lane; k < end; k += 32) {
-    for (uint c = 0; c < columns; c++) {
+#pragma clang loop unroll(full)
+    for (uint c = 0; c < COLS; c++) {
+      if (c >= columns) break;
       float y = float(b[c * p.ldb + k]);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
@@ -80,6 +83,7 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
     if (r >= rows) break;
+#pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) sum[r][c] = simd_sum(sum[r][c]);
   }
   if (!join_shares<Way>(partial, Thread{simdgroup, lane}, sum)) return;

@@ -198,6 +198,15 @@ struct LibraryMatmul {
   DType type;
 };
 
+// Operands of such a matmul: how they lie.
+struct LibraryCall {
+  struct Operand {
+    uint64_t rows, ld, stride, room;  // in elements; room: from the first to the end of the memory
+  };
+  uint64_t m, n, k, batch;
+  Operand a, b;
+};
+
 // What a pipeline is made of.
 struct PipelineSource {
   std::string name;    // for messages
@@ -235,6 +244,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual std::optional<std::array<int, 2>> dlpack_place() const { return {}; }
   virtual int64_t dlpack_stream() const { return 0; }
   virtual bool poisons() const { return false; }  // fresh memory holds NaN, to show what a kernel leaves unwritten
+  // Whether its libraries multiply what lies so. Their pipelines throw where not.
+  virtual bool library_takes(const LibraryCall&) const { return true; }
   // Throws UnsupportedError for a library that it does not have.
   virtual std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) = 0;
   // Dispatches run in order, each as if after the one before. `per_dispatch`: time each, at the cost of their overlap.

@@ -65,6 +65,7 @@ class MetalDevice : public Device {
   Info info() const override;
   Info counters() const override;
   Limits limits() const override { return limits_; }
+  bool library_takes(const LibraryCall& call) const override;
   uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
   bool wraps_host_memory() const override { return unified_; }
   std::shared_ptr<Buffer> new_buffer(size_t size) override;
@@ -109,7 +110,8 @@ class MetalDevice : public Device {
   // The GPU is gone, or will do no more for this process: what is submitted from here on fails at once.
   void lose(const std::string& why);
   void check_alive() const;
-  bool mps_fails_when_large() const { return !apple9_; }
+  // Up to Apple8 MPS gives NaN where its operands pass 2 GiB together (Metal.jl, issue 381).
+  bool mps_fails_at(uint64_t m, uint64_t n, uint64_t k) const { return !apple9_ && (m + 2 * k) * n * 2 >= uint64_t{1} << 31; }
 
  private:
   std::shared_ptr<Submission> start(std::shared_ptr<const DispatchList> work, bool per_dispatch) override;

@@ -129,6 +129,8 @@ Info MetalDevice::info() const {
           {"os", text_of([[NSProcessInfo processInfo] operatingSystemVersionString])},
           {"registry_id", static_cast<int64_t>([d registryID])},
           {"families", families},
+          {"architecture", text_of([[d architecture] name])},
+          {"low_power_mode", static_cast<bool>([[NSProcessInfo processInfo] isLowPowerModeEnabled])},
           {"unified_memory", unified_},
           {"max_total_threads_per_threadgroup", static_cast<int64_t>(limits_.threads)},
           {"max_threadgroup_memory_length", static_cast<int64_t>(limits_.threadgroup_memory)},

@@ -26,9 +26,10 @@ std::string names_of(const DispatchList& list, size_t begin, size_t end) {
 }
 
 // MPS asks that the last row has its whole pitch, too, which a slice at the end of its array does not.
+bool has_pitch(const LibraryCall::Operand& at, uint64_t batch) { return (at.stride ? batch - 1 : 0) * at.stride + at.rows * at.ld <= at.room; }
+
 void check_pitch(const char* name, const Place& at, uint64_t rows, uint64_t ld, uint64_t stride, uint64_t batch, DType type) {
-  uint64_t need = at.offset + ((stride ? batch - 1 : 0) * stride + rows * ld) * type.size;
-  if (need > [at.buffer length])
+  if (!has_pitch({rows, ld, stride, ([at.buffer length] - at.offset) / type.size}, batch))
     throw Error(ErrorKind::layout, std::string("mps: ") + name + " is a slice whose last row ends before its distance to a next one (" +
                                        std::to_string(ld) + " elements) does; MPS reads whole rows: copy it with device.array(" + name +
                                        ")");
@@ -39,10 +40,8 @@ bool is_lost(NSError* error) {
   return [error code] == MTLCommandBufferErrorAccessRevoked || [error code] == MTLCommandBufferErrorDeviceRemoved;
 }
 
-// Up to Apple8 MPS gives NaN where its operands pass 2 GiB together (Metal.jl, issue 381).
 void check_mps_size(const MetalDevice& device, const MatmulParams& p) {
-  uint64_t rows = p.m + uint64_t{2} * p.k;
-  if (!device.mps_fails_when_large() || rows * p.n * 2 < uint64_t{1} << 31) return;
+  if (!device.mps_fails_at(p.m, p.n, p.k)) return;
   throw Error(ErrorKind::unsupported,
               "mps: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) +
                   ": MPS gives NaN on this GPU where (m + 2k) * n * 2 reaches 2^31; use gemm_tiled/baseline, or parts of n");
@@ -170,6 +169,10 @@ size_t MetalSubmission::bind(const Dispatch& d, Encoder::Bound* bound) {
     bound[count++] = {b.index, at, span_of(at, b.size)};
   }
   return count;
+}
+
+bool MetalDevice::library_takes(const LibraryCall& call) const {
+  return !mps_fails_at(call.m, call.n, call.k) && has_pitch(call.a, call.batch) && has_pitch(call.b, call.batch);
 }
 
 // Before anything of the batch is committed.

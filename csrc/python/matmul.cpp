@@ -216,26 +216,35 @@ std::shared_ptr<Pipeline> pipeline_for(DeviceState& state, nb::handle device, co
 
 uint64_t choices_generation = 1;  // rises where what "auto" means may have changed
 
-const Variant& chosen_variant(DeviceState& state, nb::handle device, const MatmulSpec& s) {
+// libraries: whether it may be the matmul of one.
+const Variant& chosen_variant(DeviceState& state, nb::handle device, const MatmulSpec& s, bool libraries = true) {
   if (state.choices_generation != choices_generation) {
     state.choices.clear();
     state.choices_generation = choices_generation;
   }
   unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 |
-                   s.b_storage.format << 8 | s.b_storage.canonical << 12 | s.b_storage.group << 16;
+                   s.b_storage.format << 8 | s.b_storage.canonical << 12 | s.b_storage.group << 16 | unsigned{libraries} << 31;
   ChoiceKey key = {s.m, s.n, s.k, s.batch, flags, s.also_n[0], s.also_n[1], s.swiglu};
   auto known = state.choices.find(key);
   if (known != state.choices.end()) return *known->second;
   for (;;) {
     uint64_t before = choices_generation;
     try {
-      const Variant& v = find_variant(call_python(hooks().choose_variant, device, s));
+      const Variant& v = find_variant(call_python(hooks().choose_variant, device, s, libraries));
       if (choices_generation == before && state.choices_generation == before) state.choices[key] = &v;
       return v;
     } catch (const Error& e) {  // another thread took the variant out between its choice and here
       if (e.kind != ErrorKind::unknown_variant || choices_generation == before) throw;
     }
   }
+}
+
+LibraryCall library_call(const MatmulPlan& plan, const MatmulArgs& args) {
+  const MatmulParams& p = plan.params;
+  auto room = [](const Tensor& t) { return (t.buffer->size() - t.offset) / t.dtype.size; };
+  return {p.m, p.n, p.k, p.batch,
+          {args.transpose_a ? p.k : p.m, p.lda, p.stride_a, room(*args.a)},
+          {args.transpose_b ? p.n : p.k, p.ldb, p.stride_b, room(*args.b)}};
 }
 
 void check_supports(const Variant& v, const MatmulSpec& spec, const Device& device) {
@@ -289,7 +298,10 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   const std::shared_ptr<Device>& running = state.open();
   bool is_automatic = variant == &automatic();
   uint64_t chosen_at = choices_generation;
+  bool libraries = true;
   if (is_automatic) variant = &chosen_variant(state, device, plan.spec);
+  if (is_automatic && !variant->library.empty() && !running->library_takes(library_call(plan, args)))
+    variant = &chosen_variant(state, device, plan.spec, libraries = false);
   check_supports(*variant, plan.spec, *running);
   bool on_device = a.is_array() || b.is_array();
   for (auto& o : others) on_device |= o->b.is_array();
@@ -327,7 +339,7 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
     } catch (const nb::python_error&) {
       if (!is_automatic || choices_generation == chosen_at) throw;
       chosen_at = choices_generation;  // what was chosen is gone: a manifest was loaded meanwhile
-      variant = &chosen_variant(state, device, plan.spec);
+      variant = &chosen_variant(state, device, plan.spec, libraries);
       before = state.pipelines.changes() - 1;
     }
   } while (state.pipelines.changes() != before);
@@ -534,6 +546,9 @@ void bind_matmul(nb::module_& m) {
   m.def("_register_variant", &register_variant, nb::kw_only(), "id"_a, "enabled"_a, "bm"_a, "bn"_a, "threads"_a, "devices"_a, "needs"_a,
         "library"_a, "forms"_a);
   m.def("_unregister_variant", &unregister_variant);
+  m.def("_library_takes", [](nb::handle device, const MatmulSpec& s) {  // of operands that lie without gaps
+    return state_of(device).open()->library_takes({s.m, s.n, s.k, s.batch, {}, {}});
+  });
   m.def("_forget_choices", [] { choices_generation++; });
   m.def(
       "_lacks", [](nb::handle id, const MatmulSpec& spec) { return find_variant(id).lacks(spec); },

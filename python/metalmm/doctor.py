@@ -24,23 +24,25 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, files, manifest, matmul, numerics, pipelines, tuning
-from .bench import runner, sizes
+from . import __version__, _core, doctor_rows, files, matmul, numerics, pipelines, tuning
+from .bench import copy, runner
 from .bench.sizes import Shape
 from .device import Device, capture
-from .errors import Error
+from .errors import Error, UnsupportedError
 from .manifest import variants
 from .variant import Variant, end_of
 
 _WORTH = 0.1  # of the time, which an option must save to be recommended
 _BATCH = 170  # the matmuls of a decode step
+_RISKY_SECONDS = 10.0  # kept for what comes last
 _ROUNDS = 15
 _V = "gemv/baseline"
 
 
 @dataclass
 class Check:
-    """state: ok; wrong, which makes the exit status 1; without: it does not work here, and `what` says what we do instead; skipped."""
+    """state: ok; wrong, which makes the exit status 1; without: it does not work here, and `what` says what we do instead; skipped; running,
+    in the file alone: what was at work when the process ended."""
 
     section: str
     name: str
@@ -55,16 +57,25 @@ class Without(Exception):
 
 
 class Wrong(Exception):
-    """Something that is not as it must be."""
+    """Something that is not as it must be; with data, all that is known of it."""
+
+    def __init__(self, what: str, data: dict[str, Any] | None = None) -> None:
+        super().__init__(what)
+        self.data = data or {}
 
 
 class Doctor:
     """The checks of one device. Each runs under `check`, which notes what came of it."""
 
-    def __init__(self, name: str | None, seconds: float, quiet: bool) -> None:
+    def __init__(self, name: str | None, seconds: float, quiet: bool, file: str | None = None) -> None:
+        """file: where all that is known is written before and after each check, so that an abort keeps it."""
         self.device = Device(name)
         self.checks: list[Check] = []
+        self.rows: list[doctor_rows.Row] = []
+        self.finished = False
+        self._file = file
         self._end, self._quiet, self._section = time.monotonic() + seconds, quiet, ""
+        self._facts: dict[str, Any] = {}
 
     @property
     def left(self) -> float:
@@ -81,6 +92,8 @@ class Doctor:
     def check(self, name: str, work: Callable[[], tuple[str, dict[str, Any]] | str]) -> dict[str, Any] | None:
         """Runs it; its data where it is well."""
         start, state, data = time.monotonic(), "ok", dict[str, Any]()
+        self.checks.append(Check(self._section, name, "running", "the process ended in this check", 0.0))
+        self.save()
         try:
             if self.left <= 0:
                 state, what = "skipped", "no time was left for it"
@@ -90,13 +103,21 @@ class Doctor:
         except Without as gone:
             state, what = "without", str(gone)
         except Wrong as bad:
-            state, what = "wrong", str(bad)
+            state, what, data = "wrong", str(bad), bad.data
         except (Error, MemoryError, OSError, RuntimeError, ValueError) as error:
-            state, what = "wrong", f"{type(error).__name__}: {runner.first_lines(str(error))}"
-        done_check = Check(self._section, name, state, what, time.monotonic() - start, data)
-        self.checks.append(done_check)
+            state, what, data = "wrong", f"{type(error).__name__}: {runner.first_lines(str(error))}", {"message": str(error)}
+        self.checks[-1] = Check(self._section, name, state, what, time.monotonic() - start, data)
+        self.save()
         self.say(f"  {state.upper() if state == 'wrong' else state:8s}{name:34s}{what}")
         return data if state == "ok" else None
+
+    def data(self) -> dict[str, Any]:
+        checks = [asdict(c) for c in self.checks]
+        return {"schema": "metalmm-doctor", "version": 2, **self._facts, "finished": self.finished, "checks": checks}
+
+    def save(self) -> None:
+        if self._file:
+            files.write_json(self._file, self.data())
 
     # -- sections ------------------------------------------------------------------------------------------------------
 
@@ -105,19 +126,36 @@ class Doctor:
         switches = {k: v for k, v in os.environ.items() if k.startswith(("MTL_", "METAL"))}
         info = dict(self.device.info)
         self.section(f"metalmm {__version__} on {runner.describe(self.device, environment)}")
+        cores = self.device.backend.cores(self.device)
+        if cores:
+            info["gpu_cores"] = cores
         for key, value in {**info, "lacking": " ".join(self.device.lacking) or "nothing", **switches}.items():
             self.say(f"  {key:42s}{value}")
-        return {"environment": environment, "info": info, "lacking": self.device.lacking, "switches": switches}
+        self._facts = {"environment": environment, "info": info, "lacking": self.device.lacking, "switches": switches}
+        return self._facts
+
+    def kernels(self) -> None:
+        self.section("kernels: of each strategy one variant's pipelines, for all types of operands and kinds of B")
+        self._compile_all([(kind, t) for v in self._first_of_each() for kind, t in _kinds_and_types(v)], keep=0)
 
     def pipelines(self) -> None:
-        self.section("kernels: each variant's pipeline, and those of the other types of operands and kinds of B of one a family")
-        chosen, families = list[tuple[Variant, Shape]](), set[str]()
-        for v in variants(device=self.device):
-            every = _kinds_and_types(v) if v.family not in families else [(v, v.types[0])]
-            families.add(v.family)
-            chosen += [(kind, s) for kind, t in every if (s := small_shape(kind, t))]
-        for family in dict.fromkeys(v.family for v, _ in chosen):
-            self.check(family, lambda family=family: self._compile([c for c in chosen if c[0].family == family]))  # type: ignore[misc]
+        self.section("pipelines: of every other variant")
+        firsts = set(map(str, self._first_of_each()))
+        self._compile_all([(v, v.types[0]) for v in variants(device=self.device) if str(v) not in firsts], keep=_RISKY_SECONDS)
+
+    def _first_of_each(self) -> list[Variant]:
+        first = dict[str, Variant]()
+        for v in variants(device=self.device, enabled=True):
+            first.setdefault(v.family, v)
+        return list(first.values())
+
+    def _compile_all(self, chosen: list[tuple[Variant, str]], keep: float) -> None:
+        """keep: seconds that are left for others."""
+        shapes = [(v, s) for v, t in chosen if (s := small_shape(v, t))]
+        self._end -= keep
+        for family in dict.fromkeys(v.family for v, _ in shapes):
+            self.check(family, lambda family=family: self._compile([c for c in shapes if c[0].family == family]))  # type: ignore[misc]
+        self._end += keep
 
     def _compile(self, chosen: list[tuple[Variant, Shape]]) -> tuple[str, dict[str, Any]]:
         times, failures = dict[str, float](), dict[str, str]()
@@ -129,7 +167,7 @@ class Doctor:
                 try:
                     _core._prepare_pipeline(self.device, v, shape.spec)
                 except Error as error:
-                    failures[f"{v} {_what(shape)}"] = runner.first_lines(str(error))
+                    failures[f"{v} {_what(shape)}"] = str(error)
             share = (time.perf_counter() - start) / len(group)
             times.update({f"{v} {_what(shape)}": share for v, shape in group})
 
@@ -137,7 +175,8 @@ class Doctor:
         left_out = len(chosen) - len(times)
         if failures:
             name, why = next(iter(failures.items()))
-            raise Wrong(f"{len(failures)} of {len(chosen)} do not compile; {name}: {why}")
+            what = f"{len(failures)} of {len(chosen)} do not compile; {name}: {runner.first_lines(why)}"
+            raise Wrong(what, {"failures": failures, "seconds": times, "left_out": left_out})
         text = f"{len(times)} pipelines, {sum(times.values()):.1f} s" + (f"; {left_out} left out for want of time" if left_out else "")
         return text, {"seconds": times, "left_out": left_out}
 
@@ -153,26 +192,33 @@ class Doctor:
 
     def families(self) -> None:
         self.section("results: one variant of each family, float64 the reference")
-        first = dict[str, Variant]()
-        for v in variants(device=self.device, enabled=True):
-            first.setdefault(v.family, v)
-        kinds = [x for v in first.values() if v.kernel for x in _kinds_and_types(v)]
+        first = self._first_of_each()
+        kinds = [x for v in first if v.kernel for x in _kinds_and_types(v)]
         shapes = [(v, small_shape(v, dtype, odd)) for v, dtype in kinds for odd in (False, True)]
         self._in_groups([(v, shape) for v, shape in shapes if shape], self._together)
-        for v in first.values():
+        for v in first:
             self.check(v.family, lambda v=v: self._judge(v))  # type: ignore[misc]
 
     def _judge(self, v: Variant) -> str:
-        done = left_out = 0
+        done, left_out, failures = 0, 0, dict[str, str]()
         for kind, dtype in _kinds_and_types(v):
             for odd in (False, True):
                 shape = small_shape(kind, dtype, odd)
                 if shape is None or self.left <= 0:
                     left_out += shape is not None
                     continue
-                if wrong := runner.Inputs(self.device, shape, 7, 1).judge(self.device, v):
-                    raise Wrong(f"{v}, {shape.short}: {wrong}")
-                done += 1
+                try:
+                    wrong = runner.Inputs(self.device, shape, 7, 1).judge(self.device, v)
+                except Error as error:
+                    wrong = f"{type(error).__name__}: {error}"
+                if wrong:
+                    failures[f"{shape.short} {_what(shape)}"] = wrong
+                done += not wrong
+        if failures:
+            where, wrong = next(iter(failures.items()))
+            raise Wrong(
+                f"{v}, {len(failures)} of {done + len(failures)} shapes; {where}: {runner.first_lines(wrong)}", {"failures": failures}
+            )
         return f"{v}: right on {done} shapes" + (f"; {left_out} left out for want of time" if left_out else "")
 
     def sums_of_mps(self) -> None:
@@ -297,21 +343,27 @@ class Doctor:
         """What hardware alone decides, both ways."""
         if "untracked" not in self.device.backend.options:
             return
+        self._try({"return_on_event": True, "untracked": True, "first_commit": 48, **({} if self._is_risky else {"indirect": False})})
+
+    def risky(self) -> None:
+        """What may take the process with it: on GPUs before Apple9 indirect commands were seen to."""
+        if "untracked" in self.device.backend.options and self._is_risky:
+            self._try({"indirect": True})
+
+    @property
+    def _is_risky(self) -> bool:
+        return not self.device.info["indirect_command_buffers"]
+
+    def _try(self, trials: dict[str, Any]) -> None:
         self.section(f"options of Device(): right with each, and the time of {_BATCH} matmuls, of one, and of a replay")
         bases = [self._timed("the defaults", {})]
-        trials: dict[str, dict[str, Any]] = {
-            "return_on_event": {"return_on_event": True},
-            "untracked": {"untracked": True},
-            "first_commit": {"first_commit": 48},
-            "indirect": {"indirect": not self.device.info["indirect_command_buffers"]},
-        }
-        found = {name: self._timed(f"{name}={options[name]}", options) for name, options in trials.items()}
+        found = {name: self._timed(f"{name}={value}", {name: value}) for name, value in trials.items()}
         bases.append(self._timed("the defaults, again", {}))
         recommended = dict[str, Any]()
         for name, times in found.items():
             key = {"first_commit": "batch_us", "untracked": "batch_us", "indirect": "replay_us"}.get(name, "call_us")
             if times and all(base and times[key] < (1 - _WORTH) * base[key] for base in bases):
-                recommended[name] = trials[name][name]
+                recommended[name] = trials[name]
         text = ", ".join(f"{k}={v}" for k, v in recommended.items())
         self.check(
             "recommended",
@@ -376,34 +428,22 @@ class Doctor:
         self.check("calls", measure)
 
     def shapes(self) -> None:
-        self.section("the five hot shapes: medians, weights hot in the caches; `metalmm bench` compares all variants, cold, too")
-        found = [s for s in sizes.load().shapes if s.m == 1 and s.batch == 1 and s.dtype == "float16"]
-        distinct = list({(s.n, s.also_n, s.k, s.layout, s.storage): s for s in found}.values())
-        for shape in sorted(distinct, key=lambda s: -(s.total_ms or 0.0))[:5]:
-            self.check(shape.short, lambda shape=shape: self._hot(shape))  # type: ignore[misc]
+        self.section("shapes: what auto takes, weights not in the caches and hot in them; `metalmm bench` compares all variants")
+        self.check("a copy", self._copy)
+        for shape in doctor_rows.shapes():
+            self.check(shape.short, lambda shape=shape: self._row(shape))  # type: ignore[misc]
 
-    def _hot(self, shape: Shape) -> tuple[str, dict[str, Any]]:
-        inputs = runner.Inputs(self.device, shape, 3, 1)
-        chosen, _ = tuning.choose(self.device, shape.spec)
-        names = [chosen, *(v for v in variants(shape.spec, device=self.device) if v.library)]
-        times = dict[str, float]()
-        for name in dict.fromkeys(str(n) for n in names):
-            v = manifest.get(name)
-            if wrong := inputs.judge(self.device, v):
-                raise Wrong(f"{v}: {wrong}")
-            call = inputs.prepare(self.device, v, inputs.weights[0])
-            seconds = list[float]()
-            begin = time.perf_counter()
-            while len(seconds) < _ROUNDS and (len(seconds) < 3 or time.perf_counter() - begin < 2):
-                start = time.perf_counter()
-                call()
-                whole = time.perf_counter() - start
-                own = call.device_seconds
-                seconds.append(own if own is not None else whole)
-            times[name] = statistics.median(seconds)
-        moved = shape.bytes
-        text = "; ".join(f"{name} {s * 1e3:.3f} ms, {moved / s / 1e9:.0f} GB/s" for name, s in times.items())
-        return text, {"seconds": times, "bytes": moved}
+    def _copy(self) -> tuple[str, dict[str, Any]]:
+        gbps = copy.measured_copy(self.device)
+        return f"{gbps:.0f} GB/s, read and written", {"gbps": gbps}
+
+    def _row(self, shape: Shape) -> tuple[str, dict[str, Any]]:
+        try:
+            row = doctor_rows.measure(self.device, shape)
+        except UnsupportedError as error:
+            raise Without(str(error)) from None
+        self.rows.append(row)
+        return row.text(), {"cold_seconds": row.cold, "hot_seconds": row.hot, "bytes": shape.bytes}
 
     def _operands(self) -> tuple[Any, Any]:
         return self.device.array(np.ones((1, 64), np.float16)), self.device.array(np.eye(64, dtype=np.float16))
@@ -487,27 +527,37 @@ def median_us(call: Callable[[], object], repeat: int = 1) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=110.0, help="that it may take; what does not fit is left out and named")
+    parser.add_argument(
+        "--share", type=Path, metavar="FILE", help="write there, too, what others can use of it: nothing of whose machine it is"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 1 where something is wrong; 130 if it was interrupted, with what was finished kept."""
-    doctor = Doctor(None, args.seconds, quiet=args.json == "-")
-    facts, finished = doctor.facts(), False
+    if args.share:
+        files.check_json(args.share, tuning.SCHEMA)
+    doctor = Doctor(None, args.seconds, args.json == "-", args.json if args.json != "-" else None)
+    doctor.facts()
+    parts = [doctor.kernels, doctor.families, doctor.features, doctor.sums_of_mps, doctor.host, doctor.shapes, doctor.options]
     with contextlib.suppress(KeyboardInterrupt):
-        for part in (doctor.families, doctor.features, doctor.sums_of_mps, doctor.options, doctor.host, doctor.shapes, doctor.pipelines):
+        for part in (*parts, doctor.pipelines, doctor.risky):
             part()
-        finished = True
+        doctor.finished = True
     states = [c.state for c in doctor.checks]
     wrong = [c for c in doctor.checks if c.state == "wrong"]
     counted = ", ".join(f"{states.count(s)} {s}" for s in ("ok", "without", "skipped", "wrong") if s in states)
     doctor.say(f"\n{counted}" + "".join(f"\n  WRONG {c.section.split(':')[0]}, {c.name}: {c.what}" for c in wrong))
-    data = {"schema": "metalmm-doctor", "version": 1, **facts, "finished": finished, "checks": [asdict(c) for c in doctor.checks]}
+    data = doctor.data()
     files.give_json(args.json, data)
+    if args.share:
+        choices = [row.choice(data["environment"]["time"]) for row in doctor.rows if len(row.cold) > 1]
+        files.write_json(args.share, doctor_rows.shared(doctor.device, data, choices))
+        doctor.say(f"{args.share}: for others with such a device (docs/mac.md)")
     if not args.json:
         doctor.say("metalmm doctor --json doctor.json writes all of it to a file")
     sys.stdout.flush()
-    if not finished:
+    if not doctor.finished:
         print("metalmm doctor: interrupted; what was finished is above", file=sys.stderr)
         return 130
     return int(bool(wrong))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import math
 import os
 import stat
@@ -19,10 +20,12 @@ from .backends.protocol import Splits, Tiles
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
+from .kernel_source import resource
 from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
+_CORES = 10  # as an M4's, of a GPU that does not say how many it has
 _NEAR_A_WINNER = 1.1  # the same of a device's table: farther off, what shares K best is faster (docs/lab/cuda.md)
 
 
@@ -195,18 +198,29 @@ def _choices(device: Device) -> list[Choice]:
         return _loaded.get(device_key(device), [])
 
 
-def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
+@functools.cache
+def _collected() -> dict[str, list[Choice]]:
+    """What `metalmm doctor --share` wrote on the machines of others, by device. Raises TuningError."""
+    found = dict[str, list[Choice]]()
+    for path in sorted(resource("docs/lab/gpus").glob("*.json")):
+        for key, choices in read(path).items():
+            found.setdefault(key, []).extend(choices)
+    return found
+
+
+def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tuple[str, str]:
     """The variant that "auto" stands for, and why. It is the first that there is of these:
 
     - What was tuned for this very shape on this device.
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
+    - The same of what others measured on a GPU of this name (docs/lab/gpus).
     - What was measured best on such a device at n and k within a tenth of its own.
     - The first of the device's preferred variants that takes it. Of many rows of A that is the tile with which the cores are done first.
       Of few rows on device cuda it is what shares K best.
     - Any that is on.
     - Any.
 
-    Raises UnsupportedError where none takes it, TuningError for a file that is broken.
+    libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
 
     def usable(name: str) -> bool:
@@ -214,22 +228,26 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
             v = manifest.get(name)
         except Error:
             return False
-        return v.runs_on(device) and not v.lacks(spec)
+        return v.runs_on(device) and not v.lacks(spec) and (not v.library or with_libraries)
 
+    with_libraries = libraries and _core._library_takes(device, spec)
     key = Key.of(spec)
-    tuned = sorted(
-        (c for c in _choices(device) if key.distance(c.key) <= math.log2(_NEAR)),
-        key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)),
-    )
+
+    def nearest(choices: Iterable[Choice]) -> list[Choice]:
+        near = (c for c in choices if key.distance(c.key) <= math.log2(_NEAR))
+        return sorted(near, key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)))
+
+    tuned = [(c, f"in {_path}") for c in nearest(_choices(device))]
+    tuned += [(c, "by others, in docs/lab/gpus") for c in nearest(_collected().get(device_key(device), []))]
     stale = []
-    for c in tuned:
+    for c, where in tuned:
         if not usable(c.variant):
             continue
         if c.kernel_sha256 != manifest.kernel_sha256(c.variant, spec_of(c.key)):
             stale.append(c.variant)
             continue
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
-        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, in {_path}" + _stale_text(stale)
+        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, {where}" + _stale_text(stale)
 
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
@@ -257,6 +275,8 @@ def choose(device: Device, spec: _core.MatmulSpec) -> tuple[str, str]:
         if name and usable(name):
             return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
+        if v.library and not with_libraries:
+            continue
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
@@ -283,8 +303,8 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
     - The part of the loads that is in B, to the power of 1 / 4: a load that is skipped costs little.
     - 0.97 for each time that K is halved, 0.995 for each round.
     """
-    cores, found = device.backend.cores(device) or 0, []
-    for v in variants if cores else ():
+    cores, found = device.backend.cores(device) or _CORES, []
+    for v in variants:
         if loads := v.loads(spec):
             rounds, _, together = loads
             each = v.loaded(spec) / rounds / cores
@@ -317,7 +337,7 @@ def spec_of(key: Key) -> _core.MatmulSpec:
     )
 
 
-def choose_variant(device: _core.Device, spec: _core.MatmulSpec) -> str:
+def choose_variant(device: _core.Device, spec: _core.MatmulSpec, libraries: bool) -> str:
     """For the extension, which asks once for a shape and device."""
     assert isinstance(device, Device)
-    return choose(device, spec)[0]
+    return choose(device, spec, libraries)[0]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cli, doctor
+from metalmm import cli, doctor, doctor_rows, tuning
 from metalmm.bench.sizes import Shape
-from support.here import DEVICE, FAKE
+from support.here import DEVICE, FAKE, ROOT
 
 needs_fake = pytest.mark.skipif(not FAKE, reason="injects faults, which only the fake Metal allows")
 
@@ -31,17 +35,20 @@ def states(data: dict[str, Any]) -> dict[str, str]:
 def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a first run compiles and measures in seconds."""
     monkeypatch.setattr(doctor, "_ROUNDS", 3)
+    monkeypatch.setattr(doctor_rows, "_ROUNDS", 3)
+    monkeypatch.setattr(doctor_rows.runner, "last_level_cache", lambda device: 1 << 20)
+    monkeypatch.setattr(doctor.copy, "measured_copy", lambda device: 100.0)
     families = ("gemv", "gemm_tiled", "mps", "blas", "planted")
     monkeypatch.setattr(doctor, "variants", lambda *a, **k: [v for v in metalmm.variants(*a, **k) if v.family in families])
-    shape = Shape("x", 1, 1, 128, 96, False, True, False, 1.0, 0.0)
-    monkeypatch.setattr(doctor.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
+    shape = Shape("x", 1, 1, 128, 64, False, True, False, 1.0, 0.0)
+    monkeypatch.setattr(doctor_rows.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
 
 
 def test_all_is_well_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, data = run(tmp_path)
     found = states(data)
     assert status == 0 and data["finished"] and set(found.values()) <= {"ok", "without", "skipped"}, data["checks"]
-    assert (data["schema"], data["version"]) == ("metalmm-doctor", 1)
+    assert (data["schema"], data["version"]) == ("metalmm-doctor", 2)
     assert data["environment"]["device"] == DEVICE
     assert found["results/gemv"] == found["features/recordings"] == found["features/many submissions in flight"] == "ok"
     assert all(c["seconds"] >= 0 for c in data["checks"])
@@ -61,7 +68,7 @@ def test_what_was_finished_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(doctor.Doctor, "features", interrupt)
     assert cli.main(["doctor", "--seconds", "5", "--json", str(tmp_path / "d.json")]) == 130
     data = json.loads((tmp_path / "d.json").read_text())
-    assert not data["finished"] and data["checks"] and all(c["section"].startswith("results") for c in data["checks"])
+    assert not data["finished"] and data["checks"] and {c["section"].split(":")[0] for c in data["checks"]} == {"kernels", "results"}
 
 
 def test_a_wrong_variant_is_wrong_and_the_others_are_looked_at(tmp_path: Path) -> None:
@@ -147,6 +154,80 @@ def test_each_option_is_tried_and_one_that_pays_is_recommended(tmp_path: Path) -
     assert recommended["data"]["options"]["return_on_event"] is True
     tried = [c["name"] for c in data["checks"] if c["section"].startswith("options")]
     assert [t.split("=")[0] for t in tried[1:-2]] == ["return_on_event", "untracked", "first_commit", "indirect"]
+
+
+@needs_fake
+def test_what_may_take_the_process_with_it_comes_last(tmp_path: Path) -> None:
+    before = FAKE.set("apple_family", 8)
+    try:
+        _, data = run(tmp_path)
+    finally:
+        FAKE.set("apple_family", before)
+    tried = [c["name"] for c in data["checks"]]
+    assert tried[-4:] == ["the defaults", "indirect=True", "the defaults, again", "recommended"]
+    assert not [name for name in tried[:-4] if name.startswith("indirect")]
+
+
+SECTIONS = ("kernels", "results", "features", "the library", "a whole call", "shapes", "options", "pipelines")
+
+
+@needs_fake
+@pytest.mark.parametrize("section", SECTIONS)
+def test_an_abort_keeps_what_came_before(section: str, tmp_path: Path) -> None:
+    """Apple's validation ends the process where it finds something: here it is asked for a buffer past the limit."""
+    script = tmp_path / "s.py"
+    script.write_text(
+        "import on_fake_metal\nfrom metalmm import cli, doctor\nbefore = doctor.Doctor.check\n"
+        "doctor.Doctor.check = lambda self, name, work: before(self, name, "
+        f"lambda: on_fake_metal.fake.misuse('too-long') if self._section.startswith({section!r}) else 'left out')\n"
+        f"cli.main(['doctor', '--device', 'metal', '--json', {str(tmp_path / 'd.json')!r}])\n"
+    )
+    command = [sys.executable, str(ROOT / "tests" / "fakes" / "on_fake_metal.py"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "METALMM_FAKE": "validation=1"}, timeout=120)
+    data = json.loads((tmp_path / "d.json").read_text())
+    assert done.returncode == -signal.SIGABRT and not data["finished"], done.stderr
+    *kept, last = data["checks"]
+    assert last["state"] == "running" and last["section"].startswith(section)
+    assert {c["state"] for c in kept} <= {"ok"} and len({c["section"] for c in kept}) == SECTIONS.index(section)
+
+
+def test_each_failure_keeps_its_whole_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 500 + "\nerror: one\nand more"
+
+    def fail(device: Any, v: Any, spec: Any) -> None:
+        raise metalmm.CompileError(f"{v}: {long}")
+
+    monkeypatch.setattr(doctor._core, "_prepare_pipeline", fail)
+    status, data = run(tmp_path)
+    (check,) = [c for c in data["checks"] if c["section"].startswith("kernels") and c["name"] == "gemv"]
+    assert status == 1 and check["state"] == "wrong"
+    assert len(check["data"]["failures"]) > 1 and all(long in text for text in check["data"]["failures"].values())
+
+
+def test_a_shared_file_is_a_table_for_auto_and_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, shape = tmp_path / "share.json", doctor_rows.shapes()[0]
+    run(tmp_path, "--share", str(path))
+    text = path.read_text()
+    assert len(text) < doctor_rows._SHARED_BYTES and str(Path.home()) + "/" not in text and "registry_id" not in text
+    with metalmm.Device(DEVICE) as device:
+        (choices,) = tuning.read(path).values()
+        assert tuning.read(path).keys() == {tuning.device_key(device)}
+        found = {c.key.storage for c in choices} | {str(c.key.m) for c in choices}
+        assert found >= {"dense", "q8_0", "q4_0", "affine4", "1", "4", "512"}, found
+        try:
+            metalmm.load_tuning(path)
+            assert tuning.choose(device, shape.spec)[1].startswith("tuned on this shape")
+        finally:
+            tuning._loaded = None
+        monkeypatch.setattr(tuning, "resource", lambda name: tmp_path)
+        tuning._collected.cache_clear()
+        try:
+            (tmp_path / "doctor.json").unlink()
+            variant, why = tuning.choose(device, shape.spec)
+            assert why.startswith("tuned on this shape") and why.endswith("by others, in docs/lab/gpus"), why
+            assert variant == next(c.variant for c in choices if c.key == tuning.Key.of(shape.spec))
+        finally:
+            tuning._collected.cache_clear()
 
 
 TIMES = {"batch_us": 100.0, "call_us": 100.0, "replay_us": 100.0}

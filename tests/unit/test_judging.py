@@ -167,3 +167,13 @@ def test_of_many_errors_the_first_twenty_are_shown() -> None:
     text = "\n".join(f"a.cpp:{i}:1: error: number {i}" for i in range(1, 24))
     shown = compiler._errors_of(text).splitlines()
     assert [x.rpartition(" ")[2] for x in shown[:-1]] == [str(i) for i in range(1, 21)] and shown[-1] == "and 3 errors more"
+
+
+@pytest.mark.parametrize(("says", "cores"), [("<integer>10</integer>", 10), ("<string>ten</string>", None), ("<integer>", None)])
+def test_a_mac_says_how_many_cores_its_gpu_has(says: str, cores: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ioreg").write_text(f"#!/bin/sh\necho '<plist><array><dict><key>gpu-core-count</key>{says}</dict></array></plist>'\n")
+    (tmp_path / "ioreg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert backends.metal._cores.__wrapped__() == cores
+    (tmp_path / "ioreg").unlink()
+    assert backends.metal._cores.__wrapped__() is None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import plistlib
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
+from xml.parsers.expat import ExpatError
 
 from .. import _core, cache
 from ..errors import DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, define_text, inline_text
-from .protocol import Device, Preferred, Winner
+from .protocol import Device, Preferred, Splits, Winner
 
 
 class Options(TypedDict, total=False):
@@ -63,6 +68,23 @@ _GBPS = {
 }  # fmt: skip
 
 
+def _splits(family: str, *points: str) -> Splits:
+    """10 KB a core: twice what half a microsecond of latency asks for, at the 4 to 6 KB a core of the chips in _GBPS (reference: 68 GB/s
+    and 8 cores of an M1, 120 and 10 of an M4)."""
+    return Splits(10e3, [f"{family}/{point}" for point in points])
+
+
+@functools.cache
+def _cores() -> int | None:
+    """Of the GPU, as the system's registry says. PyTorch asks the same entry."""
+    command = ["ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator"]
+    with contextlib.suppress(
+        OSError, subprocess.SubprocessError, plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError
+    ):
+        return int(plistlib.loads(subprocess.run(command, capture_output=True, timeout=5, check=True).stdout)[0]["gpu-core-count"])
+    return None
+
+
 class _Metal:
     name = "metal"
     options: Sequence[str] = tuple(Options.__annotations__)
@@ -75,30 +97,25 @@ class _Metal:
     note = ""
     cache_bytes = 128 << 20  # the system-level cache of an Ultra has 96 MB, as far as is known; nothing tells a program
 
-    # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them.
+    # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them, nor those that MPS won
+    # (896 x 896 and 1152 x 896): it cannot be part of an indirect recording, without which a decode step is encoded again each time.
     winners: Sequence[Winner] = (
         ("dense", "nt", 9728, 896, "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128"),
         ("dense", "nt", 896, 4864, "m1_optimized_v5/nt_bn4_largek_smalln_tg256"),
-        ("dense", "nt", 896, 896, "mps/baseline"),
-        ("dense", "nn", 1152, 896, "mps/baseline"),
         ("dense", "nt", 151936, 896, "m1_optimized_v2/nt_bn64_col_bk64_tg128"),
     )
+    # Nothing of this was measured on an Apple GPU; docs/variants.md has the reasons.
     preferred: Sequence[Preferred] = (
-        ("", "", "gemv_nt_vec4/c4_tg128"),
-        ("", "", "gemv_nn/w4_s8_tg256"),
-        ("", "", "gemv_nt_vec4/r8_c4_tg128"),
-        ("", "", "gemv_nn/r8_w4_s4_tg128"),
-        ("", "", "mps/baseline"),
-        ("", "", "gemm_tiled/baseline"),
-        ("q4_0", "1", "gemv_nt/l4_c2_d7_x_tg128"),
-        ("affine4", "1", "gemv_nt/l4_d7_x_tg32"),
-        ("q8_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),
-        ("q4_0:canonical", "1", "gemv_nt/l2_d7_x_tg128"),
-        ("dense", "2", "gemv_nt/l16_d7_x_tg128"),
-        ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
-        ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
-        ("", "3", "gemv_nt/l4_s7_tg448"),
-        ("", "", "gemv_nt/l4_d7_tg64"),
+        ("dense", "1", _splits("gemv_nt_vec4", "c4_tg128", "c2_tg128", "c4_s4_tg128", "c2_s4_tg128", "c1_s8_tg256")),
+        ("dense", "1", "gemv_nn/w4_s8_tg256"),
+        ("dense", "1", "gemv_nt_vec4/r2_c4_tg128", 2),
+        ("dense", "1", "gemv_nt_vec4/r4_c4_tg128", 4),
+        ("dense", "1", "gemv_nt_vec4/r8_c4_tg128", 8),
+        ("dense", "1", "gemv_nn/r8_w4_s4_tg128", 8),
+        ("dense", "1", "mps/baseline"),
+        ("dense", "1", "gemm/bm32_bn32_bk32"),  # what MPS does not take
+        ("dense", "", _splits("gemv_nt", "l16_d4_tg64", "l32_d4_tg64", "l32_s4_d4_tg128")),
+        ("", "", _splits("gemv_nt", "l4_d2_tg64", "l8_d2_tg64", "l16_d2_tg64", "l16_s4_d2_tg128")),
         ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )
@@ -160,7 +177,7 @@ class _Metal:
         return _GBPS.get(str(device.info["name"]).removeprefix("Apple "))
 
     def cores(self, device: Device) -> int | None:
-        return None
+        return _cores()
 
     def facts(self, device: Device) -> dict[str, str | None]:
         return {"compiler": None, "summary": f"gpu={device.info['name']} cpu={{cpu}} os={{os}}"}

@@ -17,6 +17,9 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from metalmm import manifest, tuning
+from metalmm.backends.protocol import Splits
+from metalmm.bench import sizes
 from support.here import FAKE, ROOT
 from support.numbers import half, right
 from support.unkind import HEAD, MPS, Make, V, aside, pages
@@ -226,6 +229,43 @@ def test_a_child_of_fork_has_no_thread_that_asks_and_ends(like: Make) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     metalmm.matmul(V, x, w, out=y)
     device.close()
+
+
+def test_auto_takes_another_where_mps_would_raise(like: Make) -> None:
+    device = like(apple_family=8)
+    wide = metalmm.MatmulSpec(9, 151936, 4096, transpose_b=True)
+    assert tuning.choose(device, wide)[0] == "gemm/bm32_bn32_bk32" and not tuning.choose(device, wide)[0].startswith("mps")
+    assert tuning.choose(device, metalmm.MatmulSpec(9, 896, 896, transpose_b=True))[0] == MPS
+    x, big = device.array(half(9, 128)), device.array(half(16, 256, seed=1))
+    w = big[:, 128:]  # the memory ends before its last row's whole pitch does
+    with pytest.raises(metalmm.LayoutError, match="mps: b is a slice"):
+        metalmm.matmul(MPS, x, w, transpose_b=True)
+    right(metalmm.matmul("auto", x, w, transpose_b=True), np.asarray(x), np.asarray(w), transpose_b=True)
+    right(metalmm.matmul("auto", x, big[:, :128], transpose_b=True), np.asarray(x), np.asarray(big[:, :128]), transpose_b=True)
+
+
+def test_a_decode_step_of_auto_records_as_one_indirect_buffer(like: Make) -> None:
+    device = like()
+    batch = device.batch()
+    for shape in {(s.n, s.k, s.layout, s.batch, s.bias): s for s in sizes.load().shapes if s.m == 1 and s.n < 10000}.values():
+        lead = (shape.batch,) if shape.batch > 1 else ()
+        b = device.empty((*lead, shape.n, shape.k) if shape.transpose_b else (*lead, shape.k, shape.n))
+        bias = device.empty(shape.n) if shape.bias else None
+        batch.matmul("auto", device.empty((*lead, 1, shape.k)), b, bias=bias, alpha=shape.alpha, transpose_b=shape.transpose_b)
+    recording = batch.record()
+    assert FAKE.live()["FakeIndirect"] == 1
+    FAKE.take_calls()
+    recording.replay()
+    recording.wait()
+    assert FAKE.take_calls() < 20, "the dispatches were encoded again"
+
+
+def test_what_auto_takes_on_a_mac_has_threads_that_fill_its_simdgroups(like: Make) -> None:
+    device = like()
+    offered = [v for *_, v in device.backend.winners]
+    for _, _, variant, *_ in device.backend.preferred:
+        offered += variant.variants if isinstance(variant, Splits) else [str(variant)]
+    assert all(v.library or v.threads in (32, 64, 128, 256, 512) for v in map(manifest.get, offered))
 
 
 def test_a_result_in_steady_state_costs_no_allocation_and_no_residency_call(like: Make) -> None:

@@ -44,6 +44,7 @@ struct Settings {
   int no_copy_zero = 0;     // newBufferWithBytesNoCopy: gives a buffer of no bytes, as in virtual machines
   int signal_on_error = 0;  // the event of a command buffer that failed
   int revoked = 0;          // every command buffer fails, as after too many time-outs
+  int low_power = 0;        // the system's low-power mode
   int unwire_ms = 0;        // so long without work or a request, and what a residency set holds is out of the GPU's reach
   // Costs, all of the calling thread but the last two: of a call of an encoder, ns; of commit, a command buffer, an allocation, a change
   // or commit of a residency set, us; of the GPU before it begins, and of the status behind the event, us.

@@ -41,6 +41,19 @@ NUMBER(MTLStorageMode, storageMode, setStorageMode)
 NUMBER(NSUInteger, sampleCount, setSampleCount)
 @end
 
+@implementation MTLArchitecture
+LIFE
+- (NSString*)name {
+  return @"fake_g15g";
+}
+@end
+
+@implementation NSProcessInfo (Darwin)
+- (BOOL)isLowPowerModeEnabled {
+  return fake::settings.low_power;
+}
+@end
+
 @implementation MTLResidencySetDescriptor
 LIFE
 NUMBER(NSUInteger, initialCapacity, setInitialCapacity)

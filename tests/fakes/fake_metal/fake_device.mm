@@ -382,6 +382,9 @@ static std::mutex residency_mutex;
 - (NSString*)name {
   return @"Fake GPU (CPU device)";
 }
+- (MTLArchitecture*)architecture {
+  return [[[MTLArchitecture alloc] init] autorelease];
+}
 - (uint64_t)registryID {
   return 1;
 }

@@ -10,7 +10,7 @@ execute_process(COMMAND gnustep-config --variable=GNUSTEP_SYSTEM_HEADERS OUTPUT_
 execute_process(COMMAND gcc -print-file-name=include OUTPUT_VARIABLE GCC_HEADERS OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 
 set(FAKE_SOURCES ${FAKE}/fake_core.mm ${FAKE}/fake_device.mm ${FAKE}/fake_descriptors.mm ${FAKE}/fake_commands.mm ${FAKE}/fake_execution.mm ${FAKE}/fake_mps.mm ${FAKE}/misuse.mm)
-set(OBJC_OPTIONS -xobjective-c++ -fobjc-runtime=gcc -fblocks -fexceptions -D_NATIVE_OBJC_EXCEPTIONS -fconstant-string-class=NSConstantString
+set(OBJC_OPTIONS -xobjective-c++ -fobjc-runtime=gcc -fblocks -fexceptions -D_NATIVE_OBJC_EXCEPTIONS -fconstant-string-class=NSConstantString -include ${FAKE}/darwin.h
   -isystem ${GNUSTEP_HEADERS} -idirafter ${GCC_HEADERS} -I${FAKE_INCLUDE} -Wall -Wextra -Werror -Werror=objc-method-access)
 if(CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
   list(APPEND OBJC_OPTIONS -mf16c)  # __fp16 without a run-time library

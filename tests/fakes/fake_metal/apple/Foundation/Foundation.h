@@ -84,5 +84,6 @@ __attribute__((objc_root_class)) @interface NSObject <NSObject>
 @end
 @interface NSProcessInfo : NSObject
 + (NSProcessInfo *)processInfo;
+- (BOOL)isLowPowerModeEnabled;
 - (NSString *)operatingSystemVersionString;
 @end
