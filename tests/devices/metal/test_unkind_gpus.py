@@ -17,7 +17,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import manifest, tuning
+from metalmm import backends, manifest, tuning
 from metalmm.backends.protocol import Splits
 from metalmm.bench import sizes
 from support.here import FAKE, ROOT
@@ -260,12 +260,31 @@ def test_a_decode_step_of_auto_records_as_one_indirect_buffer(like: Make) -> Non
     assert FAKE.take_calls() < 20, "the dispatches were encoded again"
 
 
-def test_what_auto_takes_on_a_mac_has_threads_that_fill_its_simdgroups(like: Make) -> None:
+def offered() -> list[metalmm.Variant]:
+    """Kernels that "auto" may take on a Mac; not all are ids that ship, whose rows the array of kernels has."""
+    names = [name for *_, name in backends.metal.BACKEND.winners]
+    for _, _, name, *_ in backends.metal.BACKEND.preferred:
+        names += name.variants if isinstance(name, Splits) else [str(name)]
+    return [v for v in map(manifest.get, dict.fromkeys(names)) if not v.library]
+
+
+@pytest.mark.parametrize("v", offered(), ids=str)
+def test_what_auto_offers_on_a_mac_is_right_and_fills_its_simdgroups(v: metalmm.Variant, like: Make) -> None:
     device = like()
-    offered = [v for *_, v in device.backend.winners]
-    for _, _, variant, *_ in device.backend.preferred:
-        offered += variant.variants if isinstance(variant, Splits) else [str(variant)]
-    assert all(v.library or v.threads in (32, 64, 128, 256, 512) for v in map(manifest.get, offered))
+    assert v.threads in (32, 64, 128, 256, 512)
+    takes = {kind.storage for kind in v.kinds()}
+    for storage in [s for s in ("dense", "q8_0", "q4_0:canonical", "affine4") if s in takes]:
+        m = next(
+            m
+            for m in (1, 2, 3, 7)
+            if not v.lacks(metalmm.MatmulSpec(m, 67, 320, transpose_b="nt" in v.supports["layouts"], b_storage=storage))
+        )
+        a, w = half(m, 320), half(67, 320, seed=1)
+        form, _, blocks = storage.partition(":")
+        b = w if storage == "dense" else metalmm.quantize(w, form, layout=blocks or "nk")
+        nt = "nt" in v.supports["layouts"]
+        given = {"transpose_b": True} if nt and storage == "dense" else {}
+        right(metalmm.matmul(v, a, b if nt else w.T.copy(), device=device, **given), a, b if nt else w.T, **given)
 
 
 def test_a_result_in_steady_state_costs_no_allocation_and_no_residency_call(like: Make) -> None:
