@@ -1,0 +1,271 @@
+"""metalmm export: a kernel for somebody else's engine, as one .metal file and one JSON file that says all of its dispatch.
+
+Formulas are of unsigned whole numbers m, n, k and batch, with + - * and /, and read the same in C, Swift and Rust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import __version__, _core, backends, export_code, files, kernel_source, manifest, tuning
+from .backends.protocol import Splits
+from .bench.sizes import parse_spec
+from .device import default_device
+from .errors import UnsupportedError
+from .manifest import variants
+from .quantized import FORMATS, parts_of_storage
+from .variant import Variant
+
+SCHEMA, VERSION = "metalmm-export", 1
+_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
+_BYTES = {"half": 2, "bfloat": 2, "float": 4, "char": 1, "uchar": 1}
+
+
+def metal_text(v: Variant, specialization: int) -> str:
+    """One instance, which needs no other file and names none."""
+    text = re.sub(r"(?m)^#line .*\n", "", v.assemble(specialization))
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _groups(of: str) -> str:
+    """Of k, in the shape of an array."""
+    return "k" if of == "1" else f"ceil(k / {of})"
+
+
+def _tiles(size: str, tile: int) -> str:
+    return size if tile == 1 else f"({size} + {tile - 1}) / {tile}" if tile else "1"
+
+
+def _params(spec: _core.MatmulSpec, n: str) -> list[tuple[str, str, str]]:
+    """The fields of MatmulParams (kernels/include/params.h) for operands that lie without gaps from a multiple of 16 bytes on."""
+    batched = spec.batch > 1
+    quantized = spec.b_storage != "dense"
+    form, group, layout = parts_of_storage(spec.b_storage) if quantized else ("", 1, "nk")
+    lda, ldb = ("m" if spec.transpose_a else "k"), ("k" if spec.transpose_b else n)
+    if quantized:  # bytes
+        ldb = "16" if layout == "canonical" else _tiles("k", 8 // FORMATS[form].bits)
+
+    def stride(elements: str) -> str:
+        return elements if batched else "0"
+
+    values = {
+        **{size: size for size in ("m", "k", "batch")},
+        "n": n, "lda": lda, "ldb": ldb, "ldc": n, "ldd": n,
+        "stride_a": stride("m * k"), "stride_b": "0" if quantized else stride(f"{n} * k"), "stride_c": stride(f"m * {n}"), "stride_d": stride(f"m * {n}"),
+        "alpha": repr(float(spec.alpha)), "beta": repr(float(spec.beta)),
+        "has_bias": str(int(spec.bias)), "has_c": str(int(spec.beta != 0.0)),
+        "vec_offset_a": "0", "vec_offset_b": "0", "group_shift": str(group.bit_length() - 1) if quantized else "0", "low_byte": "255",
+    }  # fmt: skip
+    order = "m n k batch lda ldb ldc ldd stride_a stride_b stride_c stride_d alpha beta has_bias has_c vec_offset_a vec_offset_b group_shift low_byte"
+    return [(name, "float" if name in ("alpha", "beta") else "uint", values[name]) for name in order.split()]
+
+
+def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
+    """In the order of their indices. bind: an operand that stands in where the kernel wants a buffer and reads none."""
+    kind, batch = _TYPES[spec.dtype], "batch * " if spec.batch > 1 else ""
+    quantized = spec.b_storage != "dense"
+    fused = bool(spec.also_n)
+    parts = 1 + len(spec.also_n)
+    yield {"index": 0, "name": "a", "type": kind, "elements": f"{batch}m * k", "shape": "(k, m)" if spec.transpose_a else "(m, k)"}
+    for i in range(3 if fused else 1):
+        of = min(i, parts - 1)  # the last stands in for what the kernel will not touch
+        n, mark = ("n" if of == 0 else f"n{of + 1}"), "" if of == 0 else str(of + 1)
+        indices = (1, 2, 4, 6, 7) if i == 0 else tuple(range(3 + 5 * i, 8 + 5 * i))
+        b, out, bias, scales, biases = indices
+        weights: dict[str, Any] = {
+            "name": f"b{mark}",
+            "type": kind,
+            "elements": f"{batch}{n} * k",
+            "shape": f"({n}, k)" if spec.transpose_b else f"(k, {n})",
+        }
+        if quantized:
+            form, group, layout = parts_of_storage(spec.b_storage)
+            per_byte = 8 // FORMATS[form].bits
+            rows = _tiles("k", 32) if layout == "canonical" else n
+            row = (
+                f"{n} * {32 // per_byte}"
+                if layout == "canonical"
+                else _tiles("k", per_byte)
+                if per_byte == 1
+                else f"({_tiles('k', per_byte)})"
+            )
+            weights.update(type="char" if form == "q8_0" else "uchar", elements=f"{rows if layout == 'nk' else f'({rows})'} * {row}")
+            weights["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})" if layout == "canonical" else f"({n}, {_groups(str(per_byte))})"
+            groups = f"{n} * ({_tiles('k', group)})"
+            shape = f"(ceil(k / {group}), {n})" if layout == "canonical" else f"({n}, ceil(k / {group}))"
+            scale = {"type": kind if FORMATS[form].has_bias else "half", "elements": groups, "shape": shape}
+        same = of != i
+        yield {"index": b, **({"bind": weights["name"]} if same else weights)}
+        result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"(m, {n})", "written": True}
+        stands_in = same or (spec.swiglu and i > 0)
+        yield {"index": out, **({"bind": "out" if spec.swiglu else result["name"]} if stands_in else result)}
+        if not fused:
+            c = {"name": "c", "type": kind, "elements": f"{batch}m * n", "shape": "(m, n)"}
+            yield {"index": 3, **(c if spec.beta else {"bind": "a"})}
+        has_bias = spec.bias and not same
+        yield {
+            "index": bias,
+            **(
+                {"name": f"bias{mark}", "type": kind, "elements": n, "shape": f"({n},)"}
+                if has_bias
+                else {"bind": "a" if not spec.bias else f"bias{mark}"}
+            ),
+        }
+        if quantized or fused:
+            for index, name in ((scales, "scales"), (biases, "biases")):
+                there = quantized and (name == "scales" or FORMATS[form].has_bias)
+                whole = {"name": f"{name}{mark}", **scale} if there else {}
+                yield {
+                    "index": index,
+                    **(
+                        whole
+                        if there and not same
+                        else {"bind": f"{name}{mark}" if there else (f"scales{mark}" if quantized else weights["name"])}
+                    ),
+                }
+
+
+def _weights_text(spec: _core.MatmulSpec) -> str:
+    if spec.b_storage == "dense":
+        return "as they are"
+    form, group, layout = parts_of_storage(spec.b_storage)
+    values = (
+        "int8"
+        if form == "q8_0"
+        else "uint8"
+        if FORMATS[form].bits == 8
+        else "uint8 with two values each, the even one of k in the low half"
+    )
+    where = "blocks of 32 along k, [ceil(k / 32)][n][32], zeros behind the last of k" if layout == "canonical" else "n rows of k"
+    scale = "scale * value + bias" if FORMATS[form].has_bias else "scale * (value - 8)" if form == "q4_0" else "scale * value"
+    order = "[ceil(k / group)][n]" if layout == "canonical" else "[n][ceil(k / group)]"
+    ggml = (
+        " A block of ggml's file is a half scale, then its 32 values: take them apart. In q4_0 a byte of ggml's holds values i and i + 16; here"
+        " it holds 2 * i and 2 * i + 1 (metalmm.from_gguf does both)."
+        if form in ("q8_0", "q4_0")
+        else ""
+    )
+    return f"{form}: values of {values}, {where}; a scale{' and a bias' if FORMATS[form].has_bias else ''} for each {group} along k, {order}; a weight is {scale}.{ggml}"
+
+
+def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
+    """What the JSON file says. Raises UnsupportedError for what is no kernel of ours, or does not run on Apple's GPUs."""
+    if not v.kernel or v.library or (v.devices and "metal" not in v.devices):
+        raise UnsupportedError(f"{v} is no kernel that Apple's GPUs run; `metalmm variants` lists those that they do")
+    if lack := v.lacks(spec):
+        raise UnsupportedError(f"{v} does not take {spec!r}: {lack}")
+    specialization = _core._specialization(spec)
+    names = ["n", *(f"n{i + 2}" for i in range(len(spec.also_n)))]
+    bm, bn = v.tile
+    across = " + ".join(_tiles(n, bn) for n in (names[:1] if spec.swiglu else names))
+    buffers = sorted(_buffers(spec), key=lambda b: int(b["index"]))
+    fields = _params(spec, "n")
+    if spec.also_n:
+        fields = [field for i in range(3) for field in _params(spec, names[min(i, len(names) - 1)])]
+    form = v.form(specialization)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "metalmm": __version__,
+        "variant": str(v),
+        "operation": repr(spec),
+        "kernel_sha256": manifest.kernel_sha256(str(v), spec),
+        "source": f"{file_name(v, spec)}.metal",
+        "function": kernel_source.host_name(v.instance(specialization)),
+        "function_constants": [],
+        "language": "Metal 3.1",
+        "needs": list(v.needs),
+        "sizes": ["m", *names, "k", "batch"],
+        "grid": [across, _tiles("m", bm), "batch" if spec.batch > 1 else "1"],
+        "threads": [v.threads, 1, 1],
+        "threadgroup_memory": "none is passed: the kernel declares its own",
+        "buffers": buffers,
+        "params": {"index": 5, "bytes": 4 * len(fields), "fields": [{"name": n, "type": t, "value": x} for n, t, x in fields]},
+        "limits": {
+            "alignment": "each operand begins at a multiple of 16 bytes of its buffer, and has no gaps",
+            "sizes": "each of m, n, k and batch is at least 1; batch * m * k, batch * n * k and batch * m * n are below 2^32; k is at most 2^32 - 4097",
+            "takes": {key: x for key, x in form.supports.items() if key in ("m", "n", "k")},
+            "swiglu": "n2 is n" if spec.swiglu else None,
+        },
+        "weights": _weights_text(spec),
+        "result": "sums in float32; alpha * (a b) + beta * c + bias, rounded once"
+        if not spec.swiglu
+        else "silu(a b + bias) * (a b2 + bias2), rounded once",
+    }
+
+
+def file_name(v: Variant, spec: _core.MatmulSpec) -> str:
+    words = [str(v).replace("/", "_"), spec.layout, spec.dtype, *([spec.b_storage.replace(":", "_")] if spec.b_storage != "dense" else [])]
+    return "_".join([*words, *(["swiglu"] if spec.swiglu else [f"{1 + len(spec.also_n)}b"] if spec.also_n else [])])
+
+
+def write(v: Variant, spec: _core.MatmulSpec, folder: Path) -> list[Path]:
+    """The kernel, its description, and code that launches it."""
+    told = description(v, spec)
+    name = file_name(v, spec)
+    texts = {f"{name}.metal": metal_text(v, _core._specialization(spec)), f"{name}.json": json.dumps(told, indent=1) + "\n"}
+    texts.update({f"{name}{end}": text for end, text in export_code.texts(told, name).items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        files.write_text(folder / file, text)
+    return [folder / file for file in texts]
+
+
+def every_instance() -> dict[str, tuple[Variant, int, list[str]]]:
+    """By function name: all that ids of ours and what "auto" offers can ask a Mac for, and whose they are."""
+    backend, ids = backends.get("metal"), list(variants())
+    for _, _, offered, *_ in backend.preferred:
+        ids += [manifest.get(name) for name in (offered.variants if isinstance(offered, Splits) else [str(offered)])]
+    found = dict[str, tuple[Variant, int, list[str]]]()
+    for v in dict.fromkeys(ids):
+        for specialization in v.specializations() if v.kernel and (not v.devices or "metal" in v.devices) else ():
+            name = kernel_source.host_name(v.instance(specialization))
+            found.setdefault(name, (v, specialization, []))[2].append(str(v))
+    return found
+
+
+def write_all(folder: Path) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    index = list[dict[str, Any]]()
+    for name, (v, specialization, ids) in every_instance().items():
+        (folder / f"{name}.metal").write_text(metal_text(v, specialization))
+        index.append(
+            {
+                "function": name,
+                "file": f"{name}.metal",
+                "source": v.form(specialization).source.name,
+                "variants": ids,
+                "needs": list(v.needs),
+            }
+        )
+    files.write_json(folder / "index.json", {"schema": "metalmm-export-all", "version": 1, "metalmm": __version__, "kernels": index})
+    return len(index)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", nargs="?", help="of a variant, or auto")
+    parser.add_argument("words", nargs="*", metavar="spec", help="m=1 n=9728 k=896 nt …, as `metalmm explain` takes it")
+    parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
+    parser.add_argument("--all", action="store_true", help="every instance that a Mac can ask for, as a .metal file, with an index.json")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.all:
+        print(f"{write_all(args.output)} kernels in {args.output}")
+        return 0
+    if not args.id:
+        print("metalmm export: name a variant and its operation, or --all", file=sys.stderr)
+        return 2
+    spec = parse_spec(" ".join([*args.words, args.spec_text or ""]).split())
+    name = tuning.choose(default_device(), spec, libraries=False)[0] if args.id == "auto" else args.id
+    for path in write(manifest.get(name), spec, args.output):
+        print(path)
+    return 0
