@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from metalmm import cli, export, kernel_source, manifest
 from metalmm.bench.sizes import parse_spec
-from support.here import DEVICE
+from support.here import DEVICE, ROOT
 from support.numbers import half
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the same text on each device")
@@ -157,6 +157,11 @@ def test_the_code_that_launches_it_is_of_its_language(case: tuple[str, str], tmp
         text = paths[end].read_text()
         assert text.count("{") == text.count("}") and text.count("(") == text.count(")")
         assert all(re.search(rf"\b{b['name']}\b", text) for b in told["buffers"] if "name" in b) and told["function"] in text
+
+
+def test_the_example_that_reads_ggmls_blocks_is_right() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    exec(example, {})
 
 
 def test_all_that_a_mac_can_ask_for_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
