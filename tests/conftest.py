@@ -28,7 +28,8 @@ _COMMANDS = [
     f"cli/test_{name}.py"
     for name in ("cli", "depths", "foreign_files", "frameworks_and_docs", "profile", "rules_of_bench", "step_and_page", "tune")
 ]
-_ON_A_FAKE = ["unit", "docs", "kernels", "nightly", "devices/cpu", "conformance/test_lint.py", "conformance/test_msl_rules.py", *_COMMANDS]
+_RULES = ["conformance/test_msl_rules.py", "conformance/test_kernels_and_constants.py"]
+_ON_A_FAKE = ["unit", "docs", "kernels", "nightly", "devices/cpu", "conformance/test_lint.py", *_RULES, *_COMMANDS]
 _SKIPPED = {
     "cpu": ["devices/metal", "devices/cuda"],
     # The fake Metal's kernels are lowered as the CPU's are.
@@ -39,7 +40,7 @@ collect_ignore = [*_SKIPPED[DEVICE if DEVICE in _SKIPPED else "cpu"], "fakes", "
 if not ALL_OF_IT:
     collect_ignore.append("nightly")
 if REAL_GPU:
-    collect_ignore = [x for x in collect_ignore if x not in ("kernels", "conformance/test_msl_rules.py")]
+    collect_ignore = [x for x in collect_ignore if x not in ("kernels", *_RULES)]
 
 
 @pytest.fixture(scope="session")

@@ -11,20 +11,9 @@ import pytest
 from metalmm import compiler
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
+from support.msl import HEAD, run
 
-HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
-
-
-@pytest.fixture
-def device() -> metalmm.Device:
-    return metalmm.Device("cpu")
-
-
-def run(device: metalmm.Device, source: str, kernel: str = "k", constants: Any = None, dtype: str = "i4") -> list[Any]:
-    out = np.zeros(4, dtype)
-    device.compile(HEAD + source).kernel(kernel, constants)(out, grid=1, threadgroup=4)
-    return out.tolist()
 
 
 TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
@@ -194,6 +183,19 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         f"kernel void k(device int* o, {I}) {{ bfloat b = 2; o[i] = 4 * ({' : '.join(f'i == {n} ? {x}' for n, x in enumerate(['b', '(0.25f)', '1.5h', '-b'] * 8))} : b); }}",
         {},
         [8, 1, 6, -8],
+    ),
+    "a designator of a range": (
+        f"kernel void k(device int* o, {I}) {{ float a[2] = {{ [0 ... 1] = i * 0.1 + i * 0.3 }}; half h[3] = {{ [0 ... 2] = 0.5h }}; int n = 0, c[2] = {{ [0 ... 1] = max(int(i), ++n) }}; "
+        "float2 v = float2(1, 2); float2 w[2] = { [0 ... 1] = v.yx }; o[i] = 100 * (a[1] == i * 0.1 + i * 0.3) + 10 * int(w[1].x + 2 * h[2]) + c[1] + n; }",
+        {},
+        [132, 132, 133, 134],
+    ),
+    "a branch that a template argument rules out": (
+        "template <typename T, bool B, int N> kernel void f(device int* o, uint i [[thread_position_in_grid]]) {\n"
+        "  T x = T(i); if (B) { threadgroup int a[6000]; a[i] = N; o[i] = a[i]; } else if (N > 2 && !B) { threadgroup float a[6000]; a[i] = 1; o[i] = int(x); } else o[i] = x; }\n"
+        'template [[host_name("k")]] kernel void f<bfloat, true, 3>(device int*, uint);\n',
+        {},
+        [3, 3, 3, 3],
     ),
     "traits of vectors, own functions with metal's names and constexpr ones of vectors": (
         "template <typename T, enable_if_t<is_floating_point_v<T>, bool> = true> T twice(T x) { return x + x; }\n"
@@ -419,140 +421,6 @@ def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Devic
 
 
 # -- which kernel, which constant -------------------------------------------------------------------------------------
-
-TWICE = """
-namespace a { template <int N> kernel void f(device int* o, uint i); }
-namespace a { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = N; } }
-namespace b { template <int N> [[kernel]] void f(device int* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = 10 * N; } }
-template [[host_name("ka")]] [[kernel]] decltype(a::f<1>) a::f<1>;
-template [[host_name("kb")]] [[kernel]] decltype(b::f<1>) b::f<1>;
-namespace b { template [[host_name("kc")]] [[kernel]] decltype(f<2>) f<2>; }
-namespace a { kernel void plain(device int* o, uint i [[thread_position_in_grid]]) { o[i] = 100; } }
-namespace b { kernel void plain(device int* o, uint i [[thread_position_in_grid]]) { o[i] = 200; } }
-"""
-
-
-@pytest.mark.usefixtures("each_compiler")
-def test_kernels_of_one_name_in_two_namespaces(device: metalmm.Device) -> None:
-    assert [run(device, TWICE, name)[0] for name in ("ka", "kb", "kc", "a::plain", "b::plain")] == [1, 10, 20, 100, 200]
-    assert device.compile(HEAD + TWICE).kernel_names == ["a::plain", "b::plain", "ka", "kb", "kc"]
-
-
-OVERLOADS = """
-template <typename T, int W> [[kernel, max_total_threads_per_threadgroup(W * 32)]] void f(device T* o [[buffer(0)]], uint i [[thread_position_in_grid]]) { o[i] = 1; }
-template <typename T, typename M, int W> [[kernel, max_total_threads_per_threadgroup(W * 32)]] void f(device T* o [[buffer(0)]], device M* m [[buffer(1)]], uint i [[thread_position_in_grid]]) { o[i] = 2; }
-template [[host_name("k1")]] [[kernel]] void f<int, 1>(device int* o, uint i);
-template [[host_name("k2")]] [[kernel]] void f<int, float, 2>(device int* o, device float* m, uint i);
-"""
-
-
-@pytest.mark.usefixtures("each_compiler")
-def test_overloads_of_a_kernel_template(device: metalmm.Device) -> None:
-    assert run(device, OVERLOADS, "k1")[0] == 1
-    kernel, out = device.compile(HEAD + OVERLOADS).kernel("k2"), np.zeros(4, np.int32)
-    kernel(out, np.zeros(4, np.float32), grid=1, threadgroup=4)
-    assert out[0] == 2
-    assert kernel.max_total_threads_per_threadgroup == 64
-
-
-def test_two_kernels_of_one_host_name_are_a_mistake(device: metalmm.Device) -> None:
-    source = 'template <int N> [[kernel]] void f(device int* o) { o[0] = N; }\ntemplate [[host_name("k")]] [[kernel]] decltype(f<1>) f<1>;\ntemplate [[host_name("k")]] [[kernel]] decltype(f<2>) f<2>;'
-    with pytest.raises(metalmm.CompileError, match=r"2 kernels have the host name 'k': <source>:4, <source>:5"):
-        run(device, source)
-
-
-@pytest.mark.parametrize(
-    ("source", "index"),
-    [
-        ("void g() { int N = 5; }\nconstant int N = 2;", 2),  # a local variable is not it
-        ("enum { M = 5 };\nconstant int N = M + 1;", 6),
-        ("enum Index { A, B = 4, N };", 5),
-        ("namespace other { constant int N = 9; }\nconstant int N = 3;", 3),
-        ("#define N (1 << 2)", 4),
-        ("constant constexpr uint N = 0x7u;", 7),
-    ],
-)
-def test_which_constant_an_index_is(source: str, index: int, device: metalmm.Device) -> None:
-    kernel = device.compile(HEAD + source + "\nkernel void k(device int* o [[buffer(N)]]) { o[0] = 7; }").kernel("k")
-    assert kernel.buffer_indices == [index]
-
-
-def test_an_index_that_only_a_local_variable_gives_is_refused(device: metalmm.Device) -> None:
-    with pytest.raises(metalmm.LoweringError, match=r"'N' is not an integer constant expression"):
-        device.compile(HEAD + "void g() { int N = 5; }\nkernel void k(device int* o [[buffer(N)]]) { o[0] = 7; }").kernel("k")
-
-
-@pytest.mark.parametrize("macro", ["SIMDGROUP_MATRIX", "SIMDGROUP", "SIMDGROUP_REDUCTION", "QUADGROUP", "BFLOAT", "INT64", "ATOMIC_FLOAT"])
-def test_macros_of_apples_compiler(macro: str, device: metalmm.Device) -> None:
-    assert run(device, f"kernel void k(device int* o, {I}) {{\n#ifdef __HAVE_{macro}__\no[i] = 1;\n#endif\n}}") == [1] * 4
-
-
-CONSTANTS = "constant {kind} n [[function_constant(0)]];\nkernel void k(device float* o) {{ o[0] = float(n); }}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "message"),
-    [
-        ("int", 2.7, "its type int holds whole numbers"),
-        ("bool", 1.5, "its type bool holds whole numbers of 0 to 1"),
-        ("bool", 2, "its type bool"),
-        ("int", 2**31, "its type int holds whole numbers of -2147483648 to 2147483647"),
-        ("int", 7 * 10**10, "its type int"),
-        ("uint", -1, "its type uint holds whole numbers of 0 to"),
-        ("uchar", 256, "its type uchar holds whole numbers of 0 to 255"),
-        ("int", float("nan"), "its type int"),
-        ("half", 65510.0, "its type half does not reach that far"),
-        ("half", 1e6, "its type half does not reach that far"),
-        ("float", 1e39, "its type float does not reach"),
-        ("int", "3", "it takes a bool, an int or a float"),
-    ],
-)
-def test_nothing_of_a_function_constant_is_lost(kind: str, value: Any, message: str, device: metalmm.Device) -> None:
-    with pytest.raises(metalmm.CompileError, match=f"function constant 'n' is .*{message}"):
-        device.compile(HEAD + CONSTANTS.format(kind=kind)).kernel("k", constants={0: value})
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("int", -(2**31)),
-        ("int", 3.0),
-        ("bool", 1),
-        ("bool", np.True_),
-        ("uint", 2**32 - 1),
-        ("long", -(2**63)),
-        ("float", 7),
-        ("float", np.float32(1.5)),
-        ("float", float("-inf")),
-        ("float", float("inf")),
-        ("half", 65504.0),
-        ("short", np.int64(-5)),
-    ],
-)
-def test_function_constants_arrive(kind: str, value: Any, device: metalmm.Device) -> None:
-    out = np.zeros(1, np.float32)
-    device.compile(HEAD + CONSTANTS.format(kind=kind)).kernel("k", constants={0: value})(out, grid=1, threadgroup=1)
-    assert out[0] == np.float32(value)
-
-
-def test_a_constant_given_twice_and_constants_that_are_missing(device: metalmm.Device) -> None:
-    library = device.compile(
-        HEAD
-        + "constant int a [[function_constant(0)]]; constant int b [[function_constant(5)]];\nkernel void k(device int* o) { o[0] = a + b; }"
-    )
-    with pytest.raises(metalmm.CompileError, match=r"constants: 0 and 'a' are one function constant; give it once"):
-        library.kernel("k", constants={0: 1, "a": 2, "b": 3})
-    with pytest.raises(
-        metalmm.LoweringError,
-        match=r"function constants 'a' \(index 0\), 'b' \(index 5\) are used and not given; pass constants=\{0: …, 5: …\}",
-    ):
-        library.kernel("k")
-
-
-def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
-    kernel = device.compile(HEAD + "kernel void k(device int* o [[buffer(2)]]) { o[0] = 7; }").kernel("k")
-    with pytest.raises(metalmm.KernelError, match=r"kernel 'k': it has no argument at buffer index 7; it has the buffer indices 2"):
-        kernel({2: np.zeros(1, np.int32), 7: np.zeros(1, np.int32)}, grid=1, threadgroup=1)
 
 
 @pytest.mark.usefixtures("each_compiler")

@@ -19,6 +19,7 @@ _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 # Names after which an expression begins, and those whose parentheses are a statement's.
 _BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==", "!=", "||"}
 _HEADS = {"if", "for", "while", "switch", "constexpr"}
+_CONDITION = re.compile(r"(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
 _NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
 
 
@@ -338,7 +339,8 @@ class Passes:
         return "const"
 
     def range_designators(self) -> None:
-        """`T a[n] = {[0 ... n - 1] = x};`, which g++ does not know, becomes a loop after the declaration."""
+        """`T a[n] = {[0 ... n - 1] = x};`, which g++ does not know, becomes a loop after the declaration. Of tokens that are otherwise ready:
+        x becomes a text."""
         tokens = self.source.tokens
         for i in range(len(tokens) - 4):
             if not (tokens[i].text == "=" and tokens[i + 1].text == "{" and tokens[i + 2].text == "["):
@@ -350,16 +352,39 @@ class Passes:
             while array > 0 and tokens[array].text in ("]", ""):
                 array = (self.source.opening(array) if tokens[array].text else array) - 1
             whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
-            if (
-                not whole
-                or tokens[array].kind != "name"
-                or any(t.text == "," for t in tokens[close + 2 : end])
-                or tokens[end + 1].text != ";"
-            ):
+            if not whole or tokens[array].kind != "name" or self.source.top_level(close + 2, end, ",") or tokens[end + 1].text != ";":
                 raise self.source.fail(i, "an initializer with designators other than one range over a whole array")
             value = self.program.join((close + 2, end))
             self.source.blank(i, end + 1)
-            tokens[end + 1].text = f"; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = {value};"
+            tokens[
+                end + 1
+            ].text = (
+                f"; {{ auto metalmm_once = {value}; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = metalmm_once; }}"
+            )
+
+    def constant_conditions(self) -> list[int]:
+        """Where an `if` is that template arguments alone decide. Metal's compiler drops the other branch with its threadgroup memory. Whoever
+        reads no tokens any more writes `if constexpr` there: a branch that is dropped is then compiled for no argument."""
+        tokens, found = self.source.tokens, list[int]()
+        for d in self.program.declarations:
+            if tokens[d.start].text != "template":
+                continue
+            end = self.source.angle_end(d.start + 1)
+            kinds = dict[str, str]()
+            for first, last in self.source.split(d.start + 2, end):
+                words = [t.text for t in tokens[first:last] if t.text]
+                words = words[: words.index("=")] if "=" in words else words
+                if len(words) > 1 and words[0] not in ("typename", "class", "template"):
+                    kinds[words[-1]] = words[-2]
+            for i in range(end, d.end - 1 if kinds else end):
+                if tokens[i].text == "if" and tokens[i].kind == "name" and tokens[i + 1].text == "(":
+                    words = [t.text for t in tokens[i + 2 : self.source.matching(i + 1)] if t.text]
+                    names = [w for w in words if w[0].isalpha() or w[0] == "_"]
+                    rest = "".join(w for w in words if w not in names and not w[0].isdigit())
+                    is_bool = len(words) - len(names) > rest.count("(") + rest.count(")") or all(kinds.get(w) == "bool" for w in names)
+                    if names and is_bool and all(w in kinds or w in ("true", "false") for w in names) and _CONDITION.fullmatch(rest):
+                        found.append(i)
+        return found
 
     def swizzles(self) -> None:
         """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""

@@ -86,8 +86,8 @@ class CpuTarget:
         self.passes.constant_vectors(compiler)
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
+        constant_conditions = [] if converged else self.passes.constant_conditions()
         self.passes.address_spaces()
-        self.passes.range_designators()
         self.passes.swizzles()
         self.passes.literals()
         self.passes.pragmas(compiler)
@@ -96,6 +96,7 @@ class CpuTarget:
             undecided.conditionals(self.program, choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
+        self.passes.range_designators()
         flow = ControlFlow(self.program)
         may_skip = masks = False
         if compiler == "nvrtc" and not converged:
@@ -108,6 +109,9 @@ class CpuTarget:
         elif not converged:  # a processor's lanes need no count; those of the tests' fake of it do
             flow.turns(reachable)
         flow.place_masks()
+        for i in constant_conditions:
+            if self.source.tokens[i].text == "if":
+                self.source.tokens[i].text = "if constexpr "
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
         function = f"{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
