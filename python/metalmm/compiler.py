@@ -125,7 +125,10 @@ def find_compiler() -> Compiler:
             return _identify(path)
     if wanted:
         raise CompilerNotFoundError(f"METALMM_CXX is {wanted!r}, and there is no such program")
-    raise CompilerNotFoundError("the CPU device needs clang++ or g++ (12 or newer) on the PATH; install one, or set METALMM_CXX")
+    raise CompilerNotFoundError(
+        "the CPU device needs clang++ or g++ (12 or newer) on the PATH. Install one (Debian: apt-get install g++; macOS: xcode-select"
+        " --install), or set METALMM_CXX"
+    )
 
 
 def _identify(path: str) -> Compiler:
