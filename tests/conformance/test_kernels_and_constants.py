@@ -7,7 +7,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from support.msl import HEAD, run
+from support.four_threads import HEAD, run
 
 TWICE = """
 namespace a { template <int N> kernel void f(device int* o, uint i); }

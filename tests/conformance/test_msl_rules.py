@@ -11,7 +11,7 @@ import pytest
 from metalmm import compiler
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
-from support.msl import HEAD, run
+from support.four_threads import HEAD, run
 
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
 
