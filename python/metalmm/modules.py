@@ -15,17 +15,18 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from . import cache, compiler, kernel_source
+from . import cache, compiler, kernel_source, msl
 from .compiler import Compiler, check_headers, header_digest
 from .errors import CompileError, Error
 from .kernel_source import Constants, KernelText
-from .msl import arithmetic, control_flow, passes, program, rules, tokens
 from .msl.targets import cpu as cpu_target
 
+_T = TypeVar("_T")
 MOST_TOGETHER = 16  # kernels in one translation unit: more would gain little, and one that does not compile costs the others their turn
 
 # A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
@@ -58,6 +59,7 @@ _UNDECIDED = re.compile(
     r'|more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)")',
     re.MULTILINE,
 )
+_NOT_IN_METAL = re.compile("is not a member of 'metal'|in namespace 'metal'|namespace \"metal\" has no member")
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
 _LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
@@ -90,19 +92,17 @@ class _Kernel:
         self.flags = [*cxx.flags, *debug]
         self._lowered = ""
 
-    def lowered(self) -> str:
-        """Its C++. Raises CompileError, LoweringError."""
-        if not self._lowered:
-            self._lowered = self.lowered_with(())
-        return self._lowered
-
-    def lowered_with(self, choose: Collection[str]) -> str:
-        """The same, with what stands in these places decided: see msl/undecided.py."""
+    def lowered(self, choose: Collection[str] = ()) -> str:
+        """Its C++, with what stands in these places decided: see msl/undecided.py. Raises CompileError, LoweringError."""
+        if self._lowered and not choose:
+            return self._lowered
         source, kind = self.job.source, self.cxx.kind
         text = preprocessed(source)
-        return cpu_target.lower(
+        found = cpu_target.lower(
             text, self.job.kernel, self.job.constants, name=source.name, compiler=kind, converged=source.is_ours, choose=choose
         )
+        self._lowered = self._lowered if choose else found
+        return found
 
     def key(self) -> str:
         """Under which its module lies."""
@@ -133,7 +133,9 @@ def build(job: Job) -> Path:
     """The compiled module of one kernel, from the cache or made now. Raises CompileError, LoweringError."""
     kernel = _Kernel(job, compiler.find_compiler())
     try:
-        return cache.fetch(f"{kernel.key()}.so", lambda target: _compile_decided(kernel, target))
+        return cache.fetch(
+            f"{kernel.key()}.so", lambda target: compile_decided(kernel.lowered, lambda text, _: _compile(kernel, text, target))
+        )
     except CompileError as error:
         error.args = (f"kernel '{job.kernel}': {error}",)
         raise
@@ -145,19 +147,19 @@ def undecided(said: str) -> set[str]:
     return {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
 
 
-def _compile_decided(kernel: _Kernel, target: Path) -> None:
-    """What the compiler cannot decide, where bfloat is a class, the lowering does once it has heard where."""
-    places, lowered, first = set[str](), kernel.lowered(), None
+def compile_decided(lower: Callable[[set[str]], str], attempt: Callable[[str, set[str]], _T]) -> _T:
+    """What attempt() makes of what lower() gives. What the compiler cannot decide, where half or bfloat is a class, the lowering does once
+    it has heard where. Raises CompileError."""
+    places, first = set[str](), None
     while True:
         try:
-            return _compile(kernel, lowered, target)
+            return attempt(lower(places), places)
         except CompileError as error:
             found = undecided(str(error)) - places
             first = first or error
             if not found:  # a call between two templates of the program's own is no matter of metal's
-                raise first if "'metal'" in str(error) else error from None
+                raise first if _NOT_IN_METAL.search(str(error)) else error from None
             places |= found
-            lowered = kernel.lowered_with(places)
 
 
 def may_stand_beside_others(source: KernelText) -> bool:
@@ -290,10 +292,8 @@ def _parsed_header(cxx: Compiler, flags: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _lowering_digest() -> str:
-    return cache.digest_of(
-        Path(str(module.__file__))
-        for module in (arithmetic, compiler, control_flow, cpu_target, kernel_source, passes, program, rules, tokens)
-    )
+    lowering = sorted(Path(str(msl.__file__)).parent.rglob("*.py"))  # all of it: a list would miss the next file
+    return cache.digest_of([Path(str(compiler.__file__)), Path(str(kernel_source.__file__)), *lowering])
 
 
 def source_digest() -> str:

@@ -12,6 +12,7 @@ from metalmm import compiler
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
 from support.four_threads import HEAD, run
+from support.here import REAL_GPU
 
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
 
@@ -395,7 +396,10 @@ def test_what_metal_refuses_is_refused_with_its_line(source: str, line: int, mes
 
 @pytest.mark.usefixtures("each_compiler")
 def test_arrays_of_variable_length_are_refused(device: metalmm.Device) -> None:
-    with pytest.raises(metalmm.CompileError, match=r"<source>:4:\d+: error: .*(variable length array|vla|variable-length)"):
+    with pytest.raises(
+        metalmm.CompileError,
+        match=r"<source>(:4:\d+|\(4\)): error: .*(variable length array|vla|variable-length|must have a constant value)",
+    ):
         device.compile(HEAD + "kernel void k(device int* o, constant int& n) {\n  int x[n];\n  x[0] = 1; o[0] = x[0];\n}").kernel("k")
 
 
@@ -407,7 +411,7 @@ def test_a_buffer_by_value_is_refused(device: metalmm.Device) -> None:
 
 def test_what_gcc_cannot_pack_is_an_error(device: metalmm.Device, each_compiler: str) -> None:
     source = "struct __attribute__((packed)) V { uchar c; packed_float3 p; };\nkernel void k(device int* o) { o[0] = sizeof(V); }"
-    if "clang" in each_compiler:
+    if "clang" in each_compiler or REAL_GPU:
         assert run(device, source)[0] == 13
     else:
         with pytest.raises(metalmm.CompileError, match="cannot pack a struct of vectors"):
@@ -462,5 +466,7 @@ def test_a_file_that_ends_in_the_middle_is_refused(text: str) -> None:
 @pytest.mark.usefixtures("each_compiler")
 def test_a_call_that_nobody_decides_is_told_in_the_compilers_words(device: metalmm.Device) -> None:
     templates = "template <class T> void g(T, float) {}\ntemplate <class T> void g(float, T) {}\n"
-    with pytest.raises(metalmm.CompileError, match=r"<source>:5:.*'g.*' is ambiguous"):
+    with pytest.raises(
+        metalmm.CompileError, match=r"<source>(:5:.*'g.*' is ambiguous|\(5\): error: more than one instance of overloaded function \"g\")"
+    ):
         device.compile(HEAD + templates + "kernel void k(device float* f) { g(f[0], f[1]); }\n").kernel("k")

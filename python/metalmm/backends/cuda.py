@@ -242,22 +242,23 @@ def build(
 
     def compile_to(target: Path) -> None:
         text = modules.preprocessed(source, {"__METALMM_CUDA__": 1}, for_metal=True)  # kernels/cuda/tensor.h asks
-        places, extra = set[str](), list[str]()  # what the compiler could not decide where half is a class, and is told the next time
-        for _ in range(16):
-            lowered = cxx.lower(
+        extra = list[str]()  # what the compiler is told after the first time
+
+        def lower(places: set[str]) -> str:
+            return cxx.lower(
                 text, kernel, constants, name=source.name, compiler="nvrtc", stops=stops, converged=source.is_ours, choose=places
             )
+
+        def attempt(lowered: str, places: set[str]) -> bytes:
             try:
-                code = (nvcc.ptx if debug else nvcc.cubin)(lowered, source.name, [*given, *extra])
-                break
+                return (nvcc.ptx if debug else nvcc.cubin)(lowered, source.name, [*given, *extra])
             except CompileError as error:
-                found = modules.undecided(str(error)) - places
-                if not found and (extra or 'conversion function from "half" to' not in str(error)):
+                if extra or modules.undecided(str(error)) - places or 'conversion function from "half" to' not in str(error):
                     raise
-                places |= found
-                extra = extra if found else ["-DMETALMM_HALF_CONVERTS"]
-        else:
-            raise CompileError("NVRTC cannot decide more than 16 conditionals or calls of half and another type, one after another")
+            extra.append("-DMETALMM_HALF_CONVERTS")
+            return attempt(lowered, places)
+
+        code = modules.compile_decided(lower, attempt)
         compiler.check_headers()
         target.write_bytes(ptx.watched(code, str(compiler.MSL / "runtime"), capability) if debug else code)
 
