@@ -29,9 +29,10 @@ from .manifest import add_point, load_variants, variants
 from .numerics import error_bound, reference
 from .pipelines import build_pipeline
 from .profile.trace import trace
-from .quantized import QuantizedArray, from_gguf, from_mlx, load_gguf, quantize
+from .quantized import QuantizedArray, from_gguf, from_mlx, quantize
 from .tuning import choose_variant, load_tuning
 from .variant import Variant
+from .weight_files import WeightFile, load_gguf, load_safetensors
 
 __version__ = "0.1.0"
 
@@ -64,12 +65,14 @@ __all__ = [
     "UnknownVariantError",
     "UnsupportedError",
     "Variant",
+    "WeightFile",
     "capture",
     "default_device",
     "error_bound",
     "from_gguf",
     "from_mlx",
     "load_gguf",
+    "load_safetensors",
     "load_tuning",
     "load_variants",
     "matmul",

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import gguf_file
 from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from .files import harmless
+from .gguf_blocks import BLOCK, GGUF
 
 if TYPE_CHECKING:
     from .device import Device
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 _Numbers = np.ndarray[Any, np.dtype[Any]]
 
 LAYOUTS = ("nk", "canonical")
-BLOCK = 32  # of GGUF's formats, and of the layout canonical
+_MLX_BITS = (2, 3, 4, 5, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -246,28 +244,31 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, kept[0], kept[1])
 
 
-def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk") -> QuantizedArray:
-    """A tensor's data as it lies in a GGUF file: uint8, n * k / 32 blocks of 34 (q8_0) or 18 bytes (q4_0). shape: (n, k)."""
-    f = _format(format)
-    if f.has_bias:
-        raise UnsupportedError(f"from_gguf: GGUF has q8_0 and q4_0, not {format}")
+def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
+    """A tensor's data as it lies in a GGUF file: uint8, n * k / 32 blocks of q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl. shape: (n, k).
+
+    Weights keep their values bit for bit: q4_1 becomes affine4, q5_1 affine8, q5_0 and iq4_nl q8_0. dtype: of scales and biases where there
+    are both, float16 or float32: the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
+    """
+    if not isinstance(format, str) or format not in GGUF:
+        raise UnsupportedError(f"from_gguf: format is {format!r}; it takes {', '.join(GGUF)}")
     data = _host_array(blocks, "from_gguf: blocks")
     if data.dtype != np.uint8:
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
+    if dtype not in (np.float16, np.float32):
+        raise DTypeError(f"from_gguf: dtype is {dtype!r}; it takes float16, as the file has it, or float32")
     if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) for x in shape):
         raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k)")
-    n, k = shape
-    size = 2 + BLOCK * f.bits // 8
-    if n < 1 or k < 1 or k % BLOCK or data.size != n * k // BLOCK * size:
+    (n, k), form = shape, GGUF[format]
+    if n < 1 or k < 1 or k % BLOCK or data.size != n * k // BLOCK * form.size:
         raise ShapeError(
             f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {BLOCK}, and n * k / {BLOCK} blocks have"
-            f" {size} bytes each"
+            f" {form.size} bytes each"
         )
-    data = data.reshape(n, k // BLOCK, size)
-    scales = np.ascontiguousarray(data[..., :2]).view(np.float16).reshape(n, k // BLOCK)
-    stored = np.ascontiguousarray(data[..., 2:])
-    stored = np.concatenate([stored & 15, stored >> 4], axis=2) if f.bits == 4 else stored.view(np.int8)
-    return _stored(format, layout, stored.reshape(n, k), BLOCK, scales, None)
+    stored, scales, biases = form.apart(data.reshape(n, k // BLOCK, form.size))
+    if biases is not None:
+        scales, biases = scales.astype(dtype), biases.astype(dtype)
+    return _stored(form.format, layout, stored, BLOCK, scales, biases)
 
 
 def from_mlx(
@@ -275,7 +276,8 @@ def from_mlx(
 ) -> QuantizedArray:
     """Takes what mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's.
 
-    They are uint32 [n, k * bits / 32], and two of [n, k / group]. The group is 64 if it is not given. A layer alone, an
+    They are uint32 [n, k * bits / 32], and two of [n, k / group]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
+    or 6 a byte. The group is 64 if it is not given. A layer alone, an
     mlx.nn.QuantizedLinear, will do as well. It knows all of them; its `bias` is not taken.
 
     Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
@@ -292,9 +294,9 @@ def from_mlx(
     if scales is None or biases is None or bits is None:
         raise ArgumentError("from_mlx takes packed, scales, biases and bits=, or a QuantizedLinear alone")
     group = 64 if group is None else group
-    name = f"affine{bits}"
-    if name not in FORMATS or not isinstance(bits, (int, np.integer)):
-        raise UnsupportedError(f"from_mlx: bits is {bits!r}; there are 4 and 8")
+    if not isinstance(bits, (int, np.integer)) or bits not in _MLX_BITS:
+        raise UnsupportedError(f"from_mlx: bits is {bits!r}; there are {', '.join(map(str, _MLX_BITS))}")
+    name = "affine4" if bits <= 4 else "affine8"
     packed, scales, biases = (
         _host_array(x, f"from_mlx: {name}") for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
     )
@@ -305,28 +307,12 @@ def from_mlx(
     if scales.shape != (n, k // group) or biases.shape != scales.shape or k % group:
         raise ShapeError(f"from_mlx: scales {scales.shape} and biases {biases.shape} for {n} rows of {k} in groups of {group}")
     rows = np.ascontiguousarray(packed.astype(np.dtype("<u4"))).view(np.uint8)
-    return _stored(name, layout, _unpacked(rows) if bits == 4 else rows, group, scales, biases)
-
-
-def load_gguf(path: str | Path, name: str, *, layout: str = "nk") -> QuantizedArray:
-    """The tensor `name` of a .gguf file, which stays as it is quantized there. Needs the package gguf: pip install gguf.
-
-    Raises ArgumentError for a name that the file does not have and for a file that is none or is cut short, UnsupportedError for a tensor
-    of another format.
-    """
-    if not isinstance(path, (str, Path)) or not isinstance(name, str):
-        raise ArgumentError(f"load_gguf: it takes a path and a tensor's name, not {path!r} and {name!r}")
-    tensors = {t.name: t for t in gguf_file.read(Path(path), "load_gguf").tensors}
-    if name not in tensors:
-        raise ArgumentError(
-            f"{path} has no tensor '{name}'; it has {', '.join(map(harmless, sorted(tensors)[:8]))}{' …' if len(tensors) > 8 else ''}"
-        )
-    t = tensors[name]
-    kind = t.tensor_type.name.lower()
-    if kind not in FORMATS or len(t.shape) != 2:
-        raise UnsupportedError(f"{path}: tensor '{name}' is {kind} with {len(t.shape)} dimensions; it takes two of q8_0 or q4_0")
-    k, n = (int(x) for x in t.shape)  # GGUF has the fastest first
-    return from_gguf(np.array(t.data).reshape(-1), kind, (n, k), layout=layout)
+    if bits == 4:
+        rows = _unpacked(rows)
+    elif bits != 8:  # one after another, each from its lowest bit on
+        values = np.unpackbits(rows, axis=1, bitorder="little").reshape(n, k, bits)
+        rows = np.packbits(values, axis=2, bitorder="little")[..., 0]
+    return _stored(name, layout, rows, group, scales, biases)
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from metalmm import manifest, numerics
+from metalmm.gguf_blocks import GGUF
 from metalmm.variant import STORAGES
 from support.counting import count_case
 from support.here import FAKE, FAKE_CUDA
@@ -288,3 +289,14 @@ def test_specs_of_stored_and_fused() -> None:
     twice = metalmm.MatmulSpec(1, 37, 95, b_storage=q.storage, also_n=(37,))
     assert twice.least_bytes == 2 * q.nbytes + 95 * 2 + 2 * 37 * 2
     assert metalmm.MatmulSpec(1, 37, 95, b_storage=q.storage, also_n=(37,), swiglu=True).least_bytes == 2 * q.nbytes + a
+
+
+@pytest.mark.parametrize("name", ["q4_1", "q5_0", "q5_1", "iq4_nl"])
+def test_products_with_other_formats_of_gguf(name: str, device: metalmm.Device) -> None:
+    form, rng = GGUF[name], np.random.default_rng(5)
+    blocks = rng.integers(0, 256, (40, 3, form.size), np.uint8)
+    blocks[..., : 2 * form.halves] = rng.standard_normal((40, 3, form.halves)).astype("<f2").view(np.uint8).reshape(40, 3, -1)
+    for dtype in (np.float16, np.float32):
+        x, q = rng.standard_normal((2, 96)).astype(dtype), metalmm.from_gguf(blocks.reshape(-1), name, (40, 96), dtype=dtype)
+        y = metalmm.matmul("auto", x, q, device=device)
+        assert (abs(y - metalmm.reference(x, q)) <= metalmm.error_bound(x, q)).all()

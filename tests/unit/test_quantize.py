@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import quantized
+from metalmm import gguf_blocks, quantized
 from metalmm.quantized import FORMATS, LAYOUTS
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: quantized formats are NOT tested")
@@ -129,55 +129,47 @@ def test_the_ends_of_a_group_are_hit() -> None:
     np.testing.assert_allclose(np.take_along_axis(near, at, 2), np.take_along_axis(w.reshape(12, -1, 32), at, 2), rtol=2.0**-10, atol=1e-6)
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [f for f in gguf_blocks.GGUF if f not in FORMATS])
+def test_other_formats_of_gguf_keep_each_weight(name: str) -> None:
+    """On blocks of any bytes, and on those that ggml's rules make; whatever format of ours holds them."""
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    form, rng = gguf_blocks.GGUF[name], np.random.default_rng(3)
+    assert gguf.GGML_QUANT_SIZES[kind] == (32, form.size)
+    blocks = rng.integers(0, 256, (9, 5, form.size), np.uint8)
+    halves = rng.standard_normal((9, 5, form.halves)) * 10.0 ** rng.integers(-4, 4, (9, 5, 1))
+    blocks[..., : 2 * form.halves] = halves.astype("<f2").view(np.uint8).reshape(9, 5, -1)
+    sources = [blocks.reshape(9, -1)]
+    if name != "iq4_nl":  # of which the package only reads
+        sources.append(gguf.quants.quantize(weights(9, 160, np.float32, tiny=False), kind))
+    for data in sources:
+        theirs = gguf.quants.dequantize(data, kind)
+        for layout, dtype in itertools.product(LAYOUTS, (np.float16, np.float32)):
+            q = metalmm.from_gguf(data, name, (9, 160), layout=layout, dtype=dtype)
+            assert q.format == form.format and (q.biases is None or q.scales.dtype == q.biases.dtype == dtype)
+            np.testing.assert_array_equal(q.dequantize(np.float32), theirs)
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "test")
-    w = weights(40, 64, np.float32, tiny=False)
-    for name in ("q8_0", "q4_0"):
-        kind = gguf.GGMLQuantizationType[name.upper()]
-        writer.add_tensor(name, gguf.quants.quantize(w, kind), raw_dtype=kind)
-    writer.add_tensor("half", w.astype(np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_each_width_of_mlx_keeps_each_weight(bits: int, group: int) -> None:
+    rng = np.random.default_rng(4)
+    packed = rng.integers(0, 2**32, (5, 256 * bits // 32), np.uint32)
+    scales, biases = (rng.standard_normal((5, 256 // group)).astype(np.float32) for _ in range(2))
+    stream = [int("".join(f"{word:032b}" for word in row[::-1]), 2) for row in packed.tolist()]  # the first value in the lowest bits
+    expected = np.array([[row >> bits * i & (2**bits - 1) for i in range(256)] for row in stream])
+    for layout in LAYOUTS:
+        q = metalmm.from_mlx(packed, scales, biases, bits=bits, group=group, layout=layout)
+        np.testing.assert_array_equal(q.integers(), expected)
+        assert q.format == ("affine4" if bits <= 4 else "affine8") and q.group == group
 
 
-def test_tensors_of_a_file(model: Path) -> None:
-    w = weights(40, 64, np.float32, tiny=False)
-    for name in ("q8_0", "q4_0"):
-        for layout in LAYOUTS:
-            q = metalmm.load_gguf(model, name, layout=layout)
-            assert (q.format, q.shape, q.layout) == (name, (40, 64), layout)
-            np.testing.assert_array_equal(q.values, metalmm.quantize(w, name, layout=layout).values)
-    with pytest.raises(metalmm.ArgumentError, match=r"has no tensor 'q5'; it has half, q4_0, q8_0"):
-        metalmm.load_gguf(model, "q5")
-    with pytest.raises(metalmm.UnsupportedError, match="'half' is f16 with 2 dimensions; it takes two of q8_0 or q4_0"):
-        metalmm.load_gguf(model, "half")
-    with pytest.raises(metalmm.ArgumentError, match="No such file"):
-        metalmm.load_gguf(model.with_name("none.gguf"), "q8_0")
-
-
-def test_a_damaged_file_is_an_error(model: Path) -> None:
-    whole = model.read_bytes()
-    for size in (0, 3, 24, 100, len(whole) // 2, len(whole) - 8192):
-        model.write_bytes(whole[:size])
-        with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file, or is cut short"):
-            metalmm.load_gguf(model, "half")
-    model.write_bytes(b"PK" + whole[2:])
-    with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file"):
-        metalmm.load_gguf(model, "q8_0")
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(metalmm.UnsupportedError, match=r"pip install gguf"):
-        metalmm.load_gguf("model.gguf", "x")
+@pytest.mark.parametrize("bits", [2, 3, 5, 6])
+def test_narrow_widths_of_mlx_bit_for_bit(bits: int) -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
+    mx.set_default_device(mx.cpu)
+    theirs = mx.quantize(mx.array(weights(16, 256, np.float32)), group_size=64, bits=bits)
+    ours = metalmm.from_mlx(*(np.array(x) for x in theirs), bits=bits)
+    np.testing.assert_allclose(ours.dequantize(), np.array(mx.dequantize(*theirs, group_size=64, bits=bits)), rtol=2e-6, atol=1e-6)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------------
@@ -245,14 +237,14 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.from_gguf(Q.to_gguf()[:, 1:], "q8_0", (4, 64)), metalmm.ShapeError, r"268 bytes for shape \(4, 64\) in q8_0"),
         (lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, 65)), metalmm.ShapeError, "k is a multiple of 32"),
         (lambda: metalmm.from_gguf(Q.to_gguf().view(np.int8), "q8_0", (4, 64)), metalmm.DTypeError, "blocks are int8; it takes uint8"),
-        (lambda: metalmm.from_gguf(Q.to_gguf(), "affine8", (4, 64)), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0, not affine8"),
-        (lambda: metalmm.from_mlx(*A.to_mlx(), bits=3), metalmm.UnsupportedError, "bits is 3; there are 4 and 8"),
+        (lambda: metalmm.from_gguf(Q.to_gguf(), "affine8", (4, 64)), metalmm.UnsupportedError, "format is 'affine8'; it takes q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl"),
+        (lambda: metalmm.from_mlx(*A.to_mlx(), bits=7), metalmm.UnsupportedError, "bits is 7; there are 2, 3, 4, 5, 6, 8"),
         (lambda: metalmm.from_mlx(*A.to_mlx(), bits=8), metalmm.ShapeError, r"scales \(4, 1\) and biases \(4, 1\) for 4 rows of 32 in groups of 64"),
         (lambda: metalmm.from_mlx(A.values, A.scales, A.biases, bits=4), metalmm.DTypeError, "packed is uint8"),
         (lambda: metalmm.from_mlx(*A.to_mlx()), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
         (lambda: metalmm.from_mlx(A.to_mlx()[0], bits=8), metalmm.ArgumentError, "takes packed, scales, biases and bits="),
         (lambda: metalmm.from_mlx(layer(), bits=4), metalmm.ArgumentError, "a layer comes alone"),
-        (lambda: metalmm.from_mlx(layer(bits="4")), metalmm.UnsupportedError, "bits is '4'; there are 4 and 8"),
+        (lambda: metalmm.from_mlx(layer(bits="4")), metalmm.UnsupportedError, "bits is '4'; there are 2, 3, 4, 5, 6, 8"),
         (lambda: metalmm.from_mlx(layer(biases=None)), metalmm.ArgumentError, "the layer has no biases"),
         *[
             (lambda word=word: A.dequantize(word), metalmm.DTypeError, "dequantize: dtype is")
