@@ -7,14 +7,15 @@
 namespace metalmm {
 
 struct Storage {
-  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4 };  // kernels/include/weights.h numbers them likewise
+  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4, affine8f, affine4f };  // kernels/include/weights.h numbers them likewise
   Format format = dense;
   bool canonical = false;  // blocks of 32 along K, [k / 32, n, 32]; else rows, [n, k]
   uint32_t group = 0;      // neighbours along K that share a scale
 
   bool is_dense() const { return format == dense; }
-  unsigned per_byte() const { return format == q4_0 || format == affine4 ? 2 : 1; }
-  bool has_biases() const { return format == affine8 || format == affine4; }
+  unsigned per_byte() const { return format == q4_0 || format == affine4 || format == affine4f ? 2 : 1; }
+  bool has_biases() const { return format >= affine8; }
+  bool in_float() const { return format >= affine8f; }  // scales and biases are of float32, whatever the operands are
   bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }
   bool operator!=(const Storage& o) const { return !(*this == o); }
 
@@ -31,7 +32,7 @@ struct Storage {
   static std::string name_of(unsigned index);
   static std::optional<Storage> parse(const std::string& text);
 };
-constexpr unsigned kFormats = 5, kStorages = 2 * kFormats - 1;
+constexpr unsigned kFormats = 7, kStorages = 2 * kFormats - 1;
 extern const char* const kFormatNames[kFormats];
 
 }  // namespace metalmm

@@ -70,7 +70,7 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) exact = exact && metal::isfinite(sums[0][c].x);
     }
-    if (From::SHIFTED && !exact) {
+    if ((From::SHIFTED || (Way::MMA && Pack::HAS_BIAS)) && !exact) {
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)

@@ -16,22 +16,23 @@
 #include "../cpu/sixteen.h"
 #include "octet.h"
 
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4 };  // Storage::Format in csrc/core/storage.h
+enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, AFFINE8F, AFFINE4F };  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
   enum : uint {
     ID = FORMAT,
-    BITS = FORMAT == DENSE                ? 16
-    : FORMAT == Q8_0 || FORMAT == AFFINE8 ? 8
-                                          : 4,
+    BITS = FORMAT == DENSE                                      ? 16
+    : FORMAT == Q8_0 || FORMAT == AFFINE8 || FORMAT == AFFINE8F ? 8
+                                                                : 4,
     COUNT = FORMAT == DENSE ? 8 : 32,  // weights of a piece; of quantized ones all of a block
     PER_BYTE = BITS == 4 ? 2 : 1,
     OFFSET = FORMAT == Q8_0 ? 128
     : FORMAT == Q4_0        ? 8
                             : 0,
     SCALED = FORMAT == Q8_0 || FORMAT == Q4_0,  // by a factor alone
-    HAS_BIAS = FORMAT == AFFINE8 || FORMAT == AFFINE4
+    HAS_BIAS = FORMAT >= AFFINE8,
+    IN_FLOAT = FORMAT >= AFFINE8F  // scales and biases are floats, whatever the operands are
   };
 };
 
@@ -84,13 +85,17 @@ METAL_FUNC metal::float4 nibbles_of(uint word, uint low_byte) {
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 524288.0f + OFFSET, 32768.0f + OFFSET, 2048.0f + OFFSET);
 }
 
-template <bool OF_OPERANDS, class T>
+template <bool OF_OPERANDS, bool IN_FLOAT, class T>
 struct ScaleType {
   typedef half type;  // of GGUF's formats
 };
 template <class T>
-struct ScaleType<true, T> {
+struct ScaleType<true, false, T> {
   typedef T type;
+};
+template <class T>
+struct ScaleType<true, true, T> {
+  typedef float type;
 };
 
 // A column's place in memory: of weight k, and of the scale of its group, which is the `group`th.
@@ -112,11 +117,11 @@ struct Factors {
 template <class T, int FORMAT, bool CANONICAL>
 struct Weights {
   typedef Packing<FORMAT> Pack;
-  typedef typename ScaleType<Packing<FORMAT>::HAS_BIAS, T>::type S;
+  typedef typename ScaleType<Packing<FORMAT>::HAS_BIAS, Packing<FORMAT>::IN_FLOAT, T>::type S;
   enum : uint {
     LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
     BLOCK = 16 * LOADS,                 // bytes
-    SHIFTED = Packing<FORMAT>::HAS_BIAS && sizeof(T) == 2
+    SHIFTED = Packing<FORMAT>::HAS_BIAS && sizeof(S) == 2
   };
 
   struct Piece {

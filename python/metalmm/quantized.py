@@ -40,6 +40,7 @@ class Format:
         groups: How many neighbours along K may share a scale, the default first.
         offset: Subtracted from a stored value.
         has_bias: A group has a bias beside its scale.
+        in_float: Both are of float32, whatever the operands are.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Format:
     groups: tuple[int, ...]
     offset: int = 0
     has_bias: bool = False
+    in_float: bool = False
 
     @property
     def value_type(self) -> type[np.generic]:
@@ -60,6 +62,8 @@ FORMATS = {
         Format("q4_0", 4, (32,), offset=8),
         Format("affine8", 8, (64, 32, 128), has_bias=True),
         Format("affine4", 4, (64, 32, 128), has_bias=True),
+        Format("affine8f", 8, (32,), has_bias=True, in_float=True),
+        Format("affine4f", 4, (32,), has_bias=True, in_float=True),
     )
 }
 
@@ -106,7 +110,7 @@ class QuantizedArray:
         else:
             values, scales = (-(-k // BLOCK), n, BLOCK // per_byte), (groups, n)
         _check(self.values, "values", values, (f.value_type,))
-        kinds = _types("float16", "float32", "bfloat16") if f.has_bias else _types("float16")
+        kinds = _types("float32") if f.in_float else _types("float16", "float32", "bfloat16") if f.has_bias else _types("float16")
         _check(self.scales, "scales", scales, kinds)
         if f.has_bias != (self.biases is not None):
             raise ArgumentError(f"biases: format {f.name} has {'one for each scale' if f.has_bias else 'none'}")
@@ -235,7 +239,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     # A short group is filled with its own last element, which changes neither the least nor the greatest of it.
     blocks = np.concatenate([wide, np.repeat(wide[:, -1:], groups * group - k, axis=1)], axis=1).reshape(n, groups, group)
     stored, scales, biases = _QUANTIZERS[format](blocks, f)
-    kind = w.dtype if f.has_bias else np.dtype(np.float16)
+    kind = np.dtype(np.float32 if f.in_float else np.float16) if f.in_float or not f.has_bias else w.dtype
     with np.errstate(over="ignore"):
         kept = [None if x is None else x.astype(kind) for x in (scales, biases)]
     if not np.isfinite(np.asarray(kept[0], np.float32)).all():
@@ -245,10 +249,11 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
 
 
 def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
-    """A tensor's data as it lies in a GGUF file: uint8, n * k / 32 blocks of q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl. shape: (n, k).
+    """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 or 256 weights along k. shape: (n, k).
 
-    Weights keep their values bit for bit: q4_1 becomes affine4, q5_1 affine8, q5_0 and iq4_nl q8_0. dtype: of scales and biases where there
-    are both, float16 or float32: the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
+    Weights keep their values bit for bit, whatever holds them: q5_0 and iq4_nl become q8_0, q4_1 affine4, q5_1 affine8, q4_k affine4f, and
+    q5_k, iq4_xs and mxfp4 affine8f. dtype: of the scales and biases of q4_1 and q5_1, float16 or float32: the type of the operands that
+    they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
     """
     if not isinstance(format, str) or format not in GGUF:
         raise UnsupportedError(f"from_gguf: format is {format!r}; it takes {', '.join(GGUF)}")
@@ -260,15 +265,16 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
     if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) for x in shape):
         raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k)")
     (n, k), form = shape, GGUF[format]
-    if n < 1 or k < 1 or k % BLOCK or data.size != n * k // BLOCK * form.size:
+    if n < 1 or k < 1 or k % form.weights or data.size != n * k // form.weights * form.size:
         raise ShapeError(
-            f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {BLOCK}, and n * k / {BLOCK} blocks have"
-            f" {form.size} bytes each"
+            f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {form.weights}, and n * k / {form.weights}"
+            f" blocks have {form.size} bytes each"
         )
-    stored, scales, biases = form.apart(data.reshape(n, k // BLOCK, form.size))
-    if biases is not None:
+    stored, scales, biases = form.apart(data.reshape(-1, form.size))
+    scales, biases = scales.reshape(n, -1), None if biases is None else biases.reshape(n, -1)
+    if biases is not None and not FORMATS[form.format].in_float:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
-    return _stored(form.format, layout, stored, BLOCK, scales, biases)
+    return _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
 
 
 def from_mlx(
@@ -438,5 +444,5 @@ def _affine(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
 
 
 _QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
-    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine,
+    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "affine8f": _affine, "affine4f": _affine,
 }  # fmt: skip

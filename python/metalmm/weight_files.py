@@ -95,7 +95,7 @@ def load_gguf(path: str | Path, name: str | None = None, *, layout: str = "nk", 
         elif kind == "bf16" and (bfloat := _types("bfloat16")):
             makers[t.name] = partial(_dense, t.data, bfloat[0], shape)
         else:
-            refused[t.name] = (f"{kind} with {len(shape)} dimensions", int(t.n_bytes) / whole)
+            refused[t.name] = (kind if len(shape) == 2 else f"{kind} with {len(shape)} dimensions", int(t.n_bytes) / whole)
     found = WeightFile(Path(path), makers, refused)
     return found if name is None else found[name]
 

@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, array, debug_array, kinds, known, on_tensor_cores, possible, values_of, ways_of
+from support.rows import What, array, debug_array, in_float, kinds, known, on_tensor_cores, possible, values_of, ways_of
 
 ROWS = array()
 
@@ -25,6 +25,8 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     have = {(What.of(row.variant), row.layout[1], row.dtype, row.compiler) for row in ROWS}
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
+        if in_float(What.of(row.variant)) and DEVICE == "cpu" and row.compiler != COMPILERS[-1]:
+            continue
         assert (What.of(row.variant), row.layout[1], row.dtype, row.compiler) in have, row
         assert ways_of(row) <= ways, row
 

@@ -12,7 +12,7 @@ from metalmm import numerics, quantized
 from support.operands import DTYPES, Call, draw
 from support.rows import Row
 
-FORMS = {"q8_0": 255, "q4_0": 15, "affine8": 255, "affine4": 15}
+FORMS = {"q8_0": 255, "q4_0": 15, "affine8": 255, "affine4": 15, "affine8f": 255, "affine4f": 15}
 
 
 def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:
@@ -25,7 +25,7 @@ def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:
 def made(row: Row, integers: Any, scales: Any, biases: Any = None) -> Any:
     """A matrix of stored integers [n, k], scales and biases [n, groups of 32]."""
     form, _, layout = row.variant.storage.partition(":")
-    dtype = DTYPES[row.dtype] if "affine" in form else np.float16
+    dtype = np.float32 if form.endswith("f") else DTYPES[row.dtype] if "affine" in form else np.float16
     return quantized._stored(form, layout or "nk", integers, 32, scales.astype(dtype), None if biases is None else biases.astype(dtype))
 
 
@@ -71,7 +71,7 @@ def test_a_bias_of_any_size(affine_row: Row, device: metalmm.Device) -> None:
         shape, dtype = q.scales.shape, q.scales.dtype
         if are_zero:  # or what the bias's rounding leaves of them
             scales = np.where(np.arange(q.scales.size).reshape(shape) % 2, 0.5, 0.37).astype(dtype)
-            zero = 0xDD if q.format == "affine8" else 0xD
+            zero = 0xDD if q.format.startswith("affine8") else 0xD
             return replace(q, values=np.full_like(q.values, 0xDD), scales=scales, biases=(-zero * scales.astype(np.float32)).astype(dtype))
         scales = (rng.choice([1e-4, 0.01, -0.02, 1.0, 0.0], shape) * rng.uniform(0.5, 1, shape)).astype(dtype)
         zeros = rng.choice([1, 0.5, 0.03], shape) * rng.integers(-20, 300, shape) * rng.choice([1, 1, 1, 100], shape)

@@ -17,7 +17,6 @@ from .here import DEVICE, FAKE_CUDA
 from .rows import Row
 
 DTYPES: dict[str, Any] = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
-GROUPS = (32, 64, 128)  # of affine weights
 
 
 @dataclass
@@ -148,12 +147,12 @@ def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> A
     if form == "dense":
         return stored(row, w)
     f, whole = quantized.FORMATS[form], w.astype(np.int64)
-    size = group or f.groups[0]
+    size, kind = group or f.groups[0], np.dtype(np.float32) if f.in_float else w.dtype
     signs = 2.0 * np.random.default_rng(turn).integers(0, 2, (w.shape[0], -(-w.shape[1] // size))) - 1
     of_each = np.repeat(signs, size, axis=1)[:, : w.shape[1]].astype(np.int64)
     if not f.has_bias:
         return quantized._stored(form, layout or "nk", whole * of_each + f.offset, size, signs.astype(np.float16), None)
-    return quantized._stored(form, layout or "nk", whole * of_each + 1, size, signs.astype(w.dtype), -signs.astype(w.dtype))
+    return quantized._stored(form, layout or "nk", whole * of_each + 1, size, signs.astype(kind), -signs.astype(kind))
 
 
 @functools.cache
@@ -188,7 +187,8 @@ def draw(
     (m, n, k), (of_a, of_b) = fit(row, m, n, k), WAYS[seed % len(WAYS)]
     lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
     make = functools.partial(numbers, rng, row, is_whole=exact)
-    group = group or GROUPS[seed % 3] if "affine" in v.storage else None
+    groups = () if v.storage == "dense" else quantized.FORMATS[v.storage.partition(":")[0]].groups
+    group = (group if group in groups else sorted(groups)[seed % 3]) if len(groups) > 1 else None
 
     def store(row: Row, w: Any) -> Any:
         return stored_whole(row, w, group, seed) if exact else stored(row, w, group)

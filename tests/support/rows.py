@@ -18,6 +18,7 @@ from typing import Any
 
 import metalmm
 from metalmm import kernel_source, manifest
+from metalmm.quantized import FORMATS
 from metalmm.variant import OPERAND_TYPES, specialization_of
 
 from .here import ALL_OF_IT, COMPILERS, DEVICE, REAL_GPU
@@ -65,6 +66,12 @@ class Row:
         return f"{self.variant}{b}-{self.dtype}-{self.layout}-{self.compiler}{'-debug' if self.debug else ''}"
 
 
+def in_float(what: What) -> bool:
+    """Of the formats that differ from others in the type of a scale alone."""
+    form = what.storage.partition(":")[0]
+    return form in FORMATS and FORMATS[form].in_float
+
+
 def on_tensor_cores(v: metalmm.Variant) -> bool:
     """Whether NVIDIA's alone run it."""
     return v.devices == ("cuda",)
@@ -94,13 +101,15 @@ def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
     """The rows; with METALMM_TEST_ALL every instance of every variant."""
     compilers = compilers if DEVICE == "cpu" else ["-"]
-    quickest = compilers[-1]  # clang, where there is one; of an id, of tensor cores' stand-in and in debug mode one compiler is enough
+    quickest = compilers[
+        -1
+    ]  # clang, where there is one; of an id, of tensor cores' stand-in, of scales in float and in debug mode one compiler is enough
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
+    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or in_float(what) else compilers for what in members}
     rows = [row for what, vs in members.items() for row in _product(vs, by[what], have)]
     known_ids = {row.variant for row in rows}
     turn = itertools.count()

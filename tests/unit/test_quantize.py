@@ -12,19 +12,11 @@ import numpy as np
 import pytest
 from metalmm import gguf_blocks, quantized
 from metalmm.quantized import FORMATS, LAYOUTS
+from support.weights import blocks_of, weights
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: quantized formats are NOT tested")
 CASES = [(f, group) for f in FORMATS for group in FORMATS[f].groups]
 TYPES = [np.float16, np.float32, ml_dtypes.bfloat16]
-
-
-def weights(n: int, k: int, dtype: Any = np.float16, scale: float = 1.0, tiny: bool = True) -> Any:
-    """With rows that are zero, of one value, of one sign, of two values; `tiny`: of values that barely are, from which gguf divides by 0."""
-    w = np.random.default_rng(0).standard_normal((n, k)) * scale
-    odd = [0 * w[0], 0 * w[0] + w[0, 0], abs(w[0]), -abs(w[0]), scale * (-1.0) ** np.arange(k)]
-    odd += [1e-30 * w[0], 1e-42 + 0 * w[0]] if tiny else []
-    w[: len(odd)] = odd[:n]
-    return w.astype(dtype)
 
 
 def step(q: metalmm.QuantizedArray) -> Any:
@@ -84,7 +76,7 @@ def test_any_block_of_gguf_survives(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias])
+@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias and not FORMATS[c[0]].in_float])
 def test_mlx_bit_for_bit(name: str, group: int, dtype: Any) -> None:
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
     mx.set_default_device(mx.cpu)
@@ -99,7 +91,7 @@ def test_mlx_bit_for_bit(name: str, group: int, dtype: Any) -> None:
     np.testing.assert_allclose(ours.dequantize(), near, rtol=2.0 ** -(7 if dtype == ml_dtypes.bfloat16 else 10), atol=0.05)
 
 
-@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias])
+@pytest.mark.parametrize(("name", "group"), [c for c in CASES if FORMATS[c[0]].has_bias and not FORMATS[c[0]].in_float])
 def test_mlx_arrays_there_and_back(name: str, group: int) -> None:
     bits, rng = FORMATS[name].bits, np.random.default_rng(2)
     packed = rng.integers(0, 2**32, (5, 256 * bits // 32), np.uint32)
@@ -133,20 +125,26 @@ def test_the_ends_of_a_group_are_hit() -> None:
 def test_other_formats_of_gguf_keep_each_weight(name: str) -> None:
     """On blocks of any bytes, and on those that ggml's rules make; whatever format of ours holds them."""
     kind = gguf.GGMLQuantizationType[name.upper()]
-    form, rng = gguf_blocks.GGUF[name], np.random.default_rng(3)
-    assert gguf.GGML_QUANT_SIZES[kind] == (32, form.size)
-    blocks = rng.integers(0, 256, (9, 5, form.size), np.uint8)
-    halves = rng.standard_normal((9, 5, form.halves)) * 10.0 ** rng.integers(-4, 4, (9, 5, 1))
-    blocks[..., : 2 * form.halves] = halves.astype("<f2").view(np.uint8).reshape(9, 5, -1)
-    sources = [blocks.reshape(9, -1)]
-    if name != "iq4_nl":  # of which the package only reads
-        sources.append(gguf.quants.quantize(weights(9, 160, np.float32, tiny=False), kind))
+    form = gguf_blocks.GGUF[name]
+    assert gguf.GGML_QUANT_SIZES[kind] == (form.weights, form.size)
+    sources = [blocks_of(name, 9, 1280)]
+    if name in ("q4_1", "q5_0", "q5_1", "mxfp4"):  # others the package only reads
+        sources.append(gguf.quants.quantize(weights(9, 1280, np.float32, tiny=False), kind))
     for data in sources:
         theirs = gguf.quants.dequantize(data, kind)
         for layout, dtype in itertools.product(LAYOUTS, (np.float16, np.float32)):
-            q = metalmm.from_gguf(data, name, (9, 160), layout=layout, dtype=dtype)
-            assert q.format == form.format and (q.biases is None or q.scales.dtype == q.biases.dtype == dtype)
+            q = metalmm.from_gguf(data, name, (9, 1280), layout=layout, dtype=dtype)
+            kept = np.float32 if FORMATS[form.format].in_float else dtype
+            assert q.format == form.format and (q.biases is None or q.scales.dtype == q.biases.dtype == kept)
             np.testing.assert_array_equal(q.dequantize(np.float32), theirs)
+
+
+@pytest.mark.parametrize(("name", "place", "byte"), [("mxfp4", 0, 255), ("mxfp4", 0, 254), ("iq4_xs", 1, 0x7C)])
+def test_a_scale_that_is_no_number_is_an_error(name: str, place: int, byte: int) -> None:
+    data = blocks_of(name, 4, 256)
+    data[1, place] = byte
+    with pytest.raises(metalmm.ArgumentError, match="a block's scale is no number, or its weights are past float32"):
+        metalmm.from_gguf(data, name, (4, 256))
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -237,7 +235,7 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.from_gguf(Q.to_gguf()[:, 1:], "q8_0", (4, 64)), metalmm.ShapeError, r"268 bytes for shape \(4, 64\) in q8_0"),
         (lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, 65)), metalmm.ShapeError, "k is a multiple of 32"),
         (lambda: metalmm.from_gguf(Q.to_gguf().view(np.int8), "q8_0", (4, 64)), metalmm.DTypeError, "blocks are int8; it takes uint8"),
-        (lambda: metalmm.from_gguf(Q.to_gguf(), "affine8", (4, 64)), metalmm.UnsupportedError, "format is 'affine8'; it takes q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl"),
+        (lambda: metalmm.from_gguf(Q.to_gguf(), "affine8", (4, 64)), metalmm.UnsupportedError, "format is 'affine8'; it takes q8_0, q4_0, q4_1, q5_0"),
         (lambda: metalmm.from_mlx(*A.to_mlx(), bits=7), metalmm.UnsupportedError, "bits is 7; there are 2, 3, 4, 5, 6, 8"),
         (lambda: metalmm.from_mlx(*A.to_mlx(), bits=8), metalmm.ShapeError, r"scales \(4, 1\) and biases \(4, 1\) for 4 rows of 32 in groups of 64"),
         (lambda: metalmm.from_mlx(A.values, A.scales, A.biases, bits=4), metalmm.DTypeError, "packed is uint8"),

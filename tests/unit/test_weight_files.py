@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from metalmm.quantized import LAYOUTS
-from test_quantize import weights
+from support.weights import weights
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed: quantized formats are NOT tested")
 
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
         writer.add_tensor(name, gguf.quants.quantize(w, kind), raw_dtype=kind)
     writer.add_tensor("half", w.astype(np.float16))
     writer.add_tensor("brain", w.astype(ml_dtypes.bfloat16).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.add_tensor("q4_K", np.zeros((1, 288), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    writer.add_tensor("q6_K", np.zeros((1, 420), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q6_K)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_tensors_of_a_file(model: Path) -> None:
     w, file = weights(40, 64, np.float32, tiny=False), metalmm.load_gguf(model)
-    assert set(file) == {"q8_0", "q4_0", "half", "brain"} and len(file) == 4 and "q4_K" not in file
+    assert set(file) == {"q8_0", "q4_0", "half", "brain"} and len(file) == 4 and "q6_K" not in file
     for name in ("q8_0", "q4_0"):
         for layout in LAYOUTS:
             q = metalmm.load_gguf(model, name, layout=layout)
@@ -56,12 +56,12 @@ def test_tensors_of_a_file(model: Path) -> None:
 
 
 def test_what_is_not_taken_is_listed_with_its_share(model: Path) -> None:
-    file, size = metalmm.load_gguf(model), 144 * 2
+    file, size = metalmm.load_gguf(model), 210 * 2
     whole = size + 40 * 64 // 32 * (34 + 18) + 2 * 40 * 64 * 2
-    assert file.refused == {"q4_K": ("q4_k with 2 dimensions", size / whole)}
-    assert f"not taken: q4_k with 2 dimensions, {size / whole:.1%} of the file" in repr(file)
-    with pytest.raises(metalmm.UnsupportedError, match=r"tensor 'q4_K' is q4_k with 2 dimensions, which is not taken"):
-        file["q4_K"]
+    assert file.refused == {"q6_K": ("q6_k", size / whole)}
+    assert f"not taken: q6_k, {size / whole:.1%} of the file" in repr(file)
+    with pytest.raises(metalmm.UnsupportedError, match=r"tensor 'q6_K' is q6_k, which is not taken"):
+        file["q6_K"]
 
 
 def test_a_damaged_file_is_an_error(model: Path) -> None:
