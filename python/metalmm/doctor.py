@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, _core, doctor_rows, files, matmul, numerics, pipelines, tuning
+from . import __version__, _core, doctor_rows, files, matmul, numerics, pipelines
 from .bench import copy, runner
 from .bench.sizes import Shape
 from .device import Device, capture
@@ -535,8 +535,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0; 1 where something is wrong; 130 if it was interrupted, with what was finished kept."""
+    if not args.seconds >= 0:
+        print(f"metalmm doctor: --seconds {args.seconds}; it takes 0 or more", file=sys.stderr)
+        return 2
     if args.share:
-        files.check_json(args.share, tuning.SCHEMA)
+        if args.json and args.json != "-" and os.path.realpath(args.json) == os.path.realpath(args.share):
+            print(f"metalmm doctor: --json and --share are both {args.share}", file=sys.stderr)
+            return 2
+        files.check_output(args.share, f'"from": "{doctor_rows.SHARED}"', "file of doctor --share")
     doctor = Doctor(None, args.seconds, args.json == "-", args.json if args.json != "-" else None)
     doctor.facts()
     parts = [doctor.kernels, doctor.families, doctor.features, doctor.sums_of_mps, doctor.host, doctor.shapes, doctor.options]
@@ -552,8 +558,11 @@ def run(args: argparse.Namespace) -> int:
     files.give_json(args.json, data)
     if args.share:
         choices = [row.choice(data["environment"]["time"]) for row in doctor.rows if len(row.cold) > 1]
-        files.write_json(args.share, doctor_rows.shared(doctor.device, data, choices))
-        doctor.say(f"{args.share}: for others with such a device (docs/mac.md)")
+        if choices:
+            files.write_json(args.share, doctor_rows.shared(doctor.device, data, choices))
+            doctor.say(f"{args.share}: for others with such a device (docs/mac.md)")
+        else:
+            doctor.say(f"{args.share} is not written: no shape was measured with two variants; --seconds 300 gives it more time")
     if not args.json:
         doctor.say("metalmm doctor --json doctor.json writes all of it to a file")
     sys.stdout.flush()

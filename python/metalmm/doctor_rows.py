@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
+import socket
 import statistics
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from . import __version__, manifest, tuning
@@ -20,6 +24,7 @@ _ROUNDS = 15
 _SECONDS = 1.0  # of a variant's turn, if its calls are so slow
 _MOST = 8  # variants that are compared in a row
 _SHARED_BYTES = 1_000_000
+SHARED = "metalmm doctor --share"
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ def shared(device: Device, data: dict[str, Any], choices: list[tuning.Choice]) -
     found = {
         "schema": tuning.SCHEMA,
         "version": tuning.VERSION,
+        "from": SHARED,
         "devices": {tuning.device_key(device): [c.as_json() for c in choices]},
         "doctor": {"metalmm": __version__, "info": info, "lacking": data["lacking"], "finished": data["finished"], "checks": checks},
     }
@@ -118,10 +124,19 @@ def shared(device: Device, data: dict[str, Any], choices: list[tuning.Choice]) -
     return found
 
 
+@functools.cache
+def _names() -> list[str]:
+    found = [str(Path.home()), Path.home().name, socket.gethostname(), socket.gethostname().partition(".")[0], os.environ.get("USER", "")]
+    return sorted({name for name in found if len(name) > 2}, key=len, reverse=True)
+
+
 def _plain(value: Any) -> Any:
-    """Without the folders of paths, which may hold a name."""
+    """Without folders of paths, and without the names of the user and the machine."""
     if isinstance(value, str):
-        return re.sub(r"(?<![\w.~/])~?/(?:[^\s/'\":]+/)+", "…/", value)
+        for name in _names():
+            value = value.replace(name, "…")
+        value = re.sub(r"/(?:Users|home)/[^/:\n]*", "…", value)
+        return re.sub(r"(?:~\w*)?/(?:[^\s/:\"]+/)+", "…/", value)
     if isinstance(value, dict):
         return {_plain(k): _plain(v) for k, v in value.items()}
     return [_plain(v) for v in value] if isinstance(value, list) else value

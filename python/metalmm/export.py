@@ -6,6 +6,7 @@ Formulas are of unsigned whole numbers m, n, k and batch, with + - * and /, and 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import sys
@@ -55,8 +56,7 @@ def _params(spec: _core.MatmulSpec, n: str) -> list[tuple[str, str, str]]:
         return elements if batched else "0"
 
     values = {
-        **{size: size for size in ("m", "k", "batch")},
-        "n": n, "lda": lda, "ldb": ldb, "ldc": n, "ldd": n,
+        "m": "m", "n": n, "k": "k", "batch": "batch" if batched else "1", "lda": lda, "ldb": ldb, "ldc": n, "ldd": n,
         "stride_a": stride("m * k"), "stride_b": "0" if quantized else stride(f"{n} * k"), "stride_c": stride(f"m * {n}"), "stride_d": stride(f"m * {n}"),
         "alpha": repr(float(spec.alpha)), "beta": repr(float(spec.beta)),
         "has_bias": str(int(spec.bias)), "has_c": str(int(spec.beta != 0.0)),
@@ -68,11 +68,17 @@ def _params(spec: _core.MatmulSpec, n: str) -> list[tuple[str, str, str]]:
 
 def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
     """In the order of their indices. bind: an operand that stands in where the kernel wants a buffer and reads none."""
-    kind, batch = _TYPES[spec.dtype], "batch * " if spec.batch > 1 else ""
+    kind, batch, lead = _TYPES[spec.dtype], "batch * " if spec.batch > 1 else "", "batch, " if spec.batch > 1 else ""
     quantized = spec.b_storage != "dense"
     fused = bool(spec.also_n)
     parts = 1 + len(spec.also_n)
-    yield {"index": 0, "name": "a", "type": kind, "elements": f"{batch}m * k", "shape": "(k, m)" if spec.transpose_a else "(m, k)"}
+    yield {
+        "index": 0,
+        "name": "a",
+        "type": kind,
+        "elements": f"{batch}m * k",
+        "shape": f"({lead}k, m)" if spec.transpose_a else f"({lead}m, k)",
+    }
     for i in range(3 if fused else 1):
         of = min(i, parts - 1)  # the last stands in for what the kernel will not touch
         n, mark = ("n" if of == 0 else f"n{of + 1}"), "" if of == 0 else str(of + 1)
@@ -82,7 +88,7 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
             "name": f"b{mark}",
             "type": kind,
             "elements": f"{batch}{n} * k",
-            "shape": f"({n}, k)" if spec.transpose_b else f"(k, {n})",
+            "shape": f"({lead}{n}, k)" if spec.transpose_b else f"({lead}k, {n})",
         }
         if quantized:
             form, group, layout = parts_of_storage(spec.b_storage)
@@ -102,11 +108,11 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
             scale = {"type": kind if FORMATS[form].has_bias else "half", "elements": groups, "shape": shape}
         same = of != i
         yield {"index": b, **({"bind": weights["name"]} if same else weights)}
-        result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"(m, {n})", "written": True}
+        result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"({lead}m, {n})", "written": True}
         stands_in = same or (spec.swiglu and i > 0)
         yield {"index": out, **({"bind": "out" if spec.swiglu else result["name"]} if stands_in else result)}
         if not fused:
-            c = {"name": "c", "type": kind, "elements": f"{batch}m * n", "shape": "(m, n)"}
+            c = {"name": "c", "type": kind, "elements": f"{batch}m * n", "shape": f"({lead}m, n)"}
             yield {"index": 3, **(c if spec.beta else {"bind": "a"})}
         has_bias = spec.bias and not same
         yield {
@@ -142,12 +148,16 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
         if FORMATS[form].bits == 8
         else "uint8 with two values each, the even one of k in the low half"
     )
-    where = "blocks of 32 along k, [ceil(k / 32)][n][32], zeros behind the last of k" if layout == "canonical" else "n rows of k"
+    bytes_of = 32 * FORMATS[form].bits // 8
+    where = (
+        f"blocks of 32 along k, [ceil(k / 32)][n][{bytes_of} bytes], zeros behind the last of k" if layout == "canonical" else "n rows of k"
+    )
     scale = "scale * value + bias" if FORMATS[form].has_bias else "scale * (value - 8)" if form == "q4_0" else "scale * value"
-    order = "[ceil(k / group)][n]" if layout == "canonical" else "[n][ceil(k / group)]"
+    order = f"[ceil(k / {group})][n]" if layout == "canonical" else f"[n][ceil(k / {group})]"
     ggml = (
-        " A block of ggml's file is a half scale, then its 32 values: take them apart. In q4_0 a byte of ggml's holds values i and i + 16; here"
-        " it holds 2 * i and 2 * i + 1 (metalmm.from_gguf does both)."
+        " A block of ggml's file is a half scale, then its 32 values: take them apart."
+        + " A byte of ggml's holds values i and i + 16; here it holds 2 * i and 2 * i + 1." * (form == "q4_0")
+        + " metalmm.from_gguf does it."
         if form in ("q8_0", "q4_0")
         else ""
     )
@@ -176,12 +186,14 @@ def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
         "variant": str(v),
         "operation": repr(spec),
         "kernel_sha256": manifest.kernel_sha256(str(v), spec),
+        "source_sha256": hashlib.sha256(metal_text(v, specialization).encode()).hexdigest(),
         "source": f"{file_name(v, spec)}.metal",
         "function": kernel_source.host_name(v.instance(specialization)),
         "function_constants": [],
         "language": "Metal 3.1",
+        "math": "safe: no fast math (MTLMathModeSafe with precise functions, before macOS 15 fastMathEnabled = NO; -fno-fast-math)",
         "needs": list(v.needs),
-        "sizes": ["m", *names, "k", "batch"],
+        "sizes": ["m", *names, "k", *(["batch"] if spec.batch > 1 else [])],
         "grid": [across, _tiles("m", bm), "batch" if spec.batch > 1 else "1"],
         "threads": [v.threads, 1, 1],
         "threadgroup_memory": "none is passed: the kernel declares its own",
@@ -189,7 +201,8 @@ def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
         "params": {"index": 5, "bytes": 4 * len(fields), "fields": [{"name": n, "type": t, "value": x} for n, t, x in fields]},
         "limits": {
             "alignment": "each operand begins at a multiple of 16 bytes of its buffer, and has no gaps",
-            "sizes": "each of m, n, k and batch is at least 1; batch * m * k, batch * n * k and batch * m * n are below 2^32; k is at most 2^32 - 4097",
+            "sizes": "each is at least 1; each operand has fewer than 2^32 elements; k is at most 2^32 - 4097",
+            "batch": "any, of 2 or more" if spec.batch > 1 else "1: for more export with batch=2",
             "takes": {key: x for key, x in form.supports.items() if key in ("m", "n", "k")},
             "swiglu": "n2 is n" if spec.swiglu else None,
         },
@@ -202,7 +215,10 @@ def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
 
 def file_name(v: Variant, spec: _core.MatmulSpec) -> str:
     words = [str(v).replace("/", "_"), spec.layout, spec.dtype, *([spec.b_storage.replace(":", "_")] if spec.b_storage != "dense" else [])]
-    return "_".join([*words, *(["swiglu"] if spec.swiglu else [f"{1 + len(spec.also_n)}b"] if spec.also_n else [])])
+    words += ["swiglu"] if spec.swiglu else [f"{1 + len(spec.also_n)}b"] if spec.also_n else []
+    words += ["bias"] * spec.bias + ["batch"] * (spec.batch > 1)
+    words += [f"{key}{x:g}" for key, x, usual in (("alpha", spec.alpha, 1.0), ("beta", spec.beta, 0.0)) if x != usual]
+    return re.sub(r"\W", lambda c: {"-": "m", "+": ""}.get(c[0], "p"), "_".join(words))
 
 
 def write(v: Variant, spec: _core.MatmulSpec, folder: Path) -> list[Path]:
@@ -249,7 +265,7 @@ def write_all(folder: Path) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", nargs="?", help="of a variant, or auto")
+    parser.add_argument("id", nargs="?", help="of a variant, or auto: what a Mac would take")
     parser.add_argument("words", nargs="*", metavar="spec", help="m=1 n=9728 k=896 nt …, as `metalmm explain` takes it")
     parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
     parser.add_argument("--all", action="store_true", help="every instance that a Mac can ask for, as a .metal file, with an index.json")
@@ -258,14 +274,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.all == bool(args.id or args.spec_text):
+        print("metalmm export: name a variant and its operation, or --all", file=sys.stderr)
+        return 2
     if args.all:
         print(f"{write_all(args.output)} kernels in {args.output}")
         return 0
-    if not args.id:
-        print("metalmm export: name a variant and its operation, or --all", file=sys.stderr)
-        return 2
     spec = parse_spec(" ".join([*args.words, args.spec_text or ""]).split())
-    name = tuning.choose(default_device(), spec, libraries=False)[0] if args.id == "auto" else args.id
-    for path in write(manifest.get(name), spec, args.output):
-        print(path)
+    name = args.id
+    if name == "auto":
+        device = default_device()
+        name = (tuning.choose(device, spec, libraries=False) if device.name == "metal" else tuning.choose_unseen("metal", spec))[0]
+    written = write(manifest.get(name), spec, args.output)
+    if args.json != "-":
+        print("\n".join(map(str, written)))
+    files.give_json(args.json, description(manifest.get(name), spec))
     return 0

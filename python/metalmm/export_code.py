@@ -30,7 +30,7 @@ def _notes(told: dict[str, Any], mark: str) -> str:
         for b in told["buffers"]
         if "name" in b
     ]
-    lines += [f"weights: {told['weights']}", told["limits"]["alignment"], told["limits"]["sizes"]]
+    lines += [f"weights: {told['weights']}", told["limits"]["alignment"], told["limits"]["sizes"], f"math: {told['math']}"]
     return "".join(f"{mark} {line}\n" for line in lines)
 
 
@@ -42,14 +42,25 @@ def _swift(told: dict[str, Any], name: str) -> str:
     operands = ", ".join(f"{o}: MTLBuffer" for o in _operands(told))
     binds = "\n  ".join(f"encoder.setBuffer({o}, offset: 0, index: {i})" for i, o in _at(told))
     gx, gy, gz = told["grid"]
-    return f"""{_notes(told, "//")}import Metal
+    return f"""{_notes(told, "//")}import Foundation
+import Metal
 
-func makePipeline(_ device: MTLDevice, source: String) throws -> MTLComputePipelineState {{
-  let library = try device.makeLibrary(source: source, options: nil)  // the text of {told["source"]}
-  return try device.makeComputePipelineState(function: library.makeFunction(name: "{told["function"]}")!)
+enum {name} {{
+static func makePipeline(_ device: MTLDevice, source: String) throws -> MTLComputePipelineState {{
+  let options = MTLCompileOptions()
+  options.languageVersion = .version3_1
+  if #available(macOS 15.0, iOS 18.0, *) {{
+    options.mathMode = .safe
+    options.mathFloatingPointFunctions = .precise
+  }} else {{
+    options.fastMathEnabled = false
+  }}
+  let library = try device.makeLibrary(source: source, options: options)  // the text of {told["source"]}
+  guard let function = library.makeFunction(name: "{told["function"]}") else {{ throw CocoaError(.featureUnsupported) }}
+  return try device.makeComputePipelineState(function: function)
 }}
 
-func encode(_ encoder: MTLComputeCommandEncoder, _ pipeline: MTLComputePipelineState, {sizes}, {operands}) {{
+static func encode(_ encoder: MTLComputeCommandEncoder, _ pipeline: MTLComputePipelineState, {sizes}, {operands}) {{
   let params: [UInt32] = [
     {fields},
   ]
@@ -59,13 +70,14 @@ func encode(_ encoder: MTLComputeCommandEncoder, _ pipeline: MTLComputePipelineS
   encoder.dispatchThreadgroups(
     MTLSize(width: {gx}, height: {gy}, depth: {gz}), threadsPerThreadgroup: MTLSize(width: {told["threads"][0]}, height: 1, depth: 1))
 }}
+}}
 """
 
 
 def _rust(told: dict[str, Any], name: str) -> str:
     sizes = ", ".join(f"{s}: usize" for s in told["sizes"])
     fields = ",\n        ".join(
-        f"{f['value']}f32.to_bits()" if f["type"] == "float" else f"({f['value']}) as u32" for f in told["params"]["fields"]
+        f"({f['value']}f32).to_bits()" if f["type"] == "float" else f"({f['value']}) as u32" for f in told["params"]["fields"]
     )
     operands = ", ".join(f"{o}: &ProtocolObject<dyn MTLBuffer>" for o in _operands(told))
     binds = "\n        ".join(f"encoder.setBuffer_offset_atIndex(Some({o}), 0, {i});" for i, o in _at(told))
@@ -78,7 +90,11 @@ use std::ptr::NonNull;
 pub const SOURCE: &str = include_str!("{told["source"]}");
 
 pub fn make_pipeline(device: &ProtocolObject<dyn MTLDevice>) -> Option<Retained<ProtocolObject<dyn MTLComputePipelineState>>> {{
-    let library = device.newLibraryWithSource_options_error(&NSString::from_str(SOURCE), None).ok()?;
+    let options = MTLCompileOptions::new();
+    options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+    #[allow(deprecated)] // mathMode is of macOS 15
+    options.setFastMathEnabled(false);
+    let library = device.newLibraryWithSource_options_error(&NSString::from_str(SOURCE), Some(&options)).ok()?;
     let function = library.newFunctionWithName(ns_string!("{told["function"]}"))?;
     device.newComputePipelineStateWithFunction_error(&function).ok()
 }}
@@ -156,6 +172,7 @@ from pathlib import Path
 
 import torch
 
+# torch has no option for the mode of math.
 LIBRARY = torch.mps.compile_shader(Path(__file__).with_name("{told["source"]}").read_text())
 
 

@@ -260,9 +260,9 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
     data = _host_array(blocks, "from_gguf: blocks")
     if data.dtype != np.uint8:
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
-    if dtype not in (np.float16, np.float32):
+    if not isinstance(dtype, (str, type, np.dtype)) or dtype not in ("float16", "float32", np.float16, np.float32):
         raise DTypeError(f"from_gguf: dtype is {dtype!r}; it takes float16, as the file has it, or float32")
-    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) for x in shape):
+    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) and x is not True for x in shape):
         raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k)")
     (n, k), form = shape, GGUF[format]
     if n < 1 or k < 1 or k % form.weights or data.size != n * k // form.weights * form.size:
@@ -283,8 +283,8 @@ def from_mlx(
     """Takes what mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's.
 
     They are uint32 [n, k * bits / 32], and two of [n, k / group]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
-    or 6 a byte. The group is 64 if it is not given. A layer alone, an
-    mlx.nn.QuantizedLinear, will do as well. It knows all of them; its `bias` is not taken.
+    or 6 a byte. The group is 64 if it is not given. A layer alone, an mlx.nn.QuantizedLinear, will do as well. It knows all of them; its
+    `bias` is not taken.
 
     Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
     """

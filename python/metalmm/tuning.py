@@ -10,12 +10,14 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from . import _core, files, manifest
+from . import _core, backends, files, manifest
 from .backends.protocol import Splits, Tiles
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
@@ -200,11 +202,14 @@ def _choices(device: Device) -> list[Choice]:
 
 @functools.cache
 def _collected() -> dict[str, list[Choice]]:
-    """What `metalmm doctor --share` wrote on the machines of others, by device. Raises TuningError."""
+    """What `metalmm doctor --share` wrote on the machines of others, by device."""
     found = dict[str, list[Choice]]()
     for path in sorted(resource("docs/lab/gpus").glob("*.json")):
-        for key, choices in read(path).items():
-            found.setdefault(key, []).extend(choices)
+        try:
+            for key, choices in read(path).items():
+                found.setdefault(key, []).extend(choices)
+        except TuningError as error:  # of another version, say: others' files stop nobody
+            warnings.warn(f"metalmm: {error}; the file is left out", stacklevel=2)
     return found
 
 
@@ -262,6 +267,19 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR_A_WINNER):
             return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
+    name, why = _preferred(device, spec, usable)
+    if name:
+        return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
+    for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
+        if v.library and not with_libraries:
+            continue
+        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
+    way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
+    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
+
+
+def _preferred(device: Device, spec: _core.MatmulSpec, usable: Callable[[str], bool]) -> tuple[str, str]:
+    """What the device's rule takes, and why; empty where nothing of it does."""
     storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
     for of_storage, of_end, offered, *most in device.backend.preferred:
         if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
@@ -273,13 +291,22 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
         else:
             name, why = offered, f"the first of device {device.name}'s preferred that takes it"
         if name and usable(name):
-            return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
-    for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
-        if v.library and not with_libraries:
-            continue
-        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
-    way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
-    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
+            return name, why
+    return "", ""
+
+
+def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
+    """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
+    device: Any = SimpleNamespace(name=backend, backend=backends.get(backend))
+
+    def usable(name: str) -> bool:
+        v = manifest.get(name)
+        return v.runs_on(backend) and not v.lacks(spec) and not v.library
+
+    name, why = _preferred(device, spec, usable)
+    if not name:
+        raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
+    return name, why
 
 
 def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str, tuple[float, float, float]]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -16,7 +17,7 @@ from . import gguf_file
 from .errors import ArgumentError, UnsupportedError
 from .files import harmless
 from .gguf_blocks import GGUF
-from .quantized import FORMATS, QuantizedArray, _types, from_gguf, from_mlx
+from .quantized import FORMATS, QuantizedArray, _check_group, _check_layout, _types, from_gguf, from_mlx
 
 _DENSE = {
     "F64": "<f8",
@@ -50,9 +51,11 @@ class WeightFile(Mapping[str, Any]):
             return self._makers[name]()
         if name in self.refused:
             form, share = self.refused[name]
-            raise UnsupportedError(f"{self.path}: tensor '{name}' is {form}, which is not taken ({share:.1%} of the file); {_TAKEN}")
+            raise UnsupportedError(
+                f"{self.path}: tensor '{harmless(name)}' is {harmless(form)}, which is not taken ({share:.1%} of the file); {_TAKEN}"
+            )
         some = ", ".join(map(harmless, sorted(self._makers)[:8])) + (" …" if len(self) > 8 else "")
-        raise ArgumentError(f"{self.path} has no tensor '{name}'; it has {some}")
+        raise ArgumentError(f"{self.path} has no tensor '{harmless(str(name))}'; it has {some}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._makers
@@ -67,7 +70,7 @@ class WeightFile(Mapping[str, Any]):
         shares = defaultdict[str, float](float)
         for form, share in self.refused.values():
             shares[form] += share
-        left = "".join(f"; not taken: {form}, {share:.1%} of the file" for form, share in shares.items())
+        left = "".join(f"; not taken: {harmless(form)}, {share:.1%} of the file" for form, share in shares.items())
         return f"metalmm.WeightFile({str(self.path)!r}, {len(self)} tensors{left})"
 
 
@@ -104,32 +107,40 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     """A .safetensors file, or a folder of them, as a mapping of names to arrays. Nothing is copied before it is asked for.
 
     MLX's quantized weights (`NAME.weight` of uint32 with `NAME.scales` and `NAME.biases`) become one :class:`QuantizedArray` by the name
-    of `NAME.weight`; of 2 to 8 bits. group: what config.json beside it says, or 64. Raises ArgumentError for a file that is none, is cut
-    short or claims more than it holds.
+    of `NAME.weight`; of 2 to 8 bits. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
+    where it is not. Raises ArgumentError for a file that is none, is cut short or claims more than it holds.
     """
     if not isinstance(path, (str, Path)):
         raise ArgumentError(f"load_safetensors: it takes a path, not {path!r}")
+    _check_layout(layout)
+    if group is not None:
+        _check_group(FORMATS["affine4"], group)
     path = Path(path)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    try:
+        is_folder = path.is_dir()
+        files = sorted(path.glob("*.safetensors")) if is_folder else [path]
+    except OSError as error:
+        raise ArgumentError(f"{harmless(str(path))[:200]}: {error.strerror}") from error
     if not files:
-        raise ArgumentError(f"{path} has no .safetensors file")
-    folder = path if path.is_dir() else path.parent
-    if group is None:
-        group = _group_of(folder / "config.json")
-    views, refused, sizes = dict[str, Callable[[], Any]](), dict[str, tuple[str, int]](), 0
+        raise ArgumentError(f"{harmless(str(path))} has no .safetensors file")
+    said = _config((path if is_folder else path.parent) / "config.json")
+    views, refused, kinds, sizes = dict[str, Callable[[], Any]](), dict[str, tuple[str, int]](), dict[str, str](), 0
     for file in files:
         for name, (kind, shape, start, end) in _header(file).items():
+            if name in views or name in refused:
+                raise ArgumentError(f"{harmless(str(path))}: tensor {harmless(name)!r} is in two of its files")
             sizes += end - start
             if kind in _DENSE or (kind == "BF16" and _types("bfloat16")):
                 views[name] = partial(_view, file, start, end - start, kind, shape)
             else:
                 refused[name] = (kind.lower(), end - start)
+            kinds[name] = kind
     makers = dict(views)
     for name in views:
         stem = name.removesuffix(".weight")
-        if stem != name and f"{stem}.scales" in views and f"{stem}.biases" in views:
+        if stem != name and kinds[name] == "U32" and f"{stem}.scales" in views and f"{stem}.biases" in views:
             parts = [views[name], makers.pop(f"{stem}.scales"), makers.pop(f"{stem}.biases")]
-            makers[name] = partial(_of_mlx, parts, group, layout, name)
+            makers[name] = partial(_of_mlx, parts, group, said, layout, stem)
     return WeightFile(path, makers, {name: (kind, size / max(sizes, 1)) for name, (kind, size) in refused.items()})
 
 
@@ -142,45 +153,58 @@ def _dense(data: Any, kind: Any, shape: tuple[int, ...]) -> Any:
     return (found if kind is None else found.view(kind)).reshape(shape)
 
 
-def _of_mlx(parts: list[Callable[[], Any]], group: int, layout: str, name: str) -> QuantizedArray:
+def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str, Any], layout: str, stem: str) -> QuantizedArray:
+    """The shapes alone say no more than a product: k = 256 in groups of 32 by 8 bits has those of k = 512 in groups of 64 by 4."""
     packed, scales, biases = (part() for part in parts)
-    if (
-        packed.dtype != np.uint32
-        or packed.ndim != 2
-        or scales.ndim != 2
-        or not scales.size
-        or packed.shape[1] * 32 % (scales.shape[1] * group)
-    ):
+    of_layer = own if isinstance(own := said.get(stem), dict) else said
+    size, bits = of_layer.get("group_size") if group is None else group, of_layer.get("bits") if group is None else None
+    name = harmless(stem) + ".weight"
+    if type(size) is not int or size not in FORMATS["affine4"].groups:
+        what = "config.json does not say the group of" if size is None else f"config.json says a group of {size!r} for"
+        raise UnsupportedError(f"{what} '{name}', which MLX quantized; pass group=, one of 32, 64 and 128")
+    if packed.ndim != 2 or scales.ndim != 2 or not scales.size or packed.shape[1] * 32 % (scales.shape[1] * size):
         raise UnsupportedError(
-            f"'{name}' is {packed.dtype} {packed.shape} with scales {scales.shape}: no weights that MLX quantized by {group}"
+            f"'{name}' is {packed.dtype} {packed.shape} with scales {scales.shape}: no weights that MLX quantized by {size}"
         )
-    return from_mlx(packed, scales, biases, bits=packed.shape[1] * 32 // (scales.shape[1] * group), group=group, layout=layout)
+    found = packed.shape[1] * 32 // (scales.shape[1] * size)
+    if bits not in (None, found):
+        raise UnsupportedError(f"'{name}' has {found} bits in groups of {size}, and config.json says {bits!r}")
+    return from_mlx(packed, scales, biases, bits=found, group=size, layout=layout)
 
 
-def _group_of(config: Path) -> int:
-    """What MLX notes of a model that it quantized; its default where there is no note."""
+def _config(path: Path) -> Mapping[str, Any]:
+    """What MLX notes of a model that it quantized: bits and group_size of all, or of a layer by its name. Empty where there is no note."""
     try:
-        said = json.loads(config.read_text(encoding="utf-8"))["quantization"]["group_size"] if config.is_file() else 64
-    except (OSError, ValueError, KeyError, TypeError):
-        return 64
-    return said if isinstance(said, int) and said in FORMATS["affine4"].groups else 64
+        said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{harmless(str(path))} beside the weights is no JSON: {error}") from None
+    found = said.get("quantization", said.get("quantization_config")) if isinstance(said, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a JSON object, whose keys must differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     """Type, shape, and where in the file, of each tensor. Raises ArgumentError."""
 
     def fail(what: str) -> ArgumentError:
-        return ArgumentError(f"{path} is no .safetensors file, or is cut short: {what}")
+        return ArgumentError(f"{harmless(str(path))} is no .safetensors file, or is cut short: {harmless(what)}")
 
     try:
         if not path.is_file():
-            raise ArgumentError(f"{path}: there is no such file")
+            raise ArgumentError(f"{harmless(str(path))[:200]}: there is no such file")
         size = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _MOST_HEADER):
                 raise fail(f"a header of {length} bytes in {size}")
-            said = json.loads(file.read(length))
+            said = json.loads(file.read(length).decode(), object_pairs_hook=_once)
     except (OSError, ValueError, RecursionError) as error:
         raise error if isinstance(error, ArgumentError) else fail(str(error)) from None
     found, begin = dict[str, tuple[str, tuple[int, ...], int, int]](), 8 + length
@@ -189,7 +213,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
             continue
         try:
             kind, shape, (start, end) = of["dtype"], tuple(of["shape"]), of["data_offsets"]
-            if not isinstance(kind, str) or not all(isinstance(x, int) and x >= 0 for x in (*shape, start, end)):
+            if not isinstance(kind, str) or not all(type(x) is int and 0 <= x <= size for x in (*shape, start, end)) or len(shape) > 8:
                 raise TypeError
         except (TypeError, KeyError, ValueError):
             raise fail(f"tensor {harmless(str(name))!r} has no type, shape and offsets") from None
@@ -199,11 +223,18 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
         found[name] = kind, shape, begin + start, begin + end
     if not isinstance(said, dict):
         raise fail("its header is no object")
+    places = sorted((start, end, name) for name, (_, _, start, end) in found.items())
+    for (_, end, one), (start, _, other) in itertools.pairwise(places):
+        if start < end:
+            raise fail(f"tensors {one!r} and {other!r} share bytes")
     return found
 
 
 def _view(path: Path, start: int, size: int, kind: str, shape: tuple[int, ...]) -> Any:
-    data = np.memmap(path, np.uint8, "r", start, (size,)) if size else np.empty(0, np.uint8)
+    try:
+        data: Any = np.memmap(path, np.uint8, "r", start, (size,)) if size else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"{harmless(str(path))} has changed since it was opened: {error}") from error
     wanted = _types("bfloat16")[0] if kind == "BF16" else np.dtype(_DENSE[kind])
     if start % wanted.itemsize:
         data = np.array(data)

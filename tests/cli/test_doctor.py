@@ -204,6 +204,45 @@ def test_each_failure_keeps_its_whole_message(tmp_path: Path, monkeypatch: pytes
     assert len(check["data"]["failures"]) > 1 and all(long in text for text in check["data"]["failures"].values())
 
 
+def test_a_share_that_would_overwrite_another_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text('{"schema": "metalmm-tuning", "version": 1, "devices": {}}')
+    assert cli.main(["doctor", "--device", DEVICE, "--seconds", "0", "--share", str(path)]) == 2
+    assert path.read_text().endswith('"devices": {}}') and "no file of doctor --share of ours" in capsys.readouterr().err
+    new = tmp_path / "new.json"
+    assert cli.main(["doctor", "--device", DEVICE, "--seconds", "0", "--share", str(new), "--json", str(new)]) == 2
+    assert cli.main(["doctor", "--device", DEVICE, "--seconds", "nan"]) == 2
+    assert cli.main(["doctor", "--device", DEVICE, "--seconds", "0", "--share", str(new)]) == 0
+    assert not new.exists() and "is not written: no shape was measured" in capsys.readouterr().out
+
+
+def test_what_names_somebody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_rows, "_names", lambda: ["jane", "janes-mac"])
+    for text in (
+        "'/Users/jane doe/Library/x.metal'",
+        "file:///Users/jane/x.metal",
+        "-I/Users/o'brien/inc/x",
+        "~jane/p/x",
+        "janes-mac.local",
+        "/var/f/T/x",
+    ):
+        plain = doctor_rows._plain({"k": [text]})["k"][0]
+        assert "jane" not in plain and "brien" not in plain and "/var" not in plain, plain
+    assert doctor_rows._plain("gemv_nt/l4_d7_tg64: 3 of 4 GB/s") == "gemv_nt/l4_d7_tg64: 3 of 4 GB/s"
+
+
+def test_a_bad_file_among_the_shared_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "resource", lambda name: tmp_path)
+    (tmp_path / "x.json").write_text('{"schema": "metalmm-tuning", "version": 2, "devices": {}}')
+    (tmp_path / "y.json").mkdir()
+    tuning._collected.cache_clear()
+    try:
+        with metalmm.Device(DEVICE) as device, pytest.warns(UserWarning, match="the file is left out"):
+            assert tuning.choose(device, metalmm.MatmulSpec(1, 64, 64, transpose_b=True))[0]
+    finally:
+        tuning._collected.cache_clear()
+
+
 def test_a_shared_file_is_a_table_for_auto_and_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, shape = tmp_path / "share.json", doctor_rows.shapes()[0]
     run(tmp_path, "--share", str(path))

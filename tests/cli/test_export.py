@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -101,7 +102,12 @@ def test_two_files_give_the_bits_of_the_package(variant: str, words: str, tmp_pa
             operands[f"out{mark}"] = np.full((*lead, spec.m, n), np.nan, dtype)
     if spec.beta:
         operands["c"] = half(spec.m, spec.n, seed=9)
-    sizes = {"m": spec.m, "k": spec.k, "batch": spec.batch, **{f"n{i + 1}" if i else "n": n for i, n in enumerate(widths)}}
+    sizes = {
+        "m": spec.m,
+        "k": spec.k,
+        **({"batch": spec.batch} if spec.batch > 1 else {}),
+        **{f"n{i + 1}" if i else "n": n for i, n in enumerate(widths)},
+    }
     found = launch(tmp_path, metal.stem, sizes, operands)
     a, expected = operands["a"], dict[str, Any]()
     with metalmm.Device("cpu") as device:
@@ -142,7 +148,7 @@ def test_the_code_that_launches_it_is_of_its_language(case: tuple[str, str], tmp
     source = tmp_path / "use.c"
     prefix = re.search(r"#define (\w+)_SOURCE", paths[".h"].read_text())
     assert prefix and prefix[1].upper() == guard
-    sizes = {"m": 1, "n": 67, "n2": 67, "k": 96, "batch": 1}
+    sizes = {"m": 1, "n": 67, "n2": 67, "k": 96}
     values = ", ".join(str(sizes[s]) for s in told["sizes"])
     source.write_text(
         f'#include "{paths[".h"]}"\n#include <stdio.h>\nint main(void) {{ uint32_t g[3]; {prefix[1]}_grid({values}, g);\n'
@@ -157,6 +163,25 @@ def test_the_code_that_launches_it_is_of_its_language(case: tuple[str, str], tmp
         text = paths[end].read_text()
         assert text.count("{") == text.count("}") and text.count("(") == text.count(")")
         assert all(re.search(rf"\b{b['name']}\b", text) for b in told["buffers"] if "name" in b) and told["function"] in text
+
+
+def test_what_is_fixed_is_in_the_name_and_auto_is_a_macs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["", "bias", "batch=2", "batch=2 bias", "alpha=-1.5", "alpha=0.5", "beta=1e-05", "bfloat16"]
+    for more in words:
+        assert cli.main(["export", "gemm/bm32_bn32_bk32", "--spec", f"m=35 n=67 k=71 nn {more}", "-o", str(tmp_path)]) == 0
+    names = {p.stem for p in tmp_path.glob("*.json")}
+    assert len(names) == len(words) and all(re.fullmatch(r"[a-z]\w*", name) for name in names)
+    assert "(-1.5f32).to_bits()" in next(p for p in tmp_path.glob("*alpham1p5.rs")).read_text()
+    told = json.loads(next(p for p in tmp_path.glob("*float16_batch.json")).read_text())
+    assert "batch" in told["sizes"] and told["grid"][2] == "batch" and told["buffers"][0]["shape"] == "(batch, m, k)"
+    told = json.loads((tmp_path / "gemm_bm32_bn32_bk32_nn_float16.json").read_text())
+    assert "batch" not in told["sizes"] and told["limits"]["batch"] == "1: for more export with batch=2" and "no fast math" in told["math"]
+    assert told["source_sha256"] == hashlib.sha256((tmp_path / told["source"]).read_bytes()).hexdigest()
+    capsys.readouterr()
+    for spec, v in (("m=1 n=9728 k=896 nt", "gemv_nt_vec4"), ("m=1 n=9728 k=896 nt q8_0", "gemv_nt"), ("m=512 n=896 k=896 nt", "gemm")):
+        assert cli.main(["export", "auto", "--spec", spec, "-o", str(tmp_path), "--json", str(tmp_path / "told")]) == 0
+        assert manifest.get(json.loads((tmp_path / "told").read_text())["variant"]).family == v
+        (tmp_path / "told").unlink()
 
 
 def test_the_example_that_reads_ggmls_blocks_is_right() -> None:
@@ -188,6 +213,7 @@ def test_all_that_a_mac_can_ask_for_is_written(tmp_path: Path, monkeypatch: pyte
         (["gemv_nt_thread/c4_tg32", "--spec", "m=1 n=8 k=8 nt"], "no kernel that Apple's GPUs run"),
         (["gemv_nt/l4_d7_tg64", "--spec", "m=2 n=8 k=8 nt"], "does not take MatmulSpec"),
         ([], "name a variant"),
+        (["--all", "gemv_nt/l4_d7_tg64"], "name a variant"),
     ],
 )
 def test_what_cannot_be_exported_is_told(arguments: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def layer(bits: int, group: int = 64) -> dict[str, Any]:
 
 
 def test_a_folder_of_mlx(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"quantization": {"group_size": 32, "bits": 4}}')
+    (tmp_path / "config.json").write_text('{"quantization": {"group_size": 32, "bits": 4, "down": {"group_size": 32, "bits": 6}}}')
     one, two = layer(4, 32), layer(6, 32)
     norm, odd = np.ones(7, ml_dtypes.bfloat16), np.arange(3, dtype=np.float32)
     written(
@@ -125,6 +125,39 @@ def test_a_folder_of_mlx(tmp_path: Path) -> None:
         metalmm.load_safetensors(tmp_path, group=128)["up.weight"]
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "why"),
+    [
+        ("", {}, r"config.json does not say the group of 'l.weight', which MLX quantized; pass group="),
+        ('{"quantization": {"group_size": 64, "bits": 4}}', {}, None),
+        ('{"quantization": {"group_size": 32, "bits": 4}}', {}, "'l.weight' has 8 bits in groups of 32, and config.json says 4"),
+        ('{"quantization": {"group_size": 128, "bits": 8, "l": {"group_size": 64, "bits": 4}}}', {}, None),
+        ('{"quantization": {"group_size": 16, "bits": 4}}', {}, "config.json says a group of 16 for 'l.weight'"),
+        ("", {"group": 64}, None),
+    ],
+)
+def test_how_many_share_a_scale_is_never_guessed(config: str, given: dict[str, Any], why: str | None, tmp_path: Path) -> None:
+    written(tmp_path / "m.safetensors", {f"l.{k}": x for k, x in layer(4).items()})
+    if config:
+        (tmp_path / "config.json").write_text(config)
+    file = metalmm.load_safetensors(tmp_path / "m.safetensors", **given)
+    if why is None:
+        assert (file["l.weight"].format, file["l.weight"].shape, file["l.weight"].group) == ("affine4", (8, 256), 64)
+    else:
+        with pytest.raises(metalmm.UnsupportedError, match=why):
+            file["l.weight"]
+
+
+def test_a_name_in_two_files_and_no_json(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        written(tmp_path / f"{name}.safetensors", {"w": np.ones(3, np.int8)})
+    with pytest.raises(metalmm.ArgumentError, match="tensor 'w' is in two of its files"):
+        metalmm.load_safetensors(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100000)
+    with pytest.raises(metalmm.ArgumentError, match=r"config.json beside the weights is no JSON"):
+        metalmm.load_safetensors(tmp_path / "a.safetensors")
+
+
 def test_a_file_that_mlx_wrote(tmp_path: Path) -> None:
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its files are read is NOT tested", exc_type=ImportError)
     mx.set_default_device(mx.cpu)
@@ -133,13 +166,14 @@ def test_a_file_that_mlx_wrote(tmp_path: Path) -> None:
     mx.save_safetensors(
         str(tmp_path / "m.safetensors"), dict(zip(("l.weight", "l.scales", "l.biases"), parts, strict=True)) | {"w": w.astype(mx.bfloat16)}
     )
-    file = metalmm.load_safetensors(tmp_path / "m.safetensors")
+    file = metalmm.load_safetensors(tmp_path / "m.safetensors", group=64)
     np.testing.assert_array_equal(file["l.weight"].to_mlx()[0], np.array(parts[0]))
     np.testing.assert_array_equal(file["w"].astype(np.float32), np.array(w.astype(mx.bfloat16).astype(mx.float32)))
 
 
 def test_a_type_that_is_not_taken_is_listed(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.safetensors", {"w": np.ones(3, np.int8)}, f8={"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]})
+    path = written(tmp_path / "x.safetensors", {"w": np.ones(3, np.int8)}, f8={"dtype": "F8_E4M3", "shape": [1], "data_offsets": [3, 4]})
+    path.write_bytes(path.read_bytes() + b"1")
     file = metalmm.load_safetensors(path)
     assert file.refused == {"f8": ("f8_e4m3", 0.25)} and set(file) == {"w"}
     with pytest.raises(metalmm.UnsupportedError, match="tensor 'f8' is f8_e4m3, which is not taken"):
@@ -159,6 +193,10 @@ def test_a_type_that_is_not_taken_is_listed(tmp_path: Path) -> None:
         lambda d: d.replace(b'"shape": [3]', b'"shape": [9]'),
         lambda d: d.replace(b'"shape": [3]', b'"shape": 1e9'),
         lambda d: d.replace(b'"dtype"', b'"dtypo"'),
+        lambda d: d.replace(b'{"w": {', b'{"v": {"dtype": "F32", "shape": [1], "data_offsets": [8, 12]}, "w": {').replace(
+            d[:8], struct.pack("<Q", d[0] + 62)
+        ),
+        lambda d: d.replace(b'"dtype": "F32"', b'"dtype": "F32", "dtype": "F32"').replace(d[:8], struct.pack("<Q", d[0] + 16)),
         lambda d: d.replace(b'{"w"', b'["w"'),
         lambda d: struct.pack("<Q", 2) + b"[]",
         lambda d: struct.pack("<Q", 20000) + b"[" * 20000,
