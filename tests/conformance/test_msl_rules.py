@@ -191,6 +191,27 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [132, 132, 133, 134],
     ),
+    "a designator of a range by any value": (
+        "struct S { int x, y; }; template <int N> int sum() { S s[3] = { [0 ... 2] = {N} }; int a[N] = { [0 ... N - 1] = {} }; return s[2].x + s[1].y + a[0]; }\n"
+        f"kernel void k(device int* o, {I}) {{ int a[3] = {{ [0 ... 2] = {{5}} }}; float4 v[2] = {{ [0 ... 1] = {{1, 2, 3, 4}} }}; S s[2] = {{ [0 ... 1] = {{1, 2}}, }}; thread int* p[2] = {{ [0 ... 1] = 0 }}; "
+        "bfloat b = 2; float x = 3; float c[2] = { [0 ... 1] = i > 1 ? b : max(x, 0.5f) }; o[i] = a[2] + int(v[1].w) + s[1].y + (p[0] == nullptr) + sum<4>() + int(c[1]); }",
+        {},
+        [19, 19, 18, 18],
+    ),
+    "what a template alone decides and must not be dropped": (
+        "template <int N> int f(int x) { if (N < 0) return x; if ((1 << N) > 3) return 9; return 7; }\n"
+        "template <int N> auto g(int x) { if (N == 1) return x; else if (N == 2) return x + 5; return x; }\n"
+        "template <bool B> int h(int x) { int r = 0; switch (x) { case 0: r = 5; if (B) { r += 10; case 1: r += 1; } break; default: r = 7; } return r; }\n"
+        "enum E { A, Z }; inline bool operator!(E e) { return e == A; } template <E X> int e(int x) { if (!X) return x; return 2 * x; }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = 1000 * f<-1>(i) + 100 * f<2>(i) + 10 * h<false>(i) + g<3>(i) + e<A>(i); }}",
+        {},
+        [950, 1912, 2974, 3976],
+    ),
+    "a bfloat beside an enum": (
+        f"enum E {{ N = 257 }};\nkernel void k(device int* o, {I}) {{ bfloat b = 1, c = 2; b += N; o[i] = int(b) + 1000 * int(c + N) + 100000 * (c < N) + int(N - c); }}",
+        {},
+        [358510] * 4,
+    ),
     "a branch that a template argument rules out": (
         "template <typename T, bool B, int N> kernel void f(device int* o, uint i [[thread_position_in_grid]]) {\n"
         "  T x = T(i); if (B) { threadgroup int a[6000]; a[i] = N; o[i] = a[i]; } else if (N > 2 && !B) { threadgroup float a[6000]; a[i] = 1; o[i] = int(x); } else o[i] = x; }\n"
@@ -323,8 +344,8 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The lint has metal::declval, of which nobody here knows whether Apple's headers do, no function of bfloat, and no samplers.
-    if name in ("a global named declval", "a bfloat and others in one call", "textures of others"):
+    # The lint has metal::declval, of which nobody here knows whether Apple's headers do, no function of bfloat and nothing of one and an enum, and no samplers.
+    if name in ("a global named declval", "a bfloat and others in one call", "a bfloat beside an enum", "textures of others"):
         monkeypatch.setenv("METALMM_LINT", "0")
     source, options, expected = TAKEN[name]
     assert run(device, source, **options) == expected

@@ -133,6 +133,8 @@ BODIES = {
     "volatile": "volatile half x = h[0]; half y = x; x = y; volatile device half* p = h; p[2] = p[3];",
     "comma in an arm": "int q = 0; f[0] = n[0] ? q++, h[0] : f[1];",
     "arms beside an undecided one": "n[0] ? void(n[1]++) : void(n[1]--);\ndevice half* p = n[0] ? h + 1 : 0;\nf[0] = n[0] ? *p : 1.0f;",
+    "brackets behind an arm": "for (int j = 0; j < 2; j++) { if (i < 8) { f[j] += n[0] ? bfloat(2) : max(f[1], 0.5f); f[0] += n[0] ? half(1) : float(2); } }"
+    " switch (int(n[1] ? half(1) : float(1))) { case 1: f[2] += simd_sum(f[3]); }",
     "declared conditions": "int q = 3; while (int z = q--) { f[q] = z; } for (int k = 0; bool go = k < 3; k++) { f[k] = go; }",
     "lambda in a loop's head": "for (int q = [&] { int z = 1; return z; }(); q < 3; q++) f[q] = 1;"
     " for (auto z : [&] { array<float, 3> a = {1, 2, 3}; return a; }()) f[0] += z;",
@@ -157,6 +159,9 @@ PROGRAMS = {
     "switch (x & 3) { case 1: return of_few(x); default: x++; } do { if (simd_any(x == 3)) { x++; break; } } while (++x < 99); return x; }\n"
     f"kernel void k({ARGS}) {{ if (i > 40) return; while (n[i] > 0) {{ if (i & 1) n[i] -= of_all(i); else {{ n[i]--; }} }}\n"
     "for (;;) { n[i] += of_all(3u) + of_all(4u); if (n[i] > 5) break; } }",
+    "branches that a template decides among lanes": "template <bool B, int N> int g(int x) { if (B) x = simd_sum(x); if (!B && N > 2) return x;\n"
+    "for (int j = 0; j < x; j++) { if (N == 1) break; x = simd_sum(x); } if (B) { if (x > 9) return 2; x += 1; } else return 5; return simd_max(x); }\n"
+    f"kernel void k({ARGS}) {{ n[i] = g<true, 1>(i) + g<false, 3>(i); }}",
     "limits of a type of its own": "template <class T> struct Of { T x; };\n"
     "template <class T> struct _numeric_limits_impl<Of<T>> { static constexpr Of<T> max() { return {numeric_limits<T>::max()}; } };\n"
     f"kernel void k({ARGS}) {{ f[0] = numeric_limits<Of<float>>::max().x + vec_elements<half4>::value; }}",

@@ -151,7 +151,7 @@ template <class T> struct with_bfloat { using type = bfloat; };
 template <> struct with_bfloat<half> { using type = float; };
 template <> struct with_bfloat<float> { using type = float; };
 template <> struct with_bfloat<double> { using type = float; };
-template <class B, class T> using if_beside_bfloat = enable_if_t<is_same<B, bfloat>::value && is_number<T>>;
+template <class B, class T> using if_beside_bfloat = enable_if_t<is_same<B, bfloat>::value && (is_number<T> || __is_enum(T))>;
 }  // namespace metalmm::msl
 // Templates in both: what is no bfloat must not become one to be compared.
 #define METALMM_OF_BFLOAT(op, of_two, of_another)                                                                       \
@@ -162,7 +162,7 @@ template <class B, class T> using if_beside_bfloat = enable_if_t<is_same<B, bflo
   constexpr of_another operator op(T a, B b) { return metalmm::msl::beside_bfloat(a) op static_cast<float>(b); }
 #define METALMM_BFLOAT_OP(op)                                                       \
   METALMM_OF_BFLOAT(op, bfloat, typename metalmm::msl::with_bfloat<T>::type)        \
-  inline bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }      \
+  constexpr bfloat& operator op##=(bfloat& a, float b) { return a = static_cast<float>(a) op b; }   \
   template <class B, class T, class = metalmm::msl::if_beside_bfloat<B, T>, class = void>           \
   constexpr B& operator op##=(B& a, T b) { return a = static_cast<float>(a op b); } \
   template <class T, class B, class = metalmm::msl::if_beside_bfloat<B, T>>         \

@@ -24,7 +24,9 @@ _ASSIGNS = {"=", "++", "--", *(f"{op}=" for op in ("+", "-", "*", "/", "%", "&",
 class ControlFlow:
     """Of one program, whose tokens are edited in place."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, constant: Collection[int] = ()) -> None:
+        """constant: where an `if` is that its text alone decides, at which no lanes part."""
+        self._constant = set(constant)
         self.program = program
         self.source = program.source
         self._handled = set[int]()  # loops that ask already whether they shall end
@@ -350,7 +352,7 @@ class ControlFlow:
         ends = {self._statement_end(i + 1) for i, token in enumerate(tokens) if token.kind == "name" and token.text == "do"}
         ends = {next(j for j in range(i, len(tokens)) if tokens[j].text) for i in ends}  # of a do: its while
         for i, token in enumerate(tokens):
-            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends:
+            if token.kind != "name" or token.text not in ("if", "for", "while", "do", "switch") or i in ends or i in self._constant:
                 continue
             function = next((d for d in reachable if d.start <= i < d.end), None)
             if function and "constexpr" not in (tokens[i + 1].text, *(t.text for t in tokens[function.start : function.body])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -19,7 +20,8 @@ _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 # Names after which an expression begins, and those whose parentheses are a statement's.
 _BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==", "!=", "||"}
 _HEADS = {"if", "for", "while", "switch", "constexpr"}
-_CONDITION = re.compile(r"(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
+_INTEGERS = {*NUMBERS[:9], "unsigned", "size_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64))}
+_CONDITION = re.compile(r"(?!.*(?:<<|>>))(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
 _NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
 
 
@@ -352,14 +354,14 @@ class Passes:
             while array > 0 and tokens[array].text in ("]", ""):
                 array = (self.source.opening(array) if tokens[array].text else array) - 1
             whole = tokens[close + 1].text == "=" and tokens[i + 3].text == "0" and tokens[i + 4].text == "..."
-            if not whole or tokens[array].kind != "name" or self.source.top_level(close + 2, end, ",") or tokens[end + 1].text != ";":
+            pieces = self.source.split(close + 2, end)
+            if not whole or tokens[array].kind != "name" or len(pieces) != 1 or tokens[end + 1].text != ";":
                 raise self.source.fail(i, "an initializer with designators other than one range over a whole array")
-            value = self.program.join((close + 2, end))
+            value, name = self.program.join(pieces[0]), tokens[array].text
             self.source.blank(i, end + 1)
-            tokens[
-                end + 1
-            ].text = (
-                f"; {{ auto metalmm_once = {value}; for (auto& metalmm_element : {tokens[array].text}) metalmm_element = metalmm_once; }}"
+            tokens[end + 1].text = (
+                f"; {{ ::metal::decay_t<decltype({name}[0])> metalmm_once = {value}; "
+                f"for (auto& metalmm_element : {name}) metalmm_element = metalmm_once; }}"
             )
 
     def constant_conditions(self) -> list[int]:
@@ -374,17 +376,30 @@ class Passes:
             for first, last in self.source.split(d.start + 2, end):
                 words = [t.text for t in tokens[first:last] if t.text]
                 words = words[: words.index("=")] if "=" in words else words
-                if len(words) > 1 and words[0] not in ("typename", "class", "template"):
+                if len(words) > 1 and words[-2] in _INTEGERS:
                     kinds[words[-1]] = words[-2]
+            if d.is_function and "auto" in (t.text for t in tokens[end : d.body]):
+                continue  # what it returns would change
             for i in range(end, d.end - 1 if kinds else end):
                 if tokens[i].text == "if" and tokens[i].kind == "name" and tokens[i + 1].text == "(":
                     words = [t.text for t in tokens[i + 2 : self.source.matching(i + 1)] if t.text]
                     names = [w for w in words if w[0].isalpha() or w[0] == "_"]
                     rest = "".join(w for w in words if w not in names and not w[0].isdigit())
                     is_bool = len(words) - len(names) > rest.count("(") + rest.count(")") or all(kinds.get(w) == "bool" for w in names)
-                    if names and is_bool and all(w in kinds or w in ("true", "false") for w in names) and _CONDITION.fullmatch(rest):
+                    called = any(w == "(" and before in names for before, w in itertools.pairwise(words))
+                    known = all(w in kinds or w in ("true", "false") for w in names) and not called
+                    if names and is_bool and known and _CONDITION.fullmatch(rest) and not self._is_entered_by_case(i):
                         found.append(i)
         return found
+
+    def _is_entered_by_case(self, i: int) -> bool:
+        """Whether a label of a switch around the statement at i may stand in it."""
+        j = i
+        while self.source.tokens[j].text not in (";", "{", "}"):
+            j = self.source.matching(j) + 1 if self.source.tokens[j].text == "(" else j + 1
+        end = self.source.matching(j) if self.source.tokens[j].text == "{" else j
+        words = {t.text for t in self.source.tokens[i:end]}
+        return not words.isdisjoint(("case", "default")) and "switch" not in words
 
     def swizzles(self) -> None:
         """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""

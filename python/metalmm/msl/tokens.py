@@ -30,11 +30,13 @@ OPEN = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass
 class Token:
-    """A token and the white space, line markers and pragmas before it."""
+    """A token and the white space, line markers and pragmas before it; what a pass puts around it, which no other takes for a bracket."""
 
     space: str
     kind: str
     text: str
+    before: str = ""
+    behind: str = ""
 
 
 class Source:
@@ -66,7 +68,7 @@ class Source:
         return f"{file}:{line}"
 
     def text(self) -> str:
-        return "".join(t.space + t.text for t in self.tokens) + self.tail
+        return "".join(t.space + t.before + t.text + t.behind for t in self.tokens) + self.tail
 
     def fail(self, index: int, what: str) -> LoweringError:
         return LoweringError(f"{self.place(index)}: {what}")
@@ -178,13 +180,14 @@ class Source:
         """Words of tokens in one line; what was written together, such as `<<`, stays together."""
         text = ""
         for token, word in words:
+            word = token.before + word + token.behind
             if word:
                 text += (" " if token.space or (text[-1:].isidentifier() and word[0].isidentifier()) or text[-1:].isdigit() else "") + word
         return text.strip()
 
     def blank(self, start: int, end: int) -> None:
         for token in self.tokens[start:end]:
-            token.text = ""
+            token.text = token.before = token.behind = ""
             if "#pragma" in token.space:
                 token.space = PRAGMA.sub("", token.space)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import defaultdict
 from collections.abc import Collection
 
 from ..errors import LoweringError
@@ -17,11 +16,10 @@ def conditionals(program: Program, places: Collection[str]) -> None:
     common. In `places` is the file:line of those that a compiler did not decide. Others may have arms that this would break."""
     source = program.source
     tokens, types = source.tokens, dict[int, str]()  # types of edited conditionals, by their "?"
-    before, behind = defaultdict[int, str](str), defaultdict[int, str](str)  # what comes around a token, once nobody reads it any more
 
     def type_of(first: int, last: int) -> str:
         """An arm's. That of a conditional is named, not written again: a chain would double with each link."""
-        text = source.join((tokens[i], before[i] + tokens[i].text + behind[i]) for i in range(first, last))
+        text = program.join((first, last))
         while tokens[first].text == "(" and source.matching(first) == last - 1:
             first, last = first + 1, last - 1
         question = next((q for q in source.top_level(first, last, "?") if q in types), None)
@@ -37,10 +35,8 @@ def conditionals(program: Program, places: Collection[str]) -> None:
         first, second = type_of(i + 1, colon), type_of(colon + 1, end)
         types[i] = f"::metalmm::msl::either<{first}, {second}>"
         for start, stop, other in ((i + 1, colon, second), (colon + 1, end, first)):
-            before[start] = f" ::metalmm::msl::arm<{other}>((" + before[start]
-            behind[stop - 1] += "))"
-    for i in {*before, *behind}:
-        tokens[i].text = before[i] + tokens[i].text + behind[i]
+            tokens[start].before = f" ::metalmm::msl::arm<{other}>((" + tokens[start].before
+            tokens[stop - 1].behind += "))"
 
 
 def undecided_calls(program: Program, places: Collection[str], compiler: str) -> None:

@@ -97,7 +97,7 @@ class CpuTarget:
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
             self.passes.indexed_conditionals()
         self.passes.range_designators()
-        flow = ControlFlow(self.program)
+        flow = ControlFlow(self.program, constant_conditions)
         may_skip = masks = False
         if compiler == "nvrtc" and not converged:
             may_skip = flow.may_skip(reachable)
