@@ -26,7 +26,9 @@ std::string names_of(const DispatchList& list, size_t begin, size_t end) {
 }
 
 // MPS asks that the last row has its whole pitch, too, which a slice at the end of its array does not.
-bool has_pitch(const LibraryCall::Operand& at, uint64_t batch) { return (at.stride ? batch - 1 : 0) * at.stride + at.rows * at.ld <= at.room; }
+bool has_pitch(const LibraryCall::Operand& at, uint64_t batch) {
+  return (at.stride ? batch - 1 : 0) * at.stride + at.rows * at.ld <= at.room;
+}
 
 void check_pitch(const char* name, const Place& at, uint64_t rows, uint64_t ld, uint64_t stride, uint64_t batch, DType type) {
   if (!has_pitch({rows, ld, stride, ([at.buffer length] - at.offset) / type.size}, batch))

@@ -242,7 +242,10 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
 LibraryCall library_call(const MatmulPlan& plan, const MatmulArgs& args) {
   const MatmulParams& p = plan.params;
   auto room = [](const Tensor& t) { return (t.buffer->size() - t.offset) / t.dtype.size; };
-  return {p.m, p.n, p.k, p.batch,
+  return {p.m,
+          p.n,
+          p.k,
+          p.batch,
           {args.transpose_a ? p.k : p.m, p.lda, p.stride_a, room(*args.a)},
           {args.transpose_b ? p.n : p.k, p.ldb, p.stride_b, room(*args.b)}};
 }

@@ -24,7 +24,14 @@ _MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
 STORED = ("format", "canonical", "swiglu")  # template arguments that B's storage and end say
 
 
-_BITS = {"q8_0": 8, "q4_0": 4, "affine8": 8, "affine4": 4, "affine8f": 8, "affine4f": 4}
+_BITS = {
+    "q8_0": 8,
+    "q4_0": 4,
+    "affine8": 8,
+    "affine4": 4,
+    "affine8f": 8,
+    "affine4f": 6,
+}  # of the last with its scales, half as many bytes again
 
 
 def kind_of(storage: str) -> str:

@@ -174,8 +174,7 @@ EXPORT int fake_metal_set(const char* name, int value) {
                                        SETTING(no_copy_zero),   SETTING(signal_on_error), SETTING(revoked),
                                        SETTING(call_ns),        SETTING(commit_us),       SETTING(command_buffer_us),
                                        SETTING(allocate_us),    SETTING(residency_us),    SETTING(start_us),
-                                       SETTING(status_lag_us),  SETTING(unwire_ms),
-                                       SETTING(low_power)};
+                                       SETTING(status_lag_us),  SETTING(unwire_ms),       SETTING(low_power)};
   auto it = known.find(name);
   if (it == known.end()) return INT32_MIN;
   return std::exchange(*it->second, value);
