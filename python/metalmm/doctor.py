@@ -41,8 +41,10 @@ _V = "gemv/baseline"
 
 @dataclass
 class Check:
-    """state: ok; wrong, which makes the exit status 1; without: it does not work here, and `what` says what we do instead; skipped; running,
-    in the file alone: what was at work when the process ended."""
+    """state: ok; wrong, which makes the exit status 1; without: it does not work here, and `what` says what we do instead; skipped.
+
+    In the file alone a state may be running: what was at work when the process ended.
+    """
 
     section: str
     name: str

@@ -5,8 +5,10 @@
 | q8_0 | scale * q, q of -128 to 127 | 32 | GGUF |
 | q4_0 | scale * (q - 8), q of 0 to 15 | 32 | GGUF |
 | affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
+| affine8f, affine4f | the same | 32 | GGUF's K-quants and mxfp4 |
 
-Scales are float16, of the affine formats (and biases) of the weights' type. The last group of a row may be short.
+Scales are float16, of affine8 and affine4 (and biases) of the weights' type, of the last two float32. The last group of a row may be
+short.
 """
 
 from __future__ import annotations
@@ -251,9 +253,10 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
 def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
     """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 or 256 weights along k. shape: (n, k).
 
-    Weights keep their values bit for bit, whatever holds them: q5_0 and iq4_nl become q8_0, q4_1 affine4, q5_1 affine8, q4_k affine4f, and
-    q5_k, iq4_xs and mxfp4 affine8f. dtype: of the scales and biases of q4_1 and q5_1, float16 or float32: the type of the operands that
-    they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
+    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q4_k affine4f; q5_k,
+    iq4_xs and mxfp4 affine8f.
+
+    dtype: of the scales and biases of q4_1 and q5_1, float16 or float32. It is the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
     """
     if not isinstance(format, str) or format not in GGUF:
         raise UnsupportedError(f"from_gguf: format is {format!r}; it takes {', '.join(GGUF)}")

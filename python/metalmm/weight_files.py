@@ -80,9 +80,11 @@ _TAKEN = f"there are {', '.join(GGUF)} of two dimensions, and f32, f16 and bf16"
 def load_gguf(path: str | Path, name: str | None = None, *, layout: str = "nk", dtype: Any = np.float16) -> Any:
     """A .gguf file as a mapping of names to arrays, or one tensor of it. Nothing is copied before it is asked for. Needs the package gguf.
 
-    A weight is what llama.cpp makes of it, bit for bit in float32. dtype: of scales and biases where a format has both (q4_1, q5_1), which
-    is the type of the operands that they go with. Raises ArgumentError for a name that the file does not have and for a file that is none,
-    is cut short or claims more than it holds; UnsupportedError for a tensor of another format.
+    A weight is what llama.cpp makes of it, bit for bit in float32.
+
+    dtype: of the scales and biases of q4_1 and q5_1, which is the type of the operands that they go with. Raises ArgumentError for a name that
+    the file does not have, and for a file that is none, is cut short or claims more than it holds. Raises UnsupportedError for a tensor of
+    another format.
     """
     if not isinstance(path, (str, Path)) or not (name is None or isinstance(name, str)):
         raise ArgumentError(f"load_gguf: it takes a path and a tensor's name, not {path!r} and {name!r}")
@@ -154,7 +156,7 @@ def _dense(data: Any, kind: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str, Any], layout: str, stem: str) -> QuantizedArray:
-    """The shapes alone say no more than a product: k = 256 in groups of 32 by 8 bits has those of k = 512 in groups of 64 by 4."""
+    """The shapes alone do not say the group: k = 256 in groups of 32 by 8 bits has those of k = 512 in groups of 64 by 4."""
     packed, scales, biases = (part() for part in parts)
     of_layer = own if isinstance(own := said.get(stem), dict) else said
     size, bits = of_layer.get("group_size") if group is None else group, of_layer.get("bits") if group is None else None

@@ -69,8 +69,10 @@ _GBPS = {
 
 
 def _splits(family: str, *points: str) -> Splits:
-    """10 KB a core: twice what half a microsecond of latency asks for, at the 4 to 6 KB a core of the chips in _GBPS (reference: 68 GB/s
-    and 8 cores of an M1, 120 and 10 of an M4)."""
+    """10 KB a core, twice what half a microsecond of latency asks for.
+
+    That is 4 to 6 KB a core: an M1 has 68 GB/s and 8 cores, an M4 120 and 10.
+    """
     return Splits(10e3, [f"{family}/{point}" for point in points])
 
 

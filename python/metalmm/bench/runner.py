@@ -150,8 +150,8 @@ def _reference(a: Any, b: Any, bias: Any, c: Any, options: dict[str, Any]) -> tu
 
 
 def last_level_cache(device: Device) -> int:
-    """Bytes of the largest cache between the device and its memory: its own as it says, else the most that one of its kind has, else what
-    this machine reports; 32 MB if it does not."""
+    """Bytes of the largest cache between the device and its memory. It is what the device says, else the most that one of its kind has, else
+    what this machine reports, else 32 MB."""
     if own := int(device.info.get("l2_bytes", 0)) or device.backend.cache_bytes:
         return own
     sizes = []
