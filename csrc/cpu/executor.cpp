@@ -129,6 +129,8 @@ void take_signal(Fault& f) {
   sigaction(f.number, &action, &f.before);
 }
 
+}  // namespace
+
 void catch_faults() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -156,6 +158,8 @@ void catch_faults() {
   thread_local AlternateStack stack;
   (void)stack;
 }
+
+namespace {
 
 std::string fault_text(const KernelCall& call) {
   switch (fault_number) {

@@ -58,6 +58,9 @@ struct KernelCall {
   std::function<bool(const uint8_t* begin, const uint8_t* end, abi::Access kind)> is_reachable;
 };
 
+// Faults of kernels on this thread, and on any, are errors from here on.
+void catch_faults();
+
 class Executor {
  public:
   struct State : abi::Context {

@@ -35,8 +35,8 @@ class Options(TypedDict, total=False):
             are read when somebody asks. By default False.
         indirect: Recordings are indirect command buffers. By default None: on GPUs from Apple9 (M3) on. True: On Apple7 and 8 as well,
             with each pipeline set beforehand. False: Never.
-        keep_resident: Seconds after the last work for which a thread asks, twice a second, that the device's memory stay in the GPU's
-            reach. macOS lets go of what was idle for about a second. By default 0: no thread. From macOS 15 on.
+        keep_resident: Seconds after the last work for which the device's memory is kept in the GPU's reach. A thread asks for it twice a
+            second, for macOS lets go of what was idle for about a second. By default 0: no thread. From macOS 15 on.
     """
 
     index: int | None

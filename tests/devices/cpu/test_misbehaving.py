@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import metalmm
@@ -438,6 +439,29 @@ def test_what_ctrl_c_kept_from_its_turn_runs_later() -> None:
     other.join()
     batch.wait()
     assert (y == 4).all()
+
+
+def test_a_fault_after_lint_and_ctrl_c_is_still_an_error(tmp_path: Path) -> None:
+    """LLVM, which lint uses, gives signals back at Ctrl-C as it found them."""
+    source = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* y, constant ulong& n) { y[n] = 1.0f; }\n"
+    script = f"""
+import metalmm, numpy as np, os, signal, time
+device = metalmm.Device("cpu", threads=1)
+kernel, y = device.compile({source!r}).kernel("k"), np.zeros(4, np.float32)
+kernel(y, bytes(8), grid=1, threadgroup=1)
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    pass
+try:
+    kernel(y, (1 << 40).to_bytes(8, "little"), grid=1, threadgroup=1)
+except metalmm.KernelError as error:
+    print("told:", error)
+"""
+    environment = {**os.environ, "METALMM_CACHE": str(tmp_path), "METALMM_LINT": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.startswith("told: kernel 'k': threadgroup (0, 0, 0): a memory access at"), done.stderr
 
 
 def test_ctrl_c_in_close_leaves_the_device_and_its_work() -> None:
