@@ -222,7 +222,7 @@ class CpuSubmission : public Submission {
 };
 
 CpuDevice::CpuDevice(const CpuOptions& options) : Device("cpu"), options_(options) {
-  catch_faults();  // before anybody's thread runs a kernel: lint keeps what it finds of the handlers
+  catch_faults();  // before lint is asked: its LLVM gives signals back at the first Ctrl-C, as they were when it took them
   pool_ = std::make_unique<ThreadPool>(options.threads ? options.threads : available_cpus());
   try {
     if (options.timeout > 0) watchdog_ = std::make_unique<Watchdog>(*crew_, options.timeout);

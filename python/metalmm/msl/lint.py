@@ -6,13 +6,10 @@ may still be refused by Apple's compiler; what is refused here is, as far as the
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import importlib
 import os
 import re
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,23 +129,8 @@ def check_preprocessed(text: str, name: str) -> list[Finding]:
     except Error as error:
         place, _, what = str(error).partition(": ")
         return [Finding(place, what, "parser")]
-    with _own_signals():
-        findings += [replace(f, text=_in_msl(f.text)) for f in _Checked(clang, rewritten, name).findings()]
+    findings += [replace(f, text=_in_msl(f.text)) for f in _Checked(clang, rewritten, name).findings()]
     return list(dict.fromkeys(findings))
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """LLVM takes signals of faults and ends for itself, and gives them back at the first Ctrl-C, as they were: then without the handlers
-    that device cpu had set meanwhile."""
-    sigaction = ctypes.CDLL(None).sigaction
-    kept = {int(s): ctypes.create_string_buffer(512) for s in signal.valid_signals()}  # of struct sigaction, whatever it holds here
-    taken = [s for s, action in kept.items() if sigaction(s, None, action) == 0]
-    try:
-        yield
-    finally:
-        for s in taken:
-            sigaction(s, kept[s], None)
 
 
 def _in_msl(text: str) -> str:
