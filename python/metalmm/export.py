@@ -105,7 +105,11 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
             weights["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})" if layout == "canonical" else f"({n}, {_groups(str(per_byte))})"
             groups = f"{n} * ({_tiles('k', group)})"
             shape = f"(ceil(k / {group}), {n})" if layout == "canonical" else f"({n}, ceil(k / {group}))"
-            scale = {"type": kind if FORMATS[form].has_bias else "half", "elements": groups, "shape": shape}
+            scale = {
+                "type": "float" if FORMATS[form].in_float else kind if FORMATS[form].has_bias else "half",
+                "elements": groups,
+                "shape": shape,
+            }
         same = of != i
         yield {"index": b, **({"bind": weights["name"]} if same else weights)}
         result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"({lead}m, {n})", "written": True}
@@ -161,7 +165,7 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
         if form in ("q8_0", "q4_0")
         else ""
     )
-    return f"{form}: values of {values}, {where}; a scale{' and a bias' if FORMATS[form].has_bias else ''} for each {group} along k, {order}; a weight is {scale}.{ggml}"
+    return f"{form}: values of {values}, {where}; a scale{' and a bias' if FORMATS[form].has_bias else ''} for each {group} along k, {order}; a weight is {scale}.{' Scales and biases are float.' if FORMATS[form].in_float else ''}{ggml}"
 
 
 def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:

@@ -37,6 +37,11 @@ class Blocks:
     size: int
     apart: Callable[[_Numbers], _Parts]
 
+    @property
+    def storage(self) -> str:
+        """As QuantizedArray.storage says it."""
+        return f"{self.format}:{BLOCK}" if self.format in ("affine4", "affine8") else self.format
+
 
 def _halves(data: _Numbers, count: int) -> _Numbers:
     found: _Numbers = np.ascontiguousarray(data[:, : 2 * count]).view("<f2")

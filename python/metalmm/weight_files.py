@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -57,6 +58,9 @@ class WeightFile(Mapping[str, Any]):
         some = ", ".join(map(harmless, sorted(self._makers)[:8])) + (" …" if len(self) > 8 else "")
         raise ArgumentError(f"{self.path} has no tensor '{harmless(str(name))}'; it has {some}")
 
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self._makers else default
+
     def __contains__(self, name: object) -> bool:
         return name in self._makers
 
@@ -65,6 +69,9 @@ class WeightFile(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._makers)
+
+    __eq__ = object.__eq__  # a Mapping's would take each tensor apart
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         shares = defaultdict[str, float](float)
@@ -117,7 +124,7 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     _check_layout(layout)
     if group is not None:
         _check_group(FORMATS["affine4"], group)
-    path = Path(path)
+    path = Path(os.path.abspath(path))
     try:
         is_folder = path.is_dir()
         files = sorted(path.glob("*.safetensors")) if is_folder else [path]
@@ -133,7 +140,7 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
                 raise ArgumentError(f"{harmless(str(path))}: tensor {harmless(name)!r} is in two of its files")
             sizes += end - start
             if kind in _DENSE or (kind == "BF16" and _types("bfloat16")):
-                views[name] = partial(_view, file, start, end - start, kind, shape)
+                views[name] = partial(_view, file, file.stat().st_mtime_ns, start, end - start, kind, shape)
             else:
                 refused[name] = (kind.lower(), end - start)
             kinds[name] = kind
@@ -232,8 +239,10 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     return found
 
 
-def _view(path: Path, start: int, size: int, kind: str, shape: tuple[int, ...]) -> Any:
+def _view(path: Path, written: int, start: int, size: int, kind: str, shape: tuple[int, ...]) -> Any:
     try:
+        if path.stat().st_mtime_ns != written:
+            raise ValueError("it was written to")
         data: Any = np.memmap(path, np.uint8, "r", start, (size,)) if size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
         raise ArgumentError(f"{harmless(str(path))} has changed since it was opened: {error}") from error

@@ -30,6 +30,7 @@ CASES = [
     ("gemv_nt/l8_d7_tg256", "m=1 n=67+20+35 k=96 nt bias"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=40+40 k=96 nt q8_0 swiglu bias"),
     ("gemv_nt/l8_d14_x_tg128", "m=1 n=40+40 k=96 nt swiglu"),
+    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt affine4f"),
     ("gemv_nt_octet/c4_tg128", "m=1 n=67 k=203 nt"),
     ("gemv_nt_vec4/c4_tg128", "m=1 n=67 k=203 nt alpha=0.5 beta=2"),
     ("gemv_nt_vec4/r8_c4_tg128", "m=5 n=67 k=203 nt batch=3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,18 @@ def test_a_file_that_mlx_wrote(tmp_path: Path) -> None:
     file = metalmm.load_safetensors(tmp_path / "m.safetensors", group=64)
     np.testing.assert_array_equal(file["l.weight"].to_mlx()[0], np.array(parts[0]))
     np.testing.assert_array_equal(file["w"].astype(np.float32), np.array(w.astype(mx.bfloat16).astype(mx.float32)))
+
+
+def test_a_file_that_was_written_anew_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "x.safetensors", {"a": np.ones(4, np.int8), "b": np.full(4, 2, np.int8)})
+    monkeypatch.chdir(tmp_path)
+    file = metalmm.load_safetensors("x.safetensors")
+    monkeypatch.chdir("/")
+    assert file["a"].tolist() == [1] * 4 and file == file and file.get("none", 5) == 5 and len({file}) == 1
+    written(path, {"b": np.full(4, 2, np.int8), "a": np.ones(4, np.int8)})
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(metalmm.ArgumentError, match="has changed since it was opened: it was written to"):
+        file["a"]
 
 
 def test_a_type_that_is_not_taken_is_listed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import MatmulSpec, files, gguf_file
 from ..errors import ArgumentError, DTypeError, Error, ShapeError
+from ..gguf_blocks import GGUF
 from ..variant import OPERAND_TYPES, STORAGES, kind_of
 from .sizes import LeftOut, Sizes, give, is_count, of_spec, text_of
 
@@ -232,7 +233,8 @@ def _of_gguf(path: Path) -> Model:
         (k, n), form = tensors[name]
         taken.add(name)
         bias = f"{name.removesuffix('weight')}bias" in tensors
-        return Matrix(n, k, bias, "dense" if form in _DENSE else form, _DENSE.get(form))
+        stored = GGUF[form].storage if form in GGUF else form
+        return Matrix(n, k, bias, "dense" if form in _DENSE else stored, _DENSE.get(form))
 
     def is_matrix(name: str) -> bool:
         return name in tensors and len(tensors[name][0]) == 2
