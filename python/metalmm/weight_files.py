@@ -59,6 +59,7 @@ class WeightFile(Mapping[str, Any]):
         raise ArgumentError(f"{self.path} has no tensor '{harmless(str(name))}'; it has {some}")
 
     def get(self, name: str, default: Any = None) -> Any:
+        """The tensor, or `default` where the file has none of that name that is taken."""
         return self[name] if name in self._makers else default
 
     def __contains__(self, name: object) -> bool:
