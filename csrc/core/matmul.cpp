@@ -122,16 +122,14 @@ void check_quantized(const MatmulArgs& args) {
     bad_shape("b is " + q.storage.name() + " (" + std::to_string(q.n) + ", " + std::to_string(q.k) + "); sizes are 1 to 2^32 - 1");
   auto n = static_cast<uint64_t>(q.n), k = static_cast<uint64_t>(q.k), groups = q.storage.groups(k);
   const DType kInt8{DType::kInt, 1}, kUInt8{DType::kUInt, 1};
-  DType value = q.storage.format == Storage::q8_0 ? kInt8 : kUInt8, scale = q.storage.in_float()     ? kFloat32
-                                                                            : q.storage.has_biases() ? args.a->dtype
-                                                                                                     : kFloat16;
+  DType value = q.storage.format == Storage::q8_0 ? kInt8 : kUInt8, scale = q.storage.scale_type(args.a->dtype);
   if (q.storage.canonical)
     check_part("b's values", *args.b, {(k - 1) / 32 + 1, n, 32 / q.storage.per_byte()}, value);
   else
     check_part("b's values", *args.b, {n, q.storage.row_bytes(k)}, value);
   if (q.storage.value_bytes(n, k) * q.storage.per_byte() > UINT32_MAX)
     bad_shape("b has more than 2^32 - 1 weights; kernels count in 32 bits");
-  const char* as_a = q.storage.has_biases() && !q.storage.in_float() ? ", a's type: convert a, or quantize weights of that type" : "";
+  const char* as_a = q.storage.is_affine() ? ", a's type: convert a, or quantize weights of that type" : "";
   auto check_scales = [&](const char* name, const Tensor& t) {
     if (q.storage.canonical)
       check_part(name, t, {groups, n}, scale, as_a);

@@ -6,7 +6,7 @@ const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", 
 
 namespace {
 
-uint32_t usual_group(const Storage& s) { return s.is_dense() ? 0 : s.has_biases() && !s.in_float() ? 64 : 32; }
+uint32_t usual_group(const Storage& s) { return s.is_dense() ? 0 : s.is_affine() ? 64 : 32; }
 
 }  // namespace
 
@@ -27,7 +27,7 @@ std::optional<Storage> Storage::parse(const std::string& text) {
     for (uint32_t group : {32u, 64u, 128u, 0u})
       for (bool canonical : {false, true}) {
         Storage s{static_cast<Format>(i), canonical, group};
-        bool exists = s.is_dense() ? !group && !canonical : s.has_biases() && !s.in_float() ? group != 0 : group == 32;
+        bool exists = s.is_dense() ? !group && !canonical : s.is_affine() ? group != 0 : group == 32;
         if (exists && s.name() == text) return s;
       }
   return std::nullopt;

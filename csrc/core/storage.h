@@ -4,6 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "dtype.h"
+
 namespace metalmm {
 
 struct Storage {
@@ -15,7 +17,8 @@ struct Storage {
   bool is_dense() const { return format == dense; }
   unsigned per_byte() const { return format == q4_0 || format == affine4 || format == affine4f ? 2 : 1; }
   bool has_biases() const { return format >= affine8; }
-  bool in_float() const { return format >= affine8f; }  // scales and biases are of float32, whatever the operands are
+  bool is_affine() const { return has_biases() && format < affine8f; }  // scales and biases of the operands' type; any group
+  DType scale_type(DType operands) const { return is_affine() ? operands : has_biases() ? kFloat32 : kFloat16; }
   bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }
   bool operator!=(const Storage& o) const { return !(*this == o); }
 

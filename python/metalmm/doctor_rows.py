@@ -17,8 +17,6 @@ from . import __version__, manifest, tuning
 from .bench import runner, sizes
 from .bench.sizes import Shape
 from .device import Device
-from .errors import Error
-from .variant import Variant
 
 _ROUNDS = 15
 _SECONDS = 1.0  # of a variant's turn, if its calls are so slow
@@ -70,7 +68,7 @@ def measure(device: Device, shape: Shape) -> Row:
     chosen, _ = tuning.choose(device, shape.spec)
     libraries = [str(v) for v in manifest.variants(shape.spec, device=device) if v.library]
     offered = [name for *_, name in device.backend.winners] + [str(p[2]) for p in device.backend.preferred if isinstance(p[2], str)]
-    names = list(dict.fromkeys([chosen, *libraries, *(n for n in offered if _takes(device, shape, n))]))[:_MOST]
+    names = list(dict.fromkeys([chosen, *libraries, *(n for n in offered if tuning.usable(n, device, shape.spec))]))[:_MOST]
     inputs = runner.Inputs(device, shape, 3, runner.cold_copies(shape, device))
     hot, cold = dict[str, float](), dict[str, float]()
     for v in map(manifest.get, names):
@@ -79,14 +77,6 @@ def measure(device: Device, shape: Shape) -> Row:
         calls = [inputs.prepare(device, v, w) for w in inputs.weights]
         cold[str(v)], hot[str(v)] = _median(calls), _median(calls[:1])
     return Row(shape, hot, cold)
-
-
-def _takes(device: Device, shape: Shape, name: str) -> bool:
-    try:
-        v: Variant = manifest.get(name)
-    except Error:
-        return False
-    return v.runs_on(device) and not v.lacks(shape.spec)
 
 
 def _median(calls: list[Any]) -> float:

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, _core, backends, export_code, files, kernel_source, manifest, tuning
-from .backends.protocol import Splits
+from .backends.protocol import names_of
 from .bench.sizes import parse_spec
 from .device import default_device
 from .errors import UnsupportedError
 from .manifest import variants
 from .quantized import FORMATS, parts_of_storage
-from .variant import Variant
+from .variant import MSL_TYPES, Variant
 
 SCHEMA, VERSION = "metalmm-export", 1
-_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
-_BYTES = {"half": 2, "bfloat": 2, "float": 4, "char": 1, "uchar": 1}
 
 
 def metal_text(v: Variant, specialization: int) -> str:
@@ -43,8 +41,12 @@ def _tiles(size: str, tile: int) -> str:
     return size if tile == 1 else f"({size} + {tile - 1}) / {tile}" if tile else "1"
 
 
+def _product(*factors: str) -> str:
+    return " * ".join(f"({factor})" if " " in factor else factor for factor in factors)
+
+
 def _params(spec: _core.MatmulSpec, n: str) -> list[tuple[str, str, str]]:
-    """The fields of MatmulParams (kernels/include/params.h) for operands that lie without gaps from a multiple of 16 bytes on."""
+    """The fields of MatmulParams (kernels/include/params.h), in its order, for operands that lie without gaps from a multiple of 16 bytes on."""
     batched = spec.batch > 1
     quantized = spec.b_storage != "dense"
     form, group, layout = parts_of_storage(spec.b_storage) if quantized else ("", 1, "nk")
@@ -62,13 +64,12 @@ def _params(spec: _core.MatmulSpec, n: str) -> list[tuple[str, str, str]]:
         "has_bias": str(int(spec.bias)), "has_c": str(int(spec.beta != 0.0)),
         "vec_offset_a": "0", "vec_offset_b": "0", "group_shift": str(group.bit_length() - 1) if quantized else "0", "low_byte": "255",
     }  # fmt: skip
-    order = "m n k batch lda ldb ldc ldd stride_a stride_b stride_c stride_d alpha beta has_bias has_c vec_offset_a vec_offset_b group_shift low_byte"
-    return [(name, "float" if name in ("alpha", "beta") else "uint", values[name]) for name in order.split()]
+    return [(name, "float" if name in ("alpha", "beta") else "uint", value) for name, value in values.items()]
 
 
 def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
     """In the order of their indices. bind: an operand that stands in where the kernel wants a buffer and reads none."""
-    kind, batch, lead = _TYPES[spec.dtype], "batch * " if spec.batch > 1 else "", "batch, " if spec.batch > 1 else ""
+    kind, batch, lead = MSL_TYPES[spec.dtype], "batch * " if spec.batch > 1 else "", "batch, " if spec.batch > 1 else ""
     quantized = spec.b_storage != "dense"
     fused = bool(spec.also_n)
     parts = 1 + len(spec.also_n)
@@ -93,23 +94,14 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
         if quantized:
             form, group, layout = parts_of_storage(spec.b_storage)
             per_byte = 8 // FORMATS[form].bits
-            rows = _tiles("k", 32) if layout == "canonical" else n
-            row = (
-                f"{n} * {32 // per_byte}"
-                if layout == "canonical"
-                else _tiles("k", per_byte)
-                if per_byte == 1
-                else f"({_tiles('k', per_byte)})"
-            )
-            weights.update(type="char" if form == "q8_0" else "uchar", elements=f"{rows if layout == 'nk' else f'({rows})'} * {row}")
-            weights["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})" if layout == "canonical" else f"({n}, {_groups(str(per_byte))})"
-            groups = f"{n} * ({_tiles('k', group)})"
-            shape = f"(ceil(k / {group}), {n})" if layout == "canonical" else f"({n}, ceil(k / {group}))"
-            scale = {
-                "type": "float" if FORMATS[form].in_float else kind if FORMATS[form].has_bias else "half",
-                "elements": groups,
-                "shape": shape,
-            }
+            weights["type"] = "char" if form == "q8_0" else "uchar"
+            scale = {"type": MSL_TYPES[FORMATS[form].scale_type(spec.dtype)], "elements": _product(n, _tiles("k", group))}
+            if layout == "canonical":
+                weights["elements"] = _product(_tiles("k", 32), n, str(32 // per_byte))
+                weights["shape"], scale["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})", f"(ceil(k / {group}), {n})"
+            else:
+                weights["elements"] = _product(n, _tiles("k", per_byte))
+                weights["shape"], scale["shape"] = f"({n}, {_groups(str(per_byte))})", f"({n}, ceil(k / {group}))"
         same = of != i
         yield {"index": b, **({"bind": weights["name"]} if same else weights)}
         result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"({lead}m, {n})", "written": True}
@@ -168,8 +160,8 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
     return f"{form}: values of {values}, {where}; a scale{' and a bias' if FORMATS[form].has_bias else ''} for each {group} along k, {order}; a weight is {scale}.{' Scales and biases are float.' if FORMATS[form].in_float else ''}{ggml}"
 
 
-def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
-    """What the JSON file says. Raises UnsupportedError for what is no kernel of ours, or does not run on Apple's GPUs."""
+def exported(v: Variant, spec: _core.MatmulSpec) -> tuple[str, dict[str, Any]]:
+    """The kernel's text, and what the JSON file says. Raises UnsupportedError for what is no kernel of ours, or does not run on Apple's GPUs."""
     if not v.kernel or v.library or (v.devices and "metal" not in v.devices):
         raise UnsupportedError(f"{v} is no kernel that Apple's GPUs run; `metalmm variants` lists those that they do")
     if lack := v.lacks(spec):
@@ -182,15 +174,15 @@ def description(v: Variant, spec: _core.MatmulSpec) -> dict[str, Any]:
     fields = _params(spec, "n")
     if spec.also_n:
         fields = [field for i in range(3) for field in _params(spec, names[min(i, len(names) - 1)])]
-    form = v.form(specialization)
-    return {
+    form, text = v.form(specialization), metal_text(v, specialization)
+    return text, {
         "schema": SCHEMA,
         "version": VERSION,
         "metalmm": __version__,
         "variant": str(v),
         "operation": repr(spec),
         "kernel_sha256": manifest.kernel_sha256(str(v), spec),
-        "source_sha256": hashlib.sha256(metal_text(v, specialization).encode()).hexdigest(),
+        "source_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "source": f"{file_name(v, spec)}.metal",
         "function": kernel_source.host_name(v.instance(specialization)),
         "function_constants": [],
@@ -225,11 +217,10 @@ def file_name(v: Variant, spec: _core.MatmulSpec) -> str:
     return re.sub(r"\W", lambda c: {"-": "m", "+": ""}.get(c[0], "p"), "_".join(words))
 
 
-def write(v: Variant, spec: _core.MatmulSpec, folder: Path) -> list[Path]:
+def write(text: str, told: dict[str, Any], folder: Path) -> list[Path]:
     """The kernel, its description, and code that launches it."""
-    told = description(v, spec)
-    name = file_name(v, spec)
-    texts = {f"{name}.metal": metal_text(v, _core._specialization(spec)), f"{name}.json": json.dumps(told, indent=1) + "\n"}
+    name = told["source"].removesuffix(".metal")
+    texts = {told["source"]: text, f"{name}.json": json.dumps(told, indent=1) + "\n"}
     texts.update({f"{name}{end}": text for end, text in export_code.texts(told, name).items()})
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in texts.items():
@@ -241,7 +232,7 @@ def every_instance() -> dict[str, tuple[Variant, int, list[str]]]:
     """By function name: all that ids of ours and what "auto" offers can ask a Mac for, and whose they are."""
     backend, ids = backends.get("metal"), list(variants())
     for _, _, offered, *_ in backend.preferred:
-        ids += [manifest.get(name) for name in (offered.variants if isinstance(offered, Splits) else [str(offered)])]
+        ids += map(manifest.get, names_of(offered))
     found = dict[str, tuple[Variant, int, list[str]]]()
     for v in dict.fromkeys(ids):
         for specialization in v.specializations() if v.kernel and (not v.devices or "metal" in v.devices) else ():
@@ -289,8 +280,9 @@ def run(args: argparse.Namespace) -> int:
     if name == "auto":
         device = default_device()
         name = (tuning.choose(device, spec, libraries=False) if device.name == "metal" else tuning.choose_unseen("metal", spec))[0]
-    written = write(manifest.get(name), spec, args.output)
+    text, told = exported(manifest.get(name), spec)
+    written = write(text, told, args.output)
     if args.json != "-":
         print("\n".join(map(str, written)))
-    files.give_json(args.json, description(manifest.get(name), spec))
+    files.give_json(args.json, told)
     return 0

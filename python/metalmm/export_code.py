@@ -23,6 +23,11 @@ def _at(told: dict[str, Any]) -> list[tuple[int, str]]:
     return [(b["index"], b.get("name") or b["bind"]) for b in told["buffers"]]
 
 
+def _fields(told: dict[str, Any], number: str, whole: str) -> list[str]:
+    """The values of the parameters, each in a language's words for one that is a float or a formula."""
+    return [(number if f["type"] == "float" else whole).format(f["value"]) for f in told["params"]["fields"]]
+
+
 def _notes(told: dict[str, Any], mark: str) -> str:
     lines = [f"{told['variant']}: {told['operation']}. Written by metalmm {told['metalmm']}."]
     lines += [
@@ -36,9 +41,7 @@ def _notes(told: dict[str, Any], mark: str) -> str:
 
 def _swift(told: dict[str, Any], name: str) -> str:
     sizes = ", ".join(f"{s}: Int" for s in told["sizes"])
-    fields = ",\n    ".join(
-        f"Float({f['value']}).bitPattern" if f["type"] == "float" else f"UInt32({f['value']})" for f in told["params"]["fields"]
-    )
+    fields = ",\n    ".join(_fields(told, "Float({}).bitPattern", "UInt32({})"))
     operands = ", ".join(f"{o}: MTLBuffer" for o in _operands(told))
     binds = "\n  ".join(f"encoder.setBuffer({o}, offset: 0, index: {i})" for i, o in _at(told))
     gx, gy, gz = told["grid"]
@@ -76,9 +79,7 @@ static func encode(_ encoder: MTLComputeCommandEncoder, _ pipeline: MTLComputePi
 
 def _rust(told: dict[str, Any], name: str) -> str:
     sizes = ", ".join(f"{s}: usize" for s in told["sizes"])
-    fields = ",\n        ".join(
-        f"({f['value']}f32).to_bits()" if f["type"] == "float" else f"({f['value']}) as u32" for f in told["params"]["fields"]
-    )
+    fields = ",\n        ".join(_fields(told, "({}f32).to_bits()", "({}) as u32"))
     operands = ", ".join(f"{o}: &ProtocolObject<dyn MTLBuffer>" for o in _operands(told))
     binds = "\n        ".join(f"encoder.setBuffer_offset_atIndex(Some({o}), 0, {i});" for i, o in _at(told))
     gx, gy, gz = told["grid"]
@@ -124,7 +125,7 @@ def _c(told: dict[str, Any], name: str) -> str:
     members = "".join(
         f"  {'float' if f['type'] == 'float' else 'uint32_t'} f{i}_{f['name']};\n" for i, f in enumerate(told["params"]["fields"])
     )
-    values = ", ".join(f"{f['value']}f" if f["type"] == "float" else f["value"] for f in told["params"]["fields"])
+    values = ", ".join(_fields(told, "{}f", "{}"))
     at = "".join(f'  {{{i}, "{o}"}},\n' for i, o in _at(told))
     grid = ", ".join(told["grid"])
     return f"""{_notes(told, "//")}#ifndef {guard.upper()}_H
@@ -162,10 +163,7 @@ def _torch(told: dict[str, Any], name: str) -> str:
     sizes, operands = ", ".join(told["sizes"]), ", ".join(_operands(told))
     at = {**dict(_at(told)), told["params"]["index"]: "params"}
     bound = [at.get(i, "a") for i in range(max(at) + 1)]  # torch binds by position; an index that no parameter has is not read
-    fields = ",\n        ".join(
-        f"struct.unpack('i', struct.pack('f', {f['value']}))[0]" if f["type"] == "float" else f["value"].replace("/", "//")
-        for f in told["params"]["fields"]
-    )
+    fields = ",\n        ".join(_fields(told, "struct.unpack('i', struct.pack('f', {}))[0]", "{}")).replace("/", "//")
     gx, gy, gz = (g.replace("/", "//") for g in told["grid"])
     return f'''{_notes(told, "#")}import struct
 from pathlib import Path

@@ -101,7 +101,8 @@ class _Kernel:
         found = cpu_target.lower(
             text, self.job.kernel, self.job.constants, name=source.name, compiler=kind, converged=source.is_ours, choose=choose
         )
-        self._lowered = self._lowered if choose else found
+        if not choose:
+            self._lowered = found
         return found
 
     def key(self) -> str:

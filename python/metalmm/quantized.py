@@ -52,6 +52,10 @@ class Format:
     has_bias: bool = False
     in_float: bool = False
 
+    def scale_type(self, operands: Any) -> Any:
+        """The type of scales and biases, by that of the operands."""
+        return "float32" if self.in_float else operands if self.has_bias else "float16"
+
     @property
     def value_type(self) -> type[np.generic]:
         return np.int8 if self.name == "q8_0" else np.uint8
@@ -241,7 +245,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     # A short group is filled with its own last element, which changes neither the least nor the greatest of it.
     blocks = np.concatenate([wide, np.repeat(wide[:, -1:], groups * group - k, axis=1)], axis=1).reshape(n, groups, group)
     stored, scales, biases = _QUANTIZERS[format](blocks, f)
-    kind = np.dtype(np.float32 if f.in_float else np.float16) if f.in_float or not f.has_bias else w.dtype
+    kind = np.dtype(f.scale_type(w.dtype))
     with np.errstate(over="ignore"):
         kept = [None if x is None else x.astype(kind) for x in (scales, biases)]
     if not np.isfinite(np.asarray(kept[0], np.float32)).all():

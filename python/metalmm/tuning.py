@@ -213,6 +213,15 @@ def _collected() -> dict[str, list[Choice]]:
     return found
 
 
+def usable(name: str, device: Device | str, spec: _core.MatmulSpec, libraries: bool = True) -> bool:
+    """Whether there is such a variant, and it takes the operation on that device (of a name, on some of its kind)."""
+    try:
+        v = manifest.get(name)
+    except Error:
+        return False
+    return v.runs_on(device) and not v.lacks(spec) and (libraries or not v.library)
+
+
 def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tuple[str, str]:
     """The variant that "auto" stands for, and why. It is the first that there is of these:
 
@@ -227,15 +236,8 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
 
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
-
-    def usable(name: str) -> bool:
-        try:
-            v = manifest.get(name)
-        except Error:
-            return False
-        return v.runs_on(device) and not v.lacks(spec) and (not v.library or with_libraries)
-
     with_libraries = libraries and _core._library_takes(device, spec)
+    taken = functools.partial(usable, device=device, spec=spec, libraries=with_libraries)
     key = Key.of(spec)
 
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
@@ -246,7 +248,7 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     tuned += [(c, "by others, in docs/lab/gpus") for c in nearest(_collected().get(device_key(device), []))]
     stale = []
     for c, where in tuned:
-        if not usable(c.variant):
+        if not taken(c.variant):
             continue
         if c.kernel_sha256 != manifest.kernel_sha256(c.variant, spec_of(c.key)):
             stale.append(c.variant)
@@ -262,12 +264,12 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     measured = [
         (measured_at(stored, layout, n, k, manifest.get(name)), name)
         for stored, layout, n, k, name in device.backend.winners
-        if usable(name)
+        if taken(name)
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR_A_WINNER):
             return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
-    name, why = _preferred(device, spec, usable)
+    name, why = _preferred(device, spec, taken)
     if name:
         return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
@@ -278,19 +280,19 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
-def _preferred(device: Device, spec: _core.MatmulSpec, usable: Callable[[str], bool]) -> tuple[str, str]:
+def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]) -> tuple[str, str]:
     """What the device's rule takes, and why; empty where nothing of it does."""
     storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
     for of_storage, of_end, offered, *most in device.backend.preferred:
         if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
             continue
         if isinstance(offered, Splits):
-            name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if usable(v)])
+            name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
         elif isinstance(offered, Tiles):
-            name, why = _tile(device, spec, offered.least, {name: ns for name, ns in offered.ns.items() if usable(name)})
+            name, why = _tile(device, spec, offered.least, {name: ns for name, ns in offered.ns.items() if taken(name)})
         else:
             name, why = offered, f"the first of device {device.name}'s preferred that takes it"
-        if name and usable(name):
+        if name and taken(name):
             return name, why
     return "", ""
 
@@ -298,12 +300,7 @@ def _preferred(device: Device, spec: _core.MatmulSpec, usable: Callable[[str], b
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend))
-
-    def usable(name: str) -> bool:
-        v = manifest.get(name)
-        return v.runs_on(backend) and not v.lacks(spec) and not v.library
-
-    name, why = _preferred(device, spec, usable)
+    name, why = _preferred(device, spec, functools.partial(usable, device=backend, spec=spec, libraries=False))
     if not name:
         raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
     return name, why

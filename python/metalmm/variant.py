@@ -20,7 +20,7 @@ OPERAND_TYPES: tuple[str, ...] = _core._OPERAND_TYPES
 STORAGES: tuple[str, ...] = _core._STORAGES  # of B, whatever the group
 ENDS: tuple[str, ...] = _core._ENDS  # how many matrices B share A, or "swiglu", which two do
 TYPE = "type"  # the template argument that says the operands' type
-_MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
+MSL_TYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float"}
 STORED = ("format", "canonical", "swiglu")  # template arguments that B's storage and end say
 
 
@@ -30,8 +30,8 @@ _BITS = {
     "affine8": 8,
     "affine4": 4,
     "affine8f": 8,
-    "affine4f": 6,
-}  # of the last with its scales, half as many bytes again
+    "affine4f": 6,  # with its scales, half as many bytes again
+}
 
 
 def kind_of(storage: str) -> str:
@@ -174,7 +174,7 @@ class Variant(str):
     def instance(self, specialization: int) -> str:
         """The kernel's template-id, such as ``columns<half, 64, 128, 128, true, 8>``; specialization: of a call, by the extension."""
         chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(TRANSPOSES)}
-        chosen[TYPE] = _MSL_TYPES[OPERAND_TYPES[type_of(specialization)]]
+        chosen[TYPE] = MSL_TYPES[OPERAND_TYPES[type_of(specialization)]]
         form, (storage, end) = self.form(specialization), _b_of(specialization)
         layout, _, blocks = storage.partition(":")
         chosen.update(format=layout.upper(), canonical=cpp(bool(blocks)), swiglu=cpp(end == "swiglu"))

@@ -136,12 +136,13 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     said = _config((path if is_folder else path.parent) / "config.json")
     views, refused, kinds, sizes = dict[str, Callable[[], Any]](), dict[str, tuple[str, int]](), dict[str, str](), 0
     for file in files:
-        for name, (kind, shape, start, end) in _header(file).items():
+        header, written = _header(file), file.stat().st_mtime_ns
+        for name, (kind, shape, start, end) in header.items():
             if name in views or name in refused:
                 raise ArgumentError(f"{harmless(str(path))}: tensor {harmless(name)!r} is in two of its files")
             sizes += end - start
             if kind in _DENSE or (kind == "BF16" and _types("bfloat16")):
-                views[name] = partial(_view, file, file.stat().st_mtime_ns, start, end - start, kind, shape)
+                views[name] = partial(_view, file, written, start, end - start, kind, shape)
             else:
                 refused[name] = (kind.lower(), end - start)
             kinds[name] = kind
@@ -218,7 +219,9 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
     except (OSError, ValueError, RecursionError) as error:
         raise error if isinstance(error, ArgumentError) else fail(str(error)) from None
     found, begin = dict[str, tuple[str, tuple[int, ...], int, int]](), 8 + length
-    for name, of in said.items() if isinstance(said, dict) else ():
+    if not isinstance(said, dict):
+        raise fail("its header is no object")
+    for name, of in said.items():
         if name == "__metadata__":
             continue
         try:
@@ -231,8 +234,6 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
         if not start <= end <= size - begin or (width is not None and math.prod(shape) * width != end - start):
             raise fail(f"tensor {harmless(str(name))!r} is {kind} {shape} at bytes {start} to {end} of {size - begin}")
         found[name] = kind, shape, begin + start, begin + end
-    if not isinstance(said, dict):
-        raise fail("its header is no object")
     places = sorted((start, end, name) for name, (_, _, start, end) in found.items())
     for (_, end, one), (start, _, other) in itertools.pairwise(places):
         if start < end:

@@ -11,7 +11,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
-from metalmm.backends.protocol import Splits, Tiles
+from metalmm.backends.protocol import Splits, Tiles, names_of
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
 from support.decide import QUICK
@@ -80,7 +80,7 @@ def test_what_devices_prefer_is_there() -> None:
             spec = metalmm.MatmulSpec(least["min"] if isinstance(least, dict) else 1, n, k, transpose_b=layout == "nt", b_storage=storage)
             assert not v.lacks(spec), name
         for storage, end, name, *most in backend.preferred:
-            for v in name.variants if isinstance(name, Splits) else name.ns if isinstance(name, Tiles) else [name]:
+            for v in names_of(name):
                 takes = {(kind.storage, kind.end) for kind in manifest.get(v).kinds()}
                 assert any(storage in ("", s) and end in ("", e) for s, e in takes) and most in ([], [2], [4], [8], [16], [32], [64]), v
 

@@ -445,9 +445,6 @@ def test_what_is_refused_elsewhere_does_not_spoil_a_kernel(device: metalmm.Devic
     assert run(device, source)[0] == 7
 
 
-# -- which kernel, which constant -------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("each_compiler")
 def test_a_quote_in_a_path(tmp_path: Path, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALMM_LINT", "0")

@@ -101,9 +101,8 @@ def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
     """The rows; with METALMM_TEST_ALL every instance of every variant."""
     compilers = compilers if DEVICE == "cpu" else ["-"]
-    quickest = compilers[
-        -1
-    ]  # clang, where there is one; of an id, of tensor cores' stand-in, of scales in float and in debug mode one compiler is enough
+    # Clang, where there is one. Of an id, of tensor cores' stand-in, of scales in float and in debug mode one compiler is enough.
+    quickest = compilers[-1]
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)

@@ -80,9 +80,7 @@ def _splits(family: str, *points: str) -> Splits:
 def _cores() -> int | None:
     """Of the GPU, as the system's registry says. PyTorch asks the same entry."""
     command = ["ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator"]
-    with contextlib.suppress(
-        OSError, subprocess.SubprocessError, plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError
-    ):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ExpatError, ValueError, LookupError, TypeError):
         return int(plistlib.loads(subprocess.run(command, capture_output=True, timeout=5, check=True).stdout)[0]["gpu-core-count"])
     return None
 

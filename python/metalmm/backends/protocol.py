@@ -34,6 +34,11 @@ class Tiles(NamedTuple):
 Preferred = tuple[str, str, str | Splits | Tiles] | tuple[str, str, str | Splits | Tiles, int]
 
 
+def names_of(offered: str | Splits | Tiles) -> Sequence[str]:
+    """The variants of which one is taken."""
+    return [offered] if isinstance(offered, str) else offered.variants if isinstance(offered, Splits) else list(offered.ns)
+
+
 class Device(Protocol):
     """A :class:`metalmm.Device`."""
 

@@ -18,7 +18,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, manifest, tuning
-from metalmm.backends.protocol import Splits
+from metalmm.backends.protocol import names_of
 from metalmm.bench import sizes
 from support.here import FAKE, ROOT
 from support.numbers import half, right
@@ -264,7 +264,7 @@ def offered() -> list[metalmm.Variant]:
     """Kernels that "auto" may take on a Mac; not all are ids that ship, whose rows the array of kernels has."""
     names = [name for *_, name in backends.metal.BACKEND.winners]
     for _, _, name, *_ in backends.metal.BACKEND.preferred:
-        names += name.variants if isinstance(name, Splits) else [str(name)]
+        names += names_of(name)
     return [v for v in map(manifest.get, dict.fromkeys(names)) if not v.library]
 
 
