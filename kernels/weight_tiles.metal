@@ -23,18 +23,6 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weights.h"
 
-// What a row's block of 32 of k is multiplied with and has added to it.
-template <class From>
-struct Stored {
-  typedef typename From::S S;
-  S scale, bias;
-
-  static METAL_FUNC Stored load(Cursor c) {
-    bool has_bias = From::Pack::HAS_BIAS;
-    return {*reinterpret_cast<const device S*>(c.scales), has_bias ? *reinterpret_cast<const device S*>(c.biases) : S(0.0f)};
-  }
-};
-
 // What a lane's two results take from K, begin to end, product by product.
 template <class From, class T>
 METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device T* a0, const device T* a1, uint begin, uint end) {
@@ -51,44 +39,49 @@ METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const device T* const thre
   for (uint r = 0; r < ROWS; r++) x[r] = load_octet(from[r] + at);
 }
 
-// A block of 32 of k. MMA: x0 is what cuda/tensor.h wants, of a row of A, and x1 nothing.
+// A block of 32 of k. half_of: the half that this lane has of A. MMA: x0 is what cuda/tensor.h wants, of a row of A, and x1 nothing.
 template <bool MMA, int FORMAT, class By, int ROWS, int TILES, class T>
 METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, bool second, uint low) {
+                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, bool second, uint half_of, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+  constexpr uint HALVES = Packing<FORMAT>::HALVES;
   static_assert(MMA || ROWS == 1, "without tensor cores a simdgroup has eight rows of A");
   if (MMA) {
-    TensorCores<MMA>::add_tiles(y, by, x0, low, totals);
+    TensorCores<MMA>::add_tiles(y, by, x0, half_of, low, totals);
     return;
   }
   thread float2(&total)[TILES] = totals[0];
   vec<T, 4> own0 = Eighth<FORMAT>::own(x0[0], second), own1 = Eighth<FORMAT>::own(x1, second);
-  simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
-  float zero[TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) {
-    sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    zero[t] = zero_of<FORMAT>(float(by[t].scale), float(by[t].bias));
-  }
-#pragma clang loop unroll(full)
-  for (uint i = 0; i < 4; i++) {
-    simdgroup_matrix<T, 8, 8> x;
-    put(x, vec<T, 2>(own0[i], own1[i]));
-    if (HAS_BIAS) simdgroup_multiply_accumulate(all, ones, x, all);
+  for (uint h = 0; h < HALVES; h++) {
+    bool is_other = HALVES > 1 && half_of != h;
+    simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    float zero[TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      simdgroup_matrix<T, 8, 8> w;
-      put(w, Integers<T>::pair(y[t].pair(i, low, zero[t])));
-      simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
+      sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+      zero[t] = zero_of<FORMAT>(by[t].scale(h), by[t].bias(h));
     }
-  }
-  float2 block = float2(all.thread_elements()[0], all.thread_elements()[1]);
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) {
-    float scale = float(by[t].scale);
-    total[t] = fma(float2(scale), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
-    if (HAS_BIAS) total[t] = fma(float2(fma(scale, zero[t], float(by[t].bias))), block, total[t]);
+    for (uint i = 0; i < 4; i++) {
+      simdgroup_matrix<T, 8, 8> x;
+      put(x, is_other ? vec<T, 2>(T(0.0f)) : vec<T, 2>(own0[i], own1[i]));
+      if (HAS_BIAS) simdgroup_multiply_accumulate(all, ones, x, all);
+#pragma clang loop unroll(full)
+      for (uint t = 0; t < TILES; t++) {
+        simdgroup_matrix<T, 8, 8> w;
+        put(w, Integers<T>::pair(y[t].pair(i, low, zero[t])));
+        simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
+      }
+    }
+    float2 block = float2(all.thread_elements()[0], all.thread_elements()[1]);
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      float scale = by[t].scale(h);
+      total[t] = fma(float2(scale), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
+      if (HAS_BIAS) total[t] = fma(float2(fma(scale, zero[t], by[t].bias(h))), block, total[t]);
+    }
   }
 }
 
@@ -100,7 +93,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int FORMAT = From::Pack::ID;
   typedef Eighth<FORMAT> Bits;
-  typedef Stored<From> By;
+  typedef typename From::By By;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
@@ -165,7 +158,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
         load_rows(x0, own, 32 * d);
-        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, low);
+        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, brought / 2, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
@@ -182,7 +175,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     for (uint d = 0; d < DEPTH; d++) {
       Octet<T> x0[ROWS];
       load_rows(x0, own, 32 * d);
-      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, low);
+      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, brought / 2, low);
     }
     k += 32 * DEPTH;
   } else {
@@ -205,7 +198,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) x0[r] = whole && left >= 8 ? load_octet(from0[r] + at) : load_some(from0[r] + at, left);
     Octet<T> x1 = whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
-    multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, low);
+    multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, brought / 2, low);
   }
   wait_for_operands();
   // Where a sum that waits for its scale overflows, or is not within the bound.

@@ -15,6 +15,7 @@ struct DType {
   std::string name() const;  // NumPy's
 };
 constexpr DType kFloat16{DType::kFloat, 2}, kBFloat16{DType::kBFloat, 2}, kFloat32{DType::kFloat, 4};
+constexpr DType kInt8{DType::kInt, 1}, kUInt8{DType::kUInt, 1}, kUInt16{DType::kUInt, 2};
 
 // What the operands of a matmul may be, and what a kernel is compiled for. An operand type's number is its place here.
 constexpr DType kOperandTypes[] = {kFloat16, kBFloat16, kFloat32};

@@ -105,7 +105,8 @@ MatmulSpec spec_of(const MatmulArgs& args) {
 
 // One of the arrays of a quantized B: C-contiguous, of a shape that its format gives. They are made by QuantizedArray, whose checks a
 // user can go round.
-void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_t> shape, DType type, const char* more = "") {
+void check_part(const char* name, const Tensor& t, const std::vector<uint64_t>& shape, DType type, const char* more = "",
+                unsigned alignment = 1) {
   bool fits = static_cast<size_t>(t.ndim) == shape.size() &&
               std::equal(shape.begin(), shape.end(), t.shape, [](uint64_t x, int64_t y) { return x == static_cast<uint64_t>(y); });
   std::string expected;
@@ -113,16 +114,15 @@ void check_part(const char* name, const Tensor& t, std::initializer_list<uint64_
   if (!fits) bad(ErrorKind::shape, name, t, "does not fit; it takes " + expected + ")");
   if (t.dtype != type) bad(ErrorKind::dtype, name, t, "is " + t.dtype.name() + "; it takes " + type.name() + more);
   if (!t.contiguous()) bad(ErrorKind::layout, name, t, "is not C-contiguous; pass numpy.ascontiguousarray of it");
-  if (t.address() % t.dtype.size) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(t.dtype.size) + " bytes");
+  if (t.address() % alignment) bad(ErrorKind::layout, name, t, "is not aligned to " + std::to_string(alignment) + " bytes");
 }
 
 void check_quantized(const MatmulArgs& args) {
   const QuantizedB& q = args.quantized;
   if (q.n < 1 || q.k < 1 || q.n > UINT32_MAX || q.k > UINT32_MAX)
     bad_shape("b is " + q.storage.name() + " (" + std::to_string(q.n) + ", " + std::to_string(q.k) + "); sizes are 1 to 2^32 - 1");
-  auto n = static_cast<uint64_t>(q.n), k = static_cast<uint64_t>(q.k), groups = q.storage.groups(k);
-  const DType kInt8{DType::kInt, 1}, kUInt8{DType::kUInt, 1};
-  DType value = q.storage.format == Storage::q8_0 ? kInt8 : kUInt8, scale = q.storage.scale_type(args.a->dtype);
+  auto n = static_cast<uint64_t>(q.n), k = static_cast<uint64_t>(q.k);
+  DType value = q.storage.value_type();
   if (q.storage.canonical)
     check_part("b's values", *args.b, {(k - 1) / 32 + 1, n, 32 / q.storage.per_byte()}, value);
   else
@@ -130,14 +130,14 @@ void check_quantized(const MatmulArgs& args) {
   if (q.storage.value_bytes(n, k) * q.storage.per_byte() > UINT32_MAX)
     bad_shape("b has more than 2^32 - 1 weights; kernels count in 32 bits");
   const char* as_a = q.storage.is_affine() ? ", a's type: convert a, or quantize weights of that type" : "";
-  auto check_scales = [&](const char* name, const Tensor& t) {
-    if (q.storage.canonical)
-      check_part(name, t, {groups, n}, scale, as_a);
-    else
-      check_part(name, t, {n, groups}, scale, as_a);
+  auto check_scales = [&](const char* name, const Tensor& t, uint64_t groups, unsigned each, DType type) {
+    std::vector<uint64_t> shape = {q.storage.canonical ? groups : n, q.storage.canonical ? n : groups};
+    if (each > 1) shape.push_back(each);
+    check_part(name, t, shape, type, as_a, each * type.size);
   };
-  check_scales("b's scales", *q.scales);
-  if (q.biases) check_scales("b's biases", *q.biases);
+  check_scales("b's scales", *q.scales, q.storage.groups(k), q.storage.scales_each(), q.storage.scale_type(args.a->dtype));
+  if (q.biases)
+    check_scales("b's biases", *q.biases, q.storage.bias_groups(k), q.storage.biases_each(), q.storage.bias_type(args.a->dtype));
 }
 
 void check_bias(const MatmulArgs& args, const MatmulSpec& s) {

@@ -2,7 +2,7 @@
 
 namespace metalmm {
 
-const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", "affine4", "affine8f", "affine4f"};
+const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", "affine4", "q6_k", "q5_k", "q4_k", "fp4", "fp8"};
 
 namespace {
 

@@ -48,8 +48,9 @@ uint64_t MatmulSpec::b_bytes() const {
     if (b_storage.is_dense())
       bytes += columns * k * a_type.size * (parts() == 1 ? batch : 1);
     else  // all of a batch multiply the same weights
-      bytes += b_storage.value_bytes(columns, k) +
-               b_storage.groups(k) * columns * (b_storage.has_biases() ? 2 : 1) * b_storage.scale_type(a_type).size;
+      bytes +=
+          b_storage.value_bytes(columns, k) + b_storage.groups(k) * columns * b_storage.scales_each() * b_storage.scale_type(a_type).size;
+    if (b_storage.has_biases()) bytes += b_storage.bias_groups(k) * columns * b_storage.biases_each() * b_storage.bias_type(a_type).size;
   }
   return bytes;
 }

@@ -14,7 +14,7 @@ template <bool WHOLE, class From, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                       thread float4 (&sums)[ROWS][COLS]) {
   typedef typename From::Pack Pack;
-  constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && ROWS == 1 && IsSmall<T>::VALUE;
+  constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && Pack::HALVES == 1 && ROWS == 1 && IsSmall<T>::VALUE;
   constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 || COLS % (16 / ROWS) != 0 ? COLS : 16 / ROWS,
                  BLOCKS = PART == COLS ? 1 : 8;
   Sixteen total[COLS / PART][ROWS][PART], x[ROWS][BLOCKS][2];
@@ -46,11 +46,8 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
           Cursor at = From::template moved<1>(b.w[c % MATRICES], first[c0 + c], begin, (step + j) * PIECES);
           prefetch(at.values + next, 1);
           Sixteen y[2] = {From::template half_block<WHOLE>(at, 0), From::template half_block<WHOLE>(at, 1)};
-          Sixteen scale = all_sixteen(From::scale(at));
-          if (Pack::HAS_BIAS || (Pack::SCALED && !LATE)) {
-            Sixteen bias = all_sixteen(Pack::HAS_BIAS ? From::bias(at) : 0.0f);
-            y[0] = multiply_add(scale, y[0], bias), y[1] = multiply_add(scale, y[1], bias);
-          }
+          Sixteen scale = all_sixteen(1.0f);
+          if (Pack::HAS_BIAS || Pack::SCALED) From::template scale<LATE>(at, y, scale);
 #pragma clang loop unroll(full)
           for (uint r = 0; r < ROWS; r++) {
             Sixteen part = LATE ? all_sixteen(0.0f) : Sixteen(own[r][c]);

@@ -15,7 +15,30 @@ METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int
   metal::floats_of_bytes(p, shift, mask, flip, offset, x);
   return sixteen_of(x);
 }
-METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }                       // a sum with 0 would lose -0
+// Of the low or the high halves of sixteen bytes, e2m1, twice its value.
+METAL_FUNC Sixteen sixteen_of_e2m1(const device uchar* p, int shift) {
+  float x[16];
+  for (uint i = 0; i < 16; i++) {
+    uint code = p[i] >> shift & 15;
+    int twice = int(0xc8643210u >> (code & 7) * 4 & 15);
+    x[i] = as_type<float>(as_type<uint>(float(twice)) | (code & 8) << 28);
+  }
+  return sixteen_of(x);
+}
+// Of sixteen bytes, e4m3.
+METAL_FUNC Sixteen sixteen_of_e4m3(const device uchar* p) {
+  float x[16];
+  for (uint i = 0; i < 16; i++) {
+    uint code = p[i], rest = code & 127;
+    float size = rest < 8 ? float(rest) * 0.001953125f : as_type<float>((rest << 20) + 0x3c000000u);
+    x[i] = as_type<float>(as_type<uint>(size) | (code & 128) << 24);
+  }
+  return sixteen_of(x);
+}
+METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }  // a sum with 0 would lose -0
+METAL_FUNC Sixteen two_eights(float x, float y) {
+  return __builtin_shufflevector(all_sixteen(x), all_sixteen(y), 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
+}
 METAL_FUNC Sixteen multiply_add(Sixteen x, Sixteen y, Sixteen z) { return x * y + z; }  // one rounding: contracted
 // Of 32 every other, from the first or the second on.
 template <int FIRST>

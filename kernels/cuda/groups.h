@@ -65,7 +65,7 @@ struct Products<T, TM, TN, TURNED> {
   METAL_FUNC void settle() thread {}
   template <class Step>
   METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low) thread {
-    static_assert(Step::K == 64, "two times 32 of k");
+    static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 2; i++) {
       by[i] = load_factors<Step>(b, i, from.y, lane);

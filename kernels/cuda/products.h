@@ -76,7 +76,7 @@ struct Products<T, TM, TN, PAIRS> {
   METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint2, uint, uint) thread {}
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
-    constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
+    constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
     bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
     if (most)
       add_blocks<Step, MOST>(a, b, from, lane, w.low_byte);
@@ -89,45 +89,53 @@ struct Products<T, TM, TN, PAIRS> {
   }
 
  private:
-  // AT_ONCE products of 16 of k are added to each other before the rest. They have one factor, that of the first.
+  // AT_ONCE products of 16 of k are loaded. They are added to each other before the rest, and have one factor, that of the first; or, in
+  // PARTS, each is for itself.
   template <class Step, int AT_ONCE>
   METAL_FUNC void add_blocks(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low_byte) thread {
     typedef typename Step::A A;
-    constexpr uint K = Step::K;
+    constexpr uint K = Step::K, PARTS = Step::EACH == 16 ? AT_ONCE : 1, OF_ONE = AT_ONCE / PARTS;
     const threadgroup Factor* by = Step::B::factors(b) + (from.y + lane % 4 * 2);
     uint matrix = lane / 8, row = lane % 8;
 #pragma clang loop unroll(full)
     for (uint k = 0; k < K; k += 16 * AT_ONCE) {
       metal::uint4 right[TN / 2][AT_ONCE];
-      Factor factor[TN][2];  // of the lane's columns
+      Factor factor[PARTS][TN][2];  // of the lane's columns
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j += 2) {
         Columns<typename Step::B>::load(right[j / 2], b, k, from.y, 8 * j, lane, low_byte);
         if (Step::SCALING == PLAIN) continue;
-        const threadgroup Factor* two = by + (k / 32 * Step::COLUMNS + 8 * j);
-        factor[j][0] = two[0], factor[j][1] = two[1], factor[j + 1][0] = two[8], factor[j + 1][1] = two[9];
+#pragma clang loop unroll(full)
+        for (uint part = 0; part < PARTS; part++) {
+          const threadgroup Factor* two = by + ((k / Step::EACH + part) * Step::COLUMNS + 8 * j);
+          factor[part][j][0] = two[0], factor[part][j][1] = two[1], factor[part][j + 1][0] = two[8], factor[part][j + 1][1] = two[9];
+        }
       }
 #pragma clang loop unroll(full)
       for (uint i = 0; i < TM / 2; i++) {
         metal::uint4 left[AT_ONCE];
-        metal::float4 of_a = metal::float4(0.0f);
+        metal::float4 of_a[PARTS];
 #pragma clang loop unroll(full)
         for (uint s = 0; s < AT_ONCE; s++) {
+          if (s % OF_ONE == 0) of_a[s / OF_ONE] = metal::float4(0.0f);
           uint r = from.x + matrix % 2 * 8, at = k + 16 * s + matrix / 2 * 8;
           left[s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r + 16 * i, at + row))
                                   : metal::load_matrices(a + A::at(r + row, at) + 16 * i * A::PITCH);  // of eight lines keys are alike
-          if (Step::SCALING == SHIFTED) of_a = metal::mma_16x8x16<T>(of_a, left[s], metal::uint2(ones()));
+          if (Step::SCALING == SHIFTED) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones()));
         }
 #pragma clang loop unroll(full)
         for (uint j = 0; j < TN; j += 2) {
-          metal::float4 first = metal::float4(0.0f), second = first;
+          metal::float4 first, second;
 #pragma clang loop unroll(full)
           for (uint s = 0; s < AT_ONCE; s++) {
+            uint part = s / OF_ONE;
+            if (s % OF_ONE == 0) first = second = metal::float4(0.0f);
             first = metal::mma_16x8x16<T>(first, left[s], right[j / 2][s].xy);
             second = metal::mma_16x8x16<T>(second, left[s], right[j / 2][s].zw);
+            if (s % OF_ONE != OF_ONE - 1) continue;
+            add_scaled<Step>(of[i][j], first, of_a[part], factor[part][j]);
+            add_scaled<Step>(of[i][j + 1], second, of_a[part], factor[part][j + 1]);
           }
-          add_scaled<Step>(of[i][j], first, of_a, factor[j]);
-          add_scaled<Step>(of[i][j + 1], second, of_a, factor[j + 1]);
         }
       }
     }
@@ -151,7 +159,7 @@ template <class T, class From, int BK, int BN, int TG>
 struct QuantizedB<T, From, BK, BN, TG, true> {
   typedef QuantizedTile<T, From, BK, BN, true> Of;
   typedef typename Of::Bits Bits;
-  typedef typename Of::S S;
+  typedef typename Of::By By;
   typedef typename Of::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
@@ -165,7 +173,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   };
   const device uchar* next[EACH];
   Cursor factor[FACTORS_EACH];
-  S scale[FACTORS_EACH], bias[FACTORS_EACH];
+  By by[FACTORS_EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
@@ -176,9 +184,9 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     }
 #pragma clang loop unroll(full)
     for (uint j = 0; j < FACTORS_EACH; j++) {
-      uint i = tid + j * TG, k_i = k + i / BN * 32;
+      uint i = tid + j * TG, k_i = k + i / BN * Of::EACH;
       factor[j] = Of::at(w, col0 + i % BN, k_i);
-      scale[j] = Of::scale(w, factor[j], k_i), bias[j] = Of::bias(w, factor[j], k_i);
+      by[j] = Of::scales(w, factor[j], k_i);
     }
   }
   template <bool WHOLE>
@@ -202,9 +210,9 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < FACTORS_EACH; j++) {
-      uint k = k0 + (tid + j * TG) / BN * 32;
+      uint k = k0 + (tid + j * TG) / BN * Of::EACH;
       factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
-      scale[j] = Of::scale(w, factor[j], k), bias[j] = Of::bias(w, factor[j], k);
+      by[j] = Of::scales(w, factor[j], k);
     }
   }
   template <class A>
@@ -214,7 +222,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint j = 0; j < FACTORS_EACH; j++) {
       uint i = tid + j * TG;
       if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
-      float s = float(scale[j]), b = float(bias[j]), zero = zero_of<Pack::ID>(s, b);
+      float s = by[j].scale(i / BN % 2), b = by[j].bias(i / BN % 2), zero = zero_of<Pack::ID>(s, b);
       reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[i] = Of::factor(s, b, zero);
       if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
     }
@@ -227,13 +235,17 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
     uint column = from + lane / 4, further = k / 32 * BN + beyond;
     const threadgroup metal::uint4* bits = reinterpret_cast<const threadgroup metal::uint4*>(words + column * WORDS + further * WORDS);
-    metal::half2 zero = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[further]) : offset(float(uint(Pack::OFFSET)));
+    metal::half2 zero[Pack::HALVES];
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Pack::HALVES; h++)
+      zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
+                         : offset(float(uint(Pack::OFFSET)));
     metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
     metal::uint4 y;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
       uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
-      y[i] = as_type<uint>(Integers<T>::pair(numbers(metal::pick_bytes(first, second, which(lane)), zero, low)));
+      y[i] = as_type<uint>(Integers<T>::pair(numbers(metal::pick_bytes(first, second, which(lane)), zero[i / 2 % Pack::HALVES], low)));
     }
     return y;
   }
@@ -247,7 +259,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     return Pack::BITS == 8 ? 0x100u + 0x202u * pair : 0x101u * pair;
   }
   static METAL_FUNC metal::half2 numbers(uint bytes, metal::half2 zero, uint low) {
-    uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::ID == Q8_0 ? 0x00800080u : 0;
+    if (Pack::IS_FLOAT) return halves_of_floats<Pack::ID>(Pack::BITS == 8 ? bytes : (bytes & 0xffffu) | (bytes >> 4 & 0xffff0000u));
+    uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::SIGNED ? 0x00800080u : 0;
     metal::half2 x = as_type<metal::half2>((bytes & mask) ^ (0x64006400u | signs));
     return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
   }

@@ -30,7 +30,7 @@ struct TensorCores {
                              thread metal::float4 (&)[COLS]) {}
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], const thread Octet<T> (&)[ROWS],
-                                   uint, thread metal::float2 (&)[ROWS][TILES]) {}
+                                   uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -63,17 +63,28 @@ struct TensorCores<true> {
     }
   }
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
-  // 4 of A, the eighth lane % 4: of its sums that column's of rows 2 * (lane % 4) and the next. Cut off as is said below, a block's four
-  // steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the bound's 129 at K = SURE.
+  // 4 of A, the eighth lane % 4, of half `half_of`: of its sums that column's of rows 2 * (lane % 4) and the next. Cut off as is said
+  // below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the bound's 129 at K =
+  // SURE.
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                                   const thread Octet<T> (&own)[ROWS], uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
+                                   const thread Octet<T> (&own)[ROWS], uint half_of, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) add_half<FORMAT>(y, by, own, h, half_of, low, sums);
+  }
+
+ private:
+  // Half h of the block; half_of: which one a lane has of it.
+  template <int FORMAT, class By, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_half(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], const thread Octet<T> (&own)[ROWS],
+                                  uint h, uint half_of, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
     metal::uint4 x[ROWS], ones = metal::uint4(as_type<uint>(metal::vec<T, 2>(T(1.0f))));
     float4 of_a[ROWS];
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) {
       x[r] = arranged<FORMAT>(bits_of(own[r]));
+      if (Packing<FORMAT>::HALVES > 1 && half_of != h) x[r] = metal::uint4(0);
       of_a[r] = float4(0.0f);
       if (!Packing<FORMAT>::HAS_BIAS) continue;
       of_a[r] = metal::mma_16x8x16<T>(of_a[r], ones, x[r].xy);
@@ -81,8 +92,7 @@ struct TensorCores<true> {
     }
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t += 2) {
-      float zero[2] = {zero_of<FORMAT>(float(by[t].scale), float(by[t].bias)),
-                       zero_of<FORMAT>(float(by[t + 1].scale), float(by[t + 1].bias))};
+      float zero[2] = {zero_of<FORMAT>(by[t].scale(h), by[t].bias(h)), zero_of<FORMAT>(by[t + 1].scale(h), by[t + 1].bias(h))};
       metal::uint4 weights[2];
 #pragma clang loop unroll(full)
       for (uint j = 0; j < 2; j++)
@@ -92,50 +102,54 @@ struct TensorCores<true> {
       for (uint r = 0; r < ROWS; r++) {
         float4 sum = metal::mma_16x8x16<T>(float4(0.0f), weights[0], x[r].xy);
         sum = metal::mma_16x8x16<T>(sum, weights[1], x[r].zw);
-        sums[r][t].x = added<FORMAT>(by[t], zero[0], sum.x, of_a[r].x, sums[r][t].x);
-        sums[r][t].y = added<FORMAT>(by[t], zero[0], sum.y, of_a[r].y, sums[r][t].y);
-        sums[r][t + 1].x = added<FORMAT>(by[t + 1], zero[1], sum.z, of_a[r].x, sums[r][t + 1].x);
-        sums[r][t + 1].y = added<FORMAT>(by[t + 1], zero[1], sum.w, of_a[r].y, sums[r][t + 1].y);
+        sums[r][t].x = added<FORMAT>(by[t], h, zero[0], sum.x, of_a[r].x, sums[r][t].x);
+        sums[r][t].y = added<FORMAT>(by[t], h, zero[0], sum.y, of_a[r].y, sums[r][t].y);
+        sums[r][t + 1].x = added<FORMAT>(by[t + 1], h, zero[1], sum.z, of_a[r].x, sums[r][t + 1].x);
+        sums[r][t + 1].y = added<FORMAT>(by[t + 1], h, zero[1], sum.w, of_a[r].y, sums[r][t + 1].y);
       }
     }
   }
-
- private:
   // Of block d, and, of an odd number of columns, of d + 1. x: of A, arranged, what this lane brings.
   template <int FORMAT, class Piece, int COLS, int DEPTH>
   static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
                                     thread metal::float4 (&sums)[COLS]) {
     constexpr bool APART = COLS % 2 != 0, HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+    constexpr uint HALVES = Packing<FORMAT>::HALVES, EACH = 4 / HALVES;
     // Of scale * q + bias, as `zero_of` says, the products and A, by ones: two sums of 64 products in eight steps, one of 128 in sixteen.
     // If each step cuts off one bit below the last of the largest term, they lose 32 and 64 parts in 2^24, with zero_of's 2.01 and 1.01,
     // and K / 32 sums after them, 177 of the bound's 257 at K = 2 * SURE. (A's in two sums would be within it at SURE, in five more
     // registers.)
-    float4 of_a = float4(0.0f);
-    if (HAS_BIAS) {
+    float4 of_a[HALVES];
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 8; i++) of_a = metal::mma_16x8x16(of_a, metal::uint4(0x3c003c00u), i % 2 == 0 ? x[i / 2].xy : x[i / 2].zw);
+    for (uint h = 0; h < HALVES; h++) {
+      of_a[h] = float4(0.0f);
+#pragma clang loop unroll(full)
+      for (uint i = 2 * h * EACH; i < (HAS_BIAS ? 2 * (h + 1) * EACH : 0); i++)
+        of_a[h] = metal::mma_16x8x16(of_a[h], metal::uint4(0x3c003c00u), i % 2 == 0 ? x[i / 2].xy : x[i / 2].zw);
     }
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
       uint second = APART ? metal::min(d + 1, uint(DEPTH - 1)) : d, beside = APART ? c : c + 1;
       Piece left = pieces[d][c], right = pieces[second][beside];
-      float zero = zero_of<FORMAT>(float(left.scale), float(left.bias)),
-            zero_beside = zero_of<FORMAT>(float(right.scale), float(right.bias));
-      float4 both[2] = {float4(0.0f), float4(0.0f)};
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 4; i++) {
-        Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
+      for (uint h = 0; h < HALVES; h++) {
+        float zero = zero_of<FORMAT>(left.by.scale(h), left.by.bias(h)), zero_beside = zero_of<FORMAT>(right.by.scale(h), right.by.bias(h));
+        float4 both[2] = {float4(0.0f), float4(0.0f)};
 #pragma clang loop unroll(full)
-        for (uint j = 0; j < 2; j++) {
-          metal::uint4 weights = {pair<half>(y, 2 * j, low, zero), pair<half>(z, 2 * j, low, zero_beside),
-                                  pair<half>(y, 2 * j + 1, low, zero), pair<half>(z, 2 * j + 1, low, zero_beside)};
-          both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
+        for (uint i = h * EACH; i < (h + 1) * EACH; i++) {
+          Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
+#pragma clang loop unroll(full)
+          for (uint j = 0; j < 2; j++) {
+            metal::uint4 weights = {pair<half>(y, 2 * j, low, zero), pair<half>(z, 2 * j, low, zero_beside),
+                                    pair<half>(y, 2 * j + 1, low, zero), pair<half>(z, 2 * j + 1, low, zero_beside)};
+            both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
+          }
         }
+        float4 sum = both[0] + both[1];
+        sums[c].x = added<FORMAT>(left.by, h, zero, sum.x, of_a[h].x, sums[c].x);
+        if (!APART || d + 1 < DEPTH)
+          sums[beside].x = added<FORMAT>(right.by, h, zero_beside, APART ? sum.w : sum.z, APART ? of_a[h].w : of_a[h].z, sums[beside].x);
       }
-      float4 sum = both[0] + both[1];
-      sums[c].x = added<FORMAT>(left, zero, sum.x, of_a.x, sums[c].x);
-      if (!APART || d + 1 < DEPTH)
-        sums[beside].x = added<FORMAT>(right, zero_beside, APART ? sum.w : sum.z, APART ? of_a.w : of_a.z, sums[beside].x);
     }
   }
   // Eight of A in the order in which Eighth has pairs of weights.
@@ -157,11 +171,11 @@ struct TensorCores<true> {
   static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, float zero) {
     return as_type<uint>(Integers<T>::pair(y.pair(i, low, zero)));
   }
-  template <int FORMAT, class Piece>
-  static METAL_FUNC float added(Piece piece, float zero, float sum, float of_a, float to) {
-    float scale = float(piece.scale);
+  template <int FORMAT, class By>
+  static METAL_FUNC float added(By by, uint half_of, float zero, float sum, float of_a, float to) {
+    float scale = by.scale(half_of);
     to = metal::fma(scale, sum, to);
-    return Packing<FORMAT>::HAS_BIAS ? metal::fma(metal::fma(scale, zero, float(piece.bias)), of_a, to) : to;
+    return Packing<FORMAT>::HAS_BIAS ? metal::fma(metal::fma(scale, zero, by.bias(half_of)), of_a, to) : to;
   }
 };
 #endif

@@ -27,6 +27,7 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
                           thread float4 (&sums)[ROWS][Way::COLS], thread bool& exact) {
   typedef typename From::Pack Pack;
   constexpr uint COLS = Way::COLS, DEPTH = Way::DEPTH, COUNT = Pack::COUNT, STEP = COUNT * Way::LANES, WORKERS = Way::SETS * 32;
+  constexpr uint EACH = COUNT / 8 / Pack::HALVES;  // eights with one scale
   constexpr bool SCALED = Pack::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
   static_assert(!Way::STAGED || ROWS == 1, "one row of A is staged");
   static_assert(!Way::MMA || (Way::STAGED && IsSmall<T>::VALUE && Way::LANES == 4),
@@ -80,15 +81,15 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
 #pragma clang loop unroll(full)
   for (uint d = 0; d < DEPTH; d++) {
     bool there = !GUARDED || own + STEP * d < whole;
-    float4 part[COLS];  // of one row: LATE, the scale is for all of a piece. Of more rows it costs less on the weights.
+    float4 part[COLS];  // of one row: LATE, the scale is for all of them. Of more rows it costs less on the weights.
     Factors by[COLS];
 #pragma clang loop unroll(full)
-    for (uint c = 0; c < COLS; c++) {
-      part[c] = float4(0.0f);
-      by[c] = From::factors(pieces[d][c], exact);
-    }
-#pragma clang loop unroll(full)
     for (uint i = 0; i < COUNT / 8; i++) {
+#pragma clang loop unroll(full)
+      for (uint c = 0; c < (i % EACH == 0 ? COLS : 0); c++) {
+        part[c] = float4(0.0f);
+        by[c] = From::factors(pieces[d][c], i / EACH, exact);
+      }
       Eight y[COLS];
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
@@ -121,10 +122,9 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
           }
         }
       }
-    }
-    if (ROWS == 1) {
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++) sums[0][c] = LATE ? metal::fma(float4(by[c].scale), part[c], sums[0][c]) : sums[0][c] + part[c];
+      for (uint c = 0; c < (ROWS == 1 && i % EACH == EACH - 1 ? COLS : 0); c++)
+        sums[0][c] = LATE ? metal::fma(float4(by[c].scale), part[c], sums[0][c]) : sums[0][c] + part[c];
     }
   }
 }

@@ -9,7 +9,7 @@
 // What `QuantizedTile` says of weights.
 template <class T, int BN, bool TB>
 struct DenseTile {
-  enum : uint { COLUMNS = BN };
+  enum : uint { COLUMNS = BN, EACH = 32 };
   static constexpr constant Scaling SCALING = PLAIN;
   static METAL_FUNC bool is_whole(constant MatmulParams& p, uint col0) { return b_in_vectors(p, 8) && (TB || col0 + BN <= p.n); }
   static METAL_FUNC bool is_good(constant MatmulParams&, float) { return true; }

@@ -36,7 +36,11 @@ struct Eighth {
   // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; less `zero`. low: two that are
   // 0xff, or 0xf, from the host (weights.h says why).
   METAL_FUNC metal::half2 pair(uint i, uint low, float zero) const {
-    constexpr uint SIGNS = FORMAT == Q8_0 ? 0x00800080u : 0;
+    constexpr uint SIGNS = Packing<FORMAT>::SIGNED ? 0x00800080u : 0;
+    if (Packing<FORMAT>::IS_FLOAT) {
+      uint own = Packing<FORMAT>::BITS == 8 ? word[i / 2 % WORDS] : word[0] >> i / 2 * 8;
+      return halves_of_floats<FORMAT>(own >> i % 2 * Packing<FORMAT>::BITS);
+    }
     if (Packing<FORMAT>::BITS == 8) {
       uint bits = word[i / 2 % WORDS];
       return as_type<metal::half2>(((i % 2 ? bits >> 8 : bits) & low) ^ (0x64006400u | SIGNS)) - metal::half2(half(1024.0f + zero));

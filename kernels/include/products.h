@@ -10,21 +10,21 @@
 // What stands for B's weights in products.
 enum Scaling {
   PLAIN,   // they do
-  SCALED,  // integers, of each column and 32 of k with a factor
+  SCALED,  // integers, of each column and EACH of k with a factor
   SHIFTED  // and with what is added to each product besides: `rest` times A
 };
 
-// Of a column and 32 of k.
+// Of a column and EACH of k.
 struct Factor {
   float scale, rest;
 };
 
-// K of k: tiles of a threadgroup, and of B's its Factors, COLUMNS of them for each 32 of k.
+// K of k: tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16.
 template <class TileA, class OfB, int K_>
 struct Step {
   typedef TileA A;
   typedef OfB B;
-  enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS };
+  enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS, EACH = OfB::Of::EACH };
 };
 
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.
@@ -47,7 +47,7 @@ struct Products {
   // a, b: the tiles; from: the simdgroup's first row and column; place: of the lane.
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place place, uint, WeightsAt) thread {
-    constexpr uint K = Step::K;
+    constexpr uint K = Step::K, EACH = Step::EACH;
     const threadgroup Factor* by = Step::B::factors(b) + from.y;
     a += Step::A::at(from.x, 0), b += Step::B::In::at(0, from.y);
     if (Step::SCALING == PLAIN) {
@@ -56,19 +56,19 @@ struct Products {
       return;
     }
 #pragma clang loop unroll(full)
-    for (uint k = 0; k < K; k += 32) {
+    for (uint k = 0; k < K; k += EACH) {
       Products block;
       Products<T, TM, 1, ALONE> of_a;  // sums of A's rows
       block.clear();
       of_a.clear();
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 32 && k + i < K; i += 8) {
+      for (uint i = 0; i < EACH && k + i < K; i += 8) {
         block.template add_eight<Step>(a, b, k + i);
         if (Step::SCALING == SHIFTED) of_a.template add_rows<Step>(a, k + i);
       }
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) {
-        const threadgroup Factor* two = by + k / 32 * Step::COLUMNS + 8 * j + place.column;
+        const threadgroup Factor* two = by + k / EACH * Step::COLUMNS + 8 * j + place.column;
         Factor f[2] = {two[0], two[1]};
 #pragma clang loop unroll(full)
         for (uint i = 0; i < TM; i++)

@@ -8,13 +8,20 @@
 #include "weights.h"
 
 // BK x BN weights of a threadgroup of TG. In 16 bits integers are multiplied, less one that is next to -bias / scale; the scale of a
-// column and 32 of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
+// column and EACH of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
 template <class T, class From, int BK, int BN, bool STRAIGHT>
 struct QuantizedTile {
   typedef typename From::Pack Pack;
-  typedef typename From::S S;
+  typedef typename From::By By;
   typedef Eighth<Pack::ID> Bits;
-  enum : uint { IN_FLOAT = sizeof(T) == 4, COLUMNS = BN, ACROSS = BK / 8, EIGHTS = BN * ACROSS, FACTORS = (BK + 31) / 32 * BN };
+  enum : uint {
+    IN_FLOAT = sizeof(T) == 4,
+    COLUMNS = BN,
+    ACROSS = BK / 8,
+    EIGHTS = BN * ACROSS,
+    EACH = 32 / Pack::HALVES,
+    FACTORS = (BK + EACH - 1) / EACH * BN
+  };
   static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? SHIFTED : SCALED;
 
   static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, STRAIGHT ? 16 : 8); }
@@ -24,21 +31,20 @@ struct QuantizedTile {
     return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
   }
   // Beyond K nothing, whatever the last is.
-  static METAL_FUNC S scale(WeightsAt w, Cursor c, uint k) { return load_if(k < w.k, c.scales); }
-  static METAL_FUNC S bias(WeightsAt w, Cursor c, uint k) { return load_if(Pack::HAS_BIAS && k < w.k, c.biases); }
   // Not converted, so that nobody waits for the load before it is used.
-  static METAL_FUNC S load_if(bool is_there, const device uchar* from) {
-    S x = S(0.0f);
-    if (is_there) x = *reinterpret_cast<const device S*>(from);
+  static METAL_FUNC By scales(WeightsAt w, Cursor c, uint k) {
+    By x = By::none();
+    if (k < w.k) x = By::load(c);
     return x;
   }
 
-  // The `eight`th of the tile, and, of those with 32 of k the first, their factor.
-  static METAL_FUNC void put(Bits y, float scale, float bias, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
+  // The `eight`th of the tile, from k on, and, of those with one factor the first, it.
+  static METAL_FUNC void put(Bits y, By stored, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
     uint along = eight % ACROSS * 8;
+    float scale = stored.scale(along / 16 % 2), bias = stored.bias(along / 16 % 2);
     float zero = Pack::HAS_BIAS && IN_FLOAT ? 0.0f : zero_of<Pack::ID>(scale, bias);
     store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
-    if (!IN_FLOAT && along % 32 == 0) by[along / 32 * BN + eight / ACROSS] = factor(scale, bias, zero);
+    if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor(scale, bias, zero);
   }
   static METAL_FUNC Factor factor(float scale, float bias, float zero) {
     return {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
@@ -58,7 +64,7 @@ struct QuantizedB {
   typedef Tile<BK, BN, true, false> In;
   enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, BYTES = In::SIZE * sizeof(T) + Of::FACTORS * sizeof(Factor) };
   typename Of::Bits bits[EACH];
-  typename Of::S scale[EACH], bias[EACH];
+  typename Of::By by[EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
@@ -77,15 +83,15 @@ struct QuantizedB {
         bits[i] = Of::Bits::load(c.values);
       else
         bits[i] = Of::some(w, c, k);
-      scale[i] = Of::scale(w, c, k), bias[i] = Of::bias(w, c, k);
+      by[i] = Of::scales(w, c, k);
     }
   }
   template <class A>
   METAL_FUNC void put(WeightsAt w, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
-    threadgroup Factor* by = reinterpret_cast<threadgroup Factor*>(tile + In::SIZE);
+    threadgroup Factor* to = reinterpret_cast<threadgroup Factor*>(tile + In::SIZE);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)
       if (Of::EIGHTS % TG == 0 || tid + i * TG < Of::EIGHTS)
-        Of::put(bits[i], float(scale[i]), float(bias[i]), tid + i * TG, tile + In::template place<TG>(tid, i), by, w.low_byte);
+        Of::put(bits[i], by[i], tid + i * TG, tile + In::template place<TG>(tid, i), to, w.low_byte);
   }
 };

@@ -16,23 +16,26 @@
 #include "../cpu/sixteen.h"
 #include "octet.h"
 
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, AFFINE8F, AFFINE4F };  // Storage::Format in csrc/core/storage.h
+enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q6_K, Q5_K, Q4_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
   enum : uint {
     ID = FORMAT,
-    BITS = FORMAT == DENSE                                      ? 16
-    : FORMAT == Q8_0 || FORMAT == AFFINE8 || FORMAT == AFFINE8F ? 8
-                                                                : 4,
+    BITS = FORMAT == DENSE                                                   ? 16
+    : FORMAT == Q4_0 || FORMAT == AFFINE4 || FORMAT == Q4_K || FORMAT == FP4 ? 4
+                                                                             : 8,
     COUNT = FORMAT == DENSE ? 8 : 32,  // weights of a piece; of quantized ones all of a block
     PER_BYTE = BITS == 4 ? 2 : 1,
-    OFFSET = FORMAT == Q8_0 ? 128
-    : FORMAT == Q4_0        ? 8
-                            : 0,
-    SCALED = FORMAT == Q8_0 || FORMAT == Q4_0,  // by a factor alone
-    HAS_BIAS = FORMAT >= AFFINE8,
-    IN_FLOAT = FORMAT >= AFFINE8F  // scales and biases are floats, whatever the operands are
+    SIGNED = FORMAT == Q8_0 || FORMAT == Q6_K,
+    OFFSET = SIGNED  ? 128
+    : FORMAT == Q4_0 ? 8
+                     : 0,
+    IS_FLOAT = FORMAT >= FP4,                       // a value is a number of few bits, no integer
+    SCALED = SIGNED || FORMAT == Q4_0 || IS_FLOAT,  // by a factor alone
+    HAS_BIAS = FORMAT != DENSE && !SCALED,
+    IS_K = FORMAT >= Q6_K && !IS_FLOAT,
+    HALVES = FORMAT >= Q6_K ? 2 : 1  // of a block, each with a scale of its own
   };
 };
 
@@ -85,25 +88,98 @@ METAL_FUNC metal::float4 nibbles_of(uint word, uint low_byte) {
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 524288.0f + OFFSET, 32768.0f + OFFSET, 2048.0f + OFFSET);
 }
 
-template <bool OF_OPERANDS, bool IN_FLOAT, class T>
-struct ScaleType {
-  typedef half type;  // of GGUF's formats
-};
-template <class T>
-struct ScaleType<true, false, T> {
-  typedef T type;
-};
-template <class T>
-struct ScaleType<true, true, T> {
-  typedef float type;
-};
-
-// A column's place in memory: of weight k, and of the scale of its group, which is the `group`th.
+// A column's place in memory: of weight k, and of the scale of its group, which is the `group`th. Of a K-quant `group` counts 256 weights.
 struct Cursor {
   const device uchar* values;
   const device uchar* scales;
   const device uchar* biases;
   uint group;
+};
+
+// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too.
+template <int FORMAT>
+METAL_FUNC metal::half2 halves_of_floats(uint two) {
+  if (Packing<FORMAT>::BITS == 4)
+    return as_type<metal::half2>((two & 0x00070007u) << 9 | (two & 0x00080008u) << 12) * metal::half2(half(32768.0f));
+  return as_type<metal::half2>((two & 0x007f007fu) << 7 | (two & 0x00800080u) << 8) * metal::half2(half(256.0f));
+}
+
+// The scale of a block of 32, and its bias, as they are stored.
+template <class S, bool HAS_BIAS>
+struct Scales {
+  enum : uint { BYTES = sizeof(S), SHORT = sizeof(S) == 2 };
+  S of_block, added;
+
+  static METAL_FUNC Scales load(Cursor c) {
+    Scales x = {*reinterpret_cast<const device S*>(c.scales), S(0.0f)};
+    if (HAS_BIAS) x.added = *reinterpret_cast<const device S*>(c.biases);
+    return x;
+  }
+  static METAL_FUNC Scales none() { return {S(0.0f), S(0.0f)}; }
+  METAL_FUNC float scale(uint) const thread { return float(of_block); }
+  METAL_FUNC float bias(uint) const thread { return float(added); }
+};
+// Of a K-quant: each half of a block has a byte, times a factor of 256 weights. Floats have the product of 8 bits and 11 exactly. With a
+// bias it has another byte, and a factor of those, whose product is subtracted.
+template <bool HAS_BIAS>
+struct ScalesOfK {
+  enum : uint { BYTES = 2, SHORT = 0 };
+  metal::char2 bytes;
+  half factor;
+
+  static METAL_FUNC ScalesOfK load(Cursor c) {
+    return {*reinterpret_cast<const device metal::char2*>(c.scales), *reinterpret_cast<const device half*>(c.biases)};
+  }
+  static METAL_FUNC ScalesOfK none() { return {metal::char2(0), half(0.0f)}; }
+  METAL_FUNC float scale(uint half_of) const thread { return float(factor) * float(half_of != 0 ? bytes.y : bytes.x); }
+  METAL_FUNC float bias(uint) const thread { return 0.0f; }
+};
+template <>
+struct ScalesOfK<true> {
+  enum : uint { BYTES = 4, SHORT = 0 };
+  metal::char4 bytes;
+  metal::half2 factors;
+
+  static METAL_FUNC ScalesOfK load(Cursor c) {
+    return {*reinterpret_cast<const device metal::char4*>(c.scales), *reinterpret_cast<const device metal::half2*>(c.biases)};
+  }
+  static METAL_FUNC ScalesOfK none() { return {metal::char4(0), metal::half2(half(0.0f))}; }
+  METAL_FUNC float scale(uint half_of) const thread { return float(factors.x) * float(half_of != 0 ? bytes.z : bytes.x); }
+  METAL_FUNC float bias(uint half_of) const thread { return -(float(factors.y) * float(half_of != 0 ? bytes.w : bytes.y)); }
+};
+// Of numbers of few bits: of each half the upper 16 bits of a float.
+struct ScalesOfFloats {
+  enum : uint { BYTES = 4, SHORT = 0 };
+  uint both;
+
+  static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device uint*>(c.scales)}; }
+  static METAL_FUNC ScalesOfFloats none() { return {0}; }
+  METAL_FUNC float scale(uint half_of) const thread { return as_type<float>(half_of != 0 ? both & 0xffff0000u : both << 16); }
+  METAL_FUNC float bias(uint) const thread { return 0.0f; }
+};
+template <class T, int FORMAT, bool IS_K>
+struct ScalesFor {
+  typedef Scales<half, false> type;  // of GGUF's oldest formats
+};
+template <class T>
+struct ScalesFor<T, FP4, false> {
+  typedef ScalesOfFloats type;
+};
+template <class T>
+struct ScalesFor<T, FP8, false> {
+  typedef ScalesOfFloats type;
+};
+template <class T>
+struct ScalesFor<T, AFFINE8, false> {
+  typedef Scales<T, true> type;
+};
+template <class T>
+struct ScalesFor<T, AFFINE4, false> {
+  typedef Scales<T, true> type;
+};
+template <class T, int FORMAT>
+struct ScalesFor<T, FORMAT, true> {
+  typedef ScalesOfK<Packing<FORMAT>::HAS_BIAS> type;
 };
 
 // What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
@@ -117,30 +193,31 @@ struct Factors {
 template <class T, int FORMAT, bool CANONICAL>
 struct Weights {
   typedef Packing<FORMAT> Pack;
-  typedef typename ScaleType<Packing<FORMAT>::HAS_BIAS, Packing<FORMAT>::IN_FLOAT, T>::type S;
+  typedef typename ScalesFor<T, FORMAT, Packing<FORMAT>::IS_K>::type By;
   enum : uint {
     LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
     BLOCK = 16 * LOADS,                 // bytes
-    SHIFTED = Packing<FORMAT>::HAS_BIAS && sizeof(S) == 2
+    SHIFTED = Packing<FORMAT>::HAS_BIAS && By::SHORT
   };
 
   struct Piece {
     metal::uint4 bits[LOADS];
-    S scale, bias;
+    By by;
   };
 
   static METAL_FUNC Piece nothing() {
     Piece p;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < LOADS; i++) p.bits[i] = metal::uint4(0);
-    p.scale = p.bias = S(0.0f);
+    p.by = By::none();
     return p;
   }
 
-  static METAL_FUNC uint shift(WeightsAt w) { return Packing<FORMAT>::HAS_BIAS ? w.shift : 5; }
-  static METAL_FUNC uint group(WeightsAt w, uint column, uint k) {
-    uint of_k = k >> shift(w);
-    return CANONICAL ? of_k * w.n + column : column * (((w.k - 1) >> shift(w)) + 1) + of_k;
+  static METAL_FUNC uint shift(WeightsAt w) { return Packing<FORMAT>::HAS_BIAS && !Packing<FORMAT>::IS_K ? w.shift : 5; }
+  // Where K has 2^shift weights each.
+  static METAL_FUNC uint group(WeightsAt w, uint column, uint k, uint shift) {
+    uint of_k = k >> shift;
+    return CANONICAL ? of_k * w.n + column : column * (((w.k - 1) >> shift) + 1) + of_k;
   }
   static METAL_FUNC const device uchar* byte(WeightsAt w, uint column, uint k) {
     constexpr uint PER_BYTE = Packing<FORMAT>::PER_BYTE;
@@ -151,19 +228,20 @@ struct Weights {
   // From a weight to that so many blocks of 32 further along K.
   static METAL_FUNC uint bytes_along(WeightsAt w, uint blocks) { return CANONICAL ? blocks * BLOCK * w.n : blocks * BLOCK; }
 
-  static METAL_FUNC const device uchar* further(const device uchar* p, uint elements) {
-    return reinterpret_cast<const device uchar*>(reinterpret_cast<const device S*>(p) + elements);
-  }
+  static METAL_FUNC const device uchar* further(const device uchar* p, uint scales) { return p + ulong(scales) * By::BYTES; }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
-    uint i = group(w, column, k);  // of elements, for bytes may be more than 32 bits count
-    return {byte(w, column, k), further(w.scales, i), further(w.biases, i), i};
+    uint i = group(w, column, k, shift(w)), of_biases = Packing<FORMAT>::IS_K ? group(w, column, k, 8) : i;
+    return {byte(w, column, k), further(w.scales, i), further(w.biases, of_biases), of_biases};
   }
   // STEP blocks of 32 further, `times` over, from k: by as many bytes for every lane, where STEP is a whole number of groups.
   template <uint STEP>
   static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint k, uint times) {
-    uint groups = (STEP * 32 >> shift(w)) * times;
-    if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = ((k + STEP * 32 * times) >> shift(w)) - (k >> shift(w));
-    uint values = bytes_along(w, STEP * times);
+    uint groups = (STEP * 32 >> shift(w)) * times, values = bytes_along(w, STEP * times), to = k + STEP * 32 * times;
+    if (Packing<FORMAT>::IS_K) {
+      uint i = c.group + ((to >> 8) - (k >> 8)) * (CANONICAL ? w.n : 1);
+      return {c.values + values, further(c.scales, CANONICAL ? groups * w.n : groups), further(w.biases, i), i};
+    }
+    if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = (to >> shift(w)) - (k >> shift(w));
     if (CANONICAL) groups *= w.n;
     uint i = c.group + groups;
     if (Packing<FORMAT>::HAS_BIAS) return {c.values + values, further(w.scales, i), further(w.biases, i), i};  // one sum for both
@@ -176,16 +254,15 @@ struct Weights {
     const device metal::uint4* v = reinterpret_cast<const device metal::uint4*>(c.values);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < LOADS; i++) p.bits[i] = v[i];
-    p.scale = *reinterpret_cast<const device S*>(c.scales);
-    p.bias = Packing<FORMAT>::HAS_BIAS ? *reinterpret_cast<const device S*>(c.biases) : S(0.0f);
+    p.by = By::load(c);
     return p;
   }
 
   // `exact` stays true if the weights that `eight` makes with them lose nothing to a bias that is tiny beside its scale; else `one` makes
   // them.
-  static METAL_FUNC Factors factors(Piece piece, thread bool& exact) {
+  static METAL_FUNC Factors factors(Piece piece, uint half_of, thread bool& exact) {
     constexpr float HIGH = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, LOW = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
-    float scale = float(piece.scale), bias = float(piece.bias);
+    float scale = piece.by.scale(half_of), bias = piece.by.bias(half_of);
     if (!SHIFTED) return {scale, metal::float2(bias)};
     metal::float2 rest = metal::float2(metal::fma(-HIGH, scale, bias), metal::fma(-LOW, scale, bias));
     exact = exact && metal::fma(HIGH, scale, rest.x) == bias;
@@ -223,6 +300,15 @@ struct Weights {
     return x;
   }
   static METAL_FUNC Eight integers(Piece piece, uint i, uint low_byte) {
+    if (Packing<FORMAT>::IS_FLOAT) {
+      bool halves = Packing<FORMAT>::BITS == 4;
+      metal::uint4 bits = piece.bits[halves ? 0 : i / 2 % LOADS];
+      uint first = halves ? bits[i] : bits[i % 2 * 2], second = halves ? first >> 8 : bits[i % 2 * 2 + 1], one = halves ? 4 : 8;
+      metal::float2 a = metal::float2(halves_of_floats<FORMAT>(first)), b = metal::float2(halves_of_floats<FORMAT>(first >> one)),
+                    c = metal::float2(halves_of_floats<FORMAT>(second)), d = metal::float2(halves_of_floats<FORMAT>(second >> one));
+      if (halves) return {{a.x, b.x, c.x, d.x}, {a.y, b.y, c.y, d.y}};
+      return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
+    }
     if (Packing<FORMAT>::BITS == 4) {
       uint word = piece.bits[0][i];
       return {nibbles_of<FORMAT>(word, low_byte), nibbles_of<FORMAT>(word >> 16, low_byte)};
@@ -235,22 +321,35 @@ struct Weights {
   // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd.
   template <bool WHOLE>
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
+    if (FORMAT == FP4) return sixteen_of_e2m1(c.values, 4 * which);
+    if (FORMAT == FP8) return sixteen_of_e4m3(c.values + 16 * which);
     if (Packing<FORMAT>::BITS == 4) return sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
-    constexpr int SIGN = FORMAT == Q8_0 ? 128 : 0;
+    constexpr int SIGN = Packing<FORMAT>::SIGNED ? 128 : 0;
     return sixteen_bytes(c.values + 16 * which, 0, 255, SIGN, SIGN);
   }
+  // Makes weights of both, or, LATE, finds the scale of both.
+  template <bool LATE>
+  static METAL_FUNC void scale(Cursor c, thread Sixteen (&y)[2], thread Sixteen& scale) {
+    constexpr bool IN_EACH = Packing<FORMAT>::HALVES == 2 && Packing<FORMAT>::BITS == 4;
+    By by = By::load(c);
+    scale = all_sixteen(by.scale(0));
+    for (uint i = 0; i < (LATE ? 0 : 2); i++) {
+      Sixteen own = IN_EACH ? two_eights(by.scale(0), by.scale(1)) : all_sixteen(by.scale(i)),
+              bias = IN_EACH ? two_eights(by.bias(0), by.bias(1)) : all_sixteen(by.bias(i));
+      y[i] = multiply_add(own, y[i], bias);
+    }
+  }
 #endif
-  static METAL_FUNC float scale(Cursor c) { return float(*reinterpret_cast<const device S*>(c.scales)); }
-  static METAL_FUNC float bias(Cursor c) { return Packing<FORMAT>::HAS_BIAS ? float(*reinterpret_cast<const device S*>(c.biases)) : 0.0f; }
 
   // One weight, wherever it stands.
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) {
     Cursor c = at(w, column, k);
-    uint bits = *c.values;
+    uint bits = *c.values, half_of = k / 16 % 2;
     if (Packing<FORMAT>::BITS == 4) bits = k % 2 ? bits >> 4 : bits & 15;
-    float value = FORMAT == Q8_0 ? float(as_type<char>(uchar(bits))) : float(int(bits) - int(Packing<FORMAT>::OFFSET));
-    float scale = float(*reinterpret_cast<const device S*>(c.scales));
-    return Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, value, float(*reinterpret_cast<const device S*>(c.biases))) : scale * value;
+    float value = Packing<FORMAT>::SIGNED ? float(as_type<char>(uchar(bits))) : float(int(bits) - int(Packing<FORMAT>::OFFSET));
+    if (Packing<FORMAT>::IS_FLOAT) value = float(halves_of_floats<FORMAT>(bits).x);
+    By by = By::load(c);
+    return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_of), value, by.bias(half_of)) : by.scale(half_of) * value;
   }
 };
 
@@ -277,11 +376,11 @@ struct Weights<T, DENSE, CANONICAL> {
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
     return sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which);
   }
+  template <bool LATE>
+  static METAL_FUNC void scale(Cursor, thread Sixteen (&)[2], thread Sixteen&) {}
 #endif
-  static METAL_FUNC float scale(Cursor) { return 1.0f; }
-  static METAL_FUNC float bias(Cursor) { return 0.0f; }
   static METAL_FUNC Piece load(Cursor c) { return {load_octet(reinterpret_cast<const device T*>(c.values))}; }
-  static METAL_FUNC Factors factors(Piece, thread bool&) { return {1.0f, metal::float2(0.0f)}; }
+  static METAL_FUNC Factors factors(Piece, uint, thread bool&) { return {1.0f, metal::float2(0.0f)}; }
   static METAL_FUNC Eight eight(Piece piece, Factors, uint, uint) {
     return {metal::float4(piece.elements.low), metal::float4(piece.elements.high)};
   }

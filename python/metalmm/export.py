@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import __version__, _core, backends, export_code, files, kernel_source, manifest, tuning
 from .backends.protocol import names_of
 from .bench.sizes import parse_spec
 from .device import default_device
 from .errors import UnsupportedError
+from .gguf_blocks import SUPER
 from .manifest import variants
 from .quantized import FORMATS, parts_of_storage
 from .variant import MSL_TYPES, Variant
 
 SCHEMA, VERSION = "metalmm-export", 1
+_TYPES = {**MSL_TYPES, "int8": "char", "uint8": "uchar", "uint16": "ushort"}
 
 
 def metal_text(v: Variant, specialization: int) -> str:
@@ -94,14 +98,14 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
         if quantized:
             form, group, layout = parts_of_storage(spec.b_storage)
             per_byte = 8 // FORMATS[form].bits
-            weights["type"] = "char" if form == "q8_0" else "uchar"
-            scale = {"type": MSL_TYPES[FORMATS[form].scale_type(spec.dtype)], "elements": _product(n, _tiles("k", group))}
+            weights["type"] = _TYPES[np.dtype(FORMATS[form].value_type).name]
             if layout == "canonical":
                 weights["elements"] = _product(_tiles("k", 32), n, str(32 // per_byte))
-                weights["shape"], scale["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})", f"(ceil(k / {group}), {n})"
+                weights["shape"] = f"(ceil(k / 32), {n}, {32 // per_byte})"
             else:
                 weights["elements"] = _product(n, _tiles("k", per_byte))
-                weights["shape"], scale["shape"] = f"({n}, {_groups(str(per_byte))})", f"({n}, ceil(k / {group}))"
+                weights["shape"] = f"({n}, {_groups(str(per_byte))})"
+            parts_of_b = _scales(form, group, layout, n, spec.dtype)
         same = of != i
         yield {"index": b, **({"bind": weights["name"]} if same else weights)}
         result = {"name": f"out{mark}", "type": kind, "elements": f"{batch}m * {n}", "shape": f"({lead}m, {n})", "written": True}
@@ -121,8 +125,8 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
         }
         if quantized or fused:
             for index, name in ((scales, "scales"), (biases, "biases")):
-                there = quantized and (name == "scales" or FORMATS[form].has_bias)
-                whole = {"name": f"{name}{mark}", **scale} if there else {}
+                there = quantized and name in parts_of_b
+                whole = {"name": f"{name}{mark}", **parts_of_b[name]} if there else {}
                 yield {
                     "index": index,
                     **(
@@ -133,23 +137,45 @@ def _buffers(spec: _core.MatmulSpec) -> Iterator[dict[str, Any]]:
                 }
 
 
+def _scales(form: str, group: int, layout: str, n: str, dtype: str) -> dict[str, dict[str, str]]:
+    """The buffers beside the values: their types, elements and shapes."""
+    f, found = FORMATS[form], dict[str, dict[str, str]]()
+    kinds = {"scales": (f.scale_type(dtype), group, f.each[0]), "biases": (f.bias_type(dtype), SUPER if f.is_k else group, f.each[1])}
+    for name, (kind, of, more) in kinds.items():
+        axes = [f"ceil(k / {of})", n] if layout == "canonical" else [n, f"ceil(k / {of})"]
+        elements = _product(n, _tiles("k", of), *map(str, more))
+        if kind is not None:
+            found[name] = {"type": _TYPES[kind], "elements": elements, "shape": f"({', '.join([*axes, *map(str, more)])})"}
+    return found
+
+
 def _weights_text(spec: _core.MatmulSpec) -> str:
     if spec.b_storage == "dense":
         return "as they are"
     form, group, layout = parts_of_storage(spec.b_storage)
-    values = (
-        "int8"
-        if form == "q8_0"
-        else "uint8"
-        if FORMATS[form].bits == 8
-        else "uint8 with two values each, the even one of k in the low half"
-    )
-    bytes_of = 32 * FORMATS[form].bits // 8
+    f = FORMATS[form]
+    values = np.dtype(f.value_type).name + " with two values each, the even one of k in the low half" * (f.bits == 4)
+    bytes_of = 32 * f.bits // 8
     where = (
         f"blocks of 32 along k, [ceil(k / 32)][n][{bytes_of} bytes], zeros behind the last of k" if layout == "canonical" else "n rows of k"
     )
-    scale = "scale * value + bias" if FORMATS[form].has_bias else "scale * (value - 8)" if form == "q4_0" else "scale * value"
+    scale = (
+        "scale * value - minimum"
+        if f.is_k and f.has_bias
+        else "scale * value + bias"
+        if f.has_bias
+        else f"scale * (value - {f.offset})"
+        if f.offset
+        else "scale * value"
+    )
     order = f"[ceil(k / {group})][n]" if layout == "canonical" else f"[n][ceil(k / {group})]"
+    of_scales = f"a scale{' and a bias' * f.has_bias} for each {group} along k, {order}"
+    if f.is_k:
+        both, where_by = ("a scale and a minimum", "each their own factor") if f.has_bias else ("a scale", "a factor")
+        of_scales = f"{both} of int8 for each 16 along k, two of {order}; {where_by} of half for each 256 in biases"
+    if f.is_float:
+        scale = f"scale * value, a value of {'e2m1, times 2' if f.bits == 4 else 'e4m3'}"
+        of_scales = f"a scale for each 16 along k, two of {order}, the upper 16 bits of a float"
     ggml = (
         " A block of ggml's file is a half scale, then its 32 values: take them apart."
         + " A byte of ggml's holds values i and i + 16; here it holds 2 * i and 2 * i + 1." * (form == "q4_0")
@@ -157,7 +183,7 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
         if form in ("q8_0", "q4_0")
         else ""
     )
-    return f"{form}: values of {values}, {where}; a scale{' and a bias' if FORMATS[form].has_bias else ''} for each {group} along k, {order}; a weight is {scale}.{' Scales and biases are float.' if FORMATS[form].in_float else ''}{ggml}"
+    return f"{form}: values of {values}, {where}; {of_scales}; a weight is {scale}.{ggml}"
 
 
 def exported(v: Variant, spec: _core.MatmulSpec) -> tuple[str, dict[str, Any]]:

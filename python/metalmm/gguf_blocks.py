@@ -1,7 +1,7 @@
 """Blocks of weights as GGUF has them: which of our formats says the same, and how a block is taken apart.
 
-A weight keeps its value bit for bit. One of 5 bits, and one that a table gives, takes a byte here; scales that GGUF has in 6 bits are
-multiplied out, as float32.
+A weight keeps its value bit for bit. One of 5 or 6 bits, and one that a table gives, takes a byte here; one of 2 takes 4 bits. A scale of
+4 or 6 bits takes a byte, one for each 16 weights.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ArgumentError
-
-BLOCK = 32  # weights that share a scale, in all of these
+BLOCK = 32  # weights of a block here; in half of these formats they share a scale
+SUPER = 256  # weights of a K-quant's factors
 _Numbers = np.ndarray[Any, np.dtype[Any]]
 _Parts = tuple[_Numbers, _Numbers, "_Numbers | None"]
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice what e2m1 says
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Blocks:
         format: Ours that holds its weights.
         weights: Of a block.
         size: Of a block, bytes.
-        apart: Of uint8 [blocks, size]: stored values [blocks, weights], and scales and biases [blocks, weights / 32].
+        apart: Of uint8 [blocks, size]: stored values [blocks, weights], and what QuantizedArray has as scales and biases, block by block.
     """
 
     format: str
@@ -92,44 +90,78 @@ def _scales_of_k(data: _Numbers) -> tuple[_Numbers, _Numbers]:
     return scales, np.concatenate([middle & 63, both >> 4 | middle >> 6 << 4], axis=1)
 
 
-def _of_k(values: _Numbers, data: _Numbers) -> _Parts:
-    """d * scale * q - dmin * minimum: products of 11 bits by 6, exact in float32."""
-    both, (scales, minima) = _halves(data, 2).astype(np.float32), _scales_of_k(data[:, 4:16])
-    with np.errstate(invalid="ignore"):  # a scale may be no number, and stays none
-        return values, both[:, :1] * scales, -(both[:, 1:] * minima)
+def _with_minima(values: _Numbers, data: _Numbers, scales: _Numbers, minima: _Numbers) -> _Parts:
+    """scales, minima: of each 16 weights, or of each 32; data: the float16 factors of both."""
+    by = [np.repeat(x.astype(np.int8), 16 // x.shape[1], axis=1).reshape(len(x), -1, 2) for x in (scales, minima)]
+    return values, np.stack(by, axis=3).reshape(len(values), -1, 4), _halves(data, 2)
+
+
+def _with_scales(values: _Numbers, data: _Numbers, scales: _Numbers) -> _Parts:
+    """scales: int8, of each 16 weights, or of each 32; data: their float16 factor."""
+    return values, np.repeat(scales, 16 // scales.shape[1], axis=1).reshape(len(values), -1, 2), _halves(data, 1)
 
 
 def _q4_k(data: _Numbers) -> _Parts:
-    return _of_k(_nibbles(data[:, 16:], 32), data)
+    return _with_minima(_nibbles(data[:, 16:], 32), data, *_scales_of_k(data[:, 4:16]))
 
 
 def _q5_k(data: _Numbers) -> _Parts:
     fifth = data[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit i of byte j: of weight 32 * i + j
-    return _of_k(_nibbles(data[:, 48:], 32) | fifth.reshape(len(data), -1) << 4, data)
+    return _with_minima(_nibbles(data[:, 48:], 32) | fifth.reshape(len(data), -1) << 4, data, *_scales_of_k(data[:, 4:16]))
 
 
-def _by_table(indices: _Numbers, table: _Numbers, scales: _Numbers) -> _Parts:
-    """scale * (t - least) + scale * least is scale * t, rounded once."""
-    least = int(table.min())
-    with np.errstate(over="ignore", invalid="ignore"):
-        biases = scales * np.float32(least)
-    if not np.isfinite(biases).all():
-        raise ArgumentError("from_gguf: a block's scale is no number, or its weights are past float32")
-    return (table[indices] - least).astype(np.uint8), scales, biases
+def _pairs(data: _Numbers) -> _Numbers:
+    """Of each 32 bytes the lowest two bits, then the next, up to the highest."""
+    found: _Numbers = data.reshape(len(data), -1, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return found.reshape(len(data), -1)
+
+
+def _q2_k(data: _Numbers) -> _Parts:
+    return _with_minima(_pairs(data[:, 16:80]), data[:, 80:], data[:, :16] & 15, data[:, :16] >> 4)
+
+
+def _q3_k(data: _Numbers) -> _Parts:
+    third = data[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # 0: four less
+    values = (_pairs(data[:, 32:96]) | third.reshape(len(data), -1) << 2).astype(np.int8) - np.int8(4)
+    low, high = data[:, 96:104], data[:, 104:108]
+    scales = np.concatenate([low & 15, low >> 4], axis=1) | np.concatenate([high >> i & 3 for i in (0, 2, 4, 6)], axis=1) << 4
+    return _with_scales(values, data[:, 108:], scales.astype(np.int8) - np.int8(32))
+
+
+def _q6_k(data: _Numbers) -> _Parts:
+    low = _nibbles(data[:, :128], 64).reshape(len(data), 2, 128) | _pairs(data[:, 128:192]).reshape(len(data), 2, 128) << 4
+    values = low.reshape(len(data), -1).astype(np.int8) - np.int8(32)
+    return _with_scales(values, data[:, 208:], np.ascontiguousarray(data[:, 192:208]).view(np.int8))
 
 
 def _iq4_xs(data: _Numbers) -> _Parts:
     high = np.ascontiguousarray(data[:, 2:4]).view("<u2") >> 2 * np.arange(8, dtype=np.uint16) & 3
     low = np.repeat(data[:, 4:8], 2, axis=1) >> np.tile(np.array([0, 4], np.uint8), 4) & 15
-    by = (low | high << 4).astype(np.float32) - np.float32(32)
-    with np.errstate(invalid="ignore"):  # a scale may be no number: told below
-        return _by_table(_nibbles(data[:, 8:], 16), _IQ4, _halves(data, 1).astype(np.float32) * by)
+    scales = (low | high << 4).astype(np.int8) - np.int8(32)
+    return _with_scales(_IQ4[_nibbles(data[:, 8:], 16)].astype(np.int8), data, scales)
+
+
+def _upper(scales: _Numbers) -> _Numbers:
+    """Of float32 [blocks, halves of 32] the upper 16 bits, which hold all of them."""
+    return (scales.view(np.uint32) >> 16).astype(np.uint16).reshape(len(scales), -1, 2)
+
+
+def _of_plus_zero(codes: _Numbers) -> _Numbers:
+    """GGUF has one zero."""
+    return np.where(codes == 8, np.uint8(0), codes)
 
 
 def _mxfp4(data: _Numbers) -> _Parts:
     exponents = data[:, :1].astype(np.uint32)  # of half of a power of two; of the least two the number is denormal
     bits = np.where(exponents < 2, np.uint32(0x200000) << np.minimum(exponents, 1), (exponents - 1) << 23)
-    return _by_table(_nibbles(data[:, 1:], 16), _MXFP4, bits.astype(np.uint32).view(np.float32))
+    scales = np.repeat(bits.astype(np.uint32).view(np.float32), 2, axis=1)
+    return _of_plus_zero(_nibbles(data[:, 1:], 16)), _upper(scales), None
+
+
+def _nvfp4(data: _Numbers) -> _Parts:
+    e, m = (data[:, :4] >> 3 & 15).astype(np.int32), (data[:, :4] & 7).astype(np.float32)  # e4m3, without a sign
+    scales = np.where(e == 0, np.ldexp(m, -10), np.ldexp(8 + m, e - 11)).astype(np.float32)  # half of it
+    return _of_plus_zero(_nibbles(data[:, 4:], 8)), _upper(np.where(data[:, :4] == 0x7F, np.float32(0), scales)), None
 
 
 GGUF = {
@@ -138,9 +170,13 @@ GGUF = {
     "q4_1": Blocks("affine4", 32, 20, _q4_1),
     "q5_0": Blocks("q8_0", 32, 22, _q5_0),
     "q5_1": Blocks("affine8", 32, 24, _q5_1),
-    "q4_k": Blocks("affine4f", 256, 144, _q4_k),
-    "q5_k": Blocks("affine8f", 256, 176, _q5_k),
+    "q2_k": Blocks("q4_k", 256, 84, _q2_k),
+    "q3_k": Blocks("q6_k", 256, 110, _q3_k),
+    "q4_k": Blocks("q4_k", 256, 144, _q4_k),
+    "q5_k": Blocks("q5_k", 256, 176, _q5_k),
+    "q6_k": Blocks("q6_k", 256, 210, _q6_k),
     "iq4_nl": Blocks("q8_0", 32, 18, _iq4_nl),
-    "iq4_xs": Blocks("affine8f", 256, 136, _iq4_xs),
-    "mxfp4": Blocks("affine8f", 32, 17, _mxfp4),
+    "iq4_xs": Blocks("q6_k", 256, 136, _iq4_xs),
+    "mxfp4": Blocks("fp4", 32, 17, _mxfp4),
+    "nvfp4": Blocks("fp4", 64, 36, _nvfp4),
 }

@@ -5,10 +5,19 @@
 | q8_0 | scale * q, q of -128 to 127 | 32 | GGUF |
 | q4_0 | scale * (q - 8), q of 0 to 15 | 32 | GGUF |
 | affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
-| affine8f, affine4f | the same | 32 | GGUF's K-quants and mxfp4 |
+| q4_k, q5_k | scale * q - minimum, q of 0 to 15, to 31 | 16 | GGUF: q4_K and q2_K, q5_K |
+| q6_k | scale * q, q of -128 to 127 | 16 | GGUF: q6_K, q3_K and iq4_xs |
+| fp4, fp8 | scale * q, q a number of 4 or 8 bits | 16 | mxfp4, nvfp4 and mxfp8 |
 
-Scales are float16, of affine8 and affine4 (and biases) of the weights' type, of the last two float32. The last group of a row may be
-short.
+| format | scales, and what stands beside them |
+|---|---|
+| q8_0, q4_0 | float16 |
+| affine8, affine4 | scales and biases, of the weights' type |
+| q4_k, q5_k, q6_k | int8, and minima of int8; both times a float16 of 256 weights, their factor |
+| fp4, fp8 | the upper 16 bits of a float32, as uint16 |
+
+The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
+NaNs count as 480.
 """
 
 from __future__ import annotations
@@ -22,7 +31,7 @@ import numpy as np
 from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from .gguf_blocks import BLOCK, GGUF
+from .gguf_blocks import BLOCK, GGUF, SUPER
 
 if TYPE_CHECKING:
     from .device import Device
@@ -41,8 +50,9 @@ class Format:
         bits: Of a value.
         groups: How many neighbours along K may share a scale, the default first.
         offset: Subtracted from a stored value.
-        has_bias: A group has a bias beside its scale.
-        in_float: Both are of float32, whatever the operands are.
+        has_bias: A group has a bias, or a minimum, beside its scale.
+        is_k: Scales are of int8, with factors of 256 weights in place of biases.
+        is_float: A value is a number of few bits, and scales are upper halves of float32.
     """
 
     name: str
@@ -50,15 +60,32 @@ class Format:
     groups: tuple[int, ...]
     offset: int = 0
     has_bias: bool = False
-    in_float: bool = False
+    is_k: bool = False
+    is_float: bool = False
 
     def scale_type(self, operands: Any) -> Any:
-        """The type of scales and biases, by that of the operands."""
-        return "float32" if self.in_float else operands if self.has_bias else "float16"
+        """The type of scales, by that of the operands."""
+        return "int8" if self.is_k else "uint16" if self.is_float else operands if self.has_bias else "float16"
+
+    def bias_type(self, operands: Any) -> Any:
+        """The type of what stands in ``biases``, None where nothing does."""
+        return "float16" if self.is_k else operands if self.has_bias else None
 
     @property
     def value_type(self) -> type[np.generic]:
-        return np.int8 if self.name == "q8_0" else np.uint8
+        return np.int8 if self.name in ("q8_0", "q6_k") else np.uint8
+
+    @property
+    def each(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Axes of ``scales`` and of ``biases`` behind the group's, or the 256 weights'."""
+        return ((4,), (2,)) if self.is_k and self.has_bias else ((2,), ()) if self.is_k or self.is_float else ((), ())
+
+    def shapes(self, n: int, k: int, group: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of values, scales and biases."""
+        per_byte, of_scales, of_biases = 8 // self.bits, -(-k // group), -(-k // (SUPER if self.is_k else group))
+        if layout == "nk":
+            return (n, -(-k // per_byte)), (n, of_scales, *self.each[0]), (n, of_biases, *self.each[1])
+        return (-(-k // BLOCK), n, BLOCK // per_byte), (of_scales, n, *self.each[0]), (of_biases, n, *self.each[1])
 
 
 FORMATS = {
@@ -68,8 +95,11 @@ FORMATS = {
         Format("q4_0", 4, (32,), offset=8),
         Format("affine8", 8, (64, 32, 128), has_bias=True),
         Format("affine4", 4, (64, 32, 128), has_bias=True),
-        Format("affine8f", 8, (32,), has_bias=True, in_float=True),
-        Format("affine4f", 4, (32,), has_bias=True, in_float=True),
+        Format("q6_k", 8, (32,), is_k=True),
+        Format("q5_k", 8, (32,), has_bias=True, is_k=True),
+        Format("q4_k", 4, (32,), has_bias=True, is_k=True),
+        Format("fp4", 4, (32,), is_float=True),
+        Format("fp8", 8, (32,), is_float=True),
     )
 }
 
@@ -81,11 +111,13 @@ class QuantizedArray:
     All its arrays are C-contiguous, and not to be written to. They are NumPy arrays, or Arrays of a device: :meth:`to`.
 
     Attributes:
-        values: Of int8 (q8_0) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
+        values: Of int8 (q8_0, q6_k) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
             or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
             of k.
-        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n].
-        biases: None but in the affine formats, and there like scales.
+        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. q6_k, fp4 and fp8 have [..., 2], of each
+            half of the group; q4_k and q5_k [..., 4], each half's scale and minimum.
+        biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q4_k and q5_k [..., 2],
+            those of scales and of minima. None in the other formats.
         storage: Format, group and layout in one word, as MatmulSpec has it.
     """
 
@@ -108,20 +140,16 @@ class QuantizedArray:
         object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
         _check_layout(self.layout)
-        groups = -(-k // self.group)
-        per_byte = 8 // f.bits
-        values: tuple[int, ...]
-        if self.layout == "nk":
-            values, scales = (n, -(-k // per_byte)), (n, groups)
-        else:
-            values, scales = (-(-k // BLOCK), n, BLOCK // per_byte), (groups, n)
+        values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
-        kinds = _types("float32") if f.in_float else _types("float16", "float32", "bfloat16") if f.has_bias else _types("float16")
-        _check(self.scales, "scales", scales, kinds)
-        if f.has_bias != (self.biases is not None):
-            raise ArgumentError(f"biases: format {f.name} has {'one for each scale' if f.has_bias else 'none'}")
-        if self.biases is not None:
-            _check(self.biases, "biases", scales, (self.scales.dtype,))
+        kinds = ("float16", "float32", "bfloat16") if f.has_bias and not f.is_k else (f.scale_type(""),)
+        _check(self.scales, "scales", scales, _types(*kinds))
+        kind = f.bias_type(self.scales.dtype)
+        if (kind is None) != (self.biases is None):
+            has = "none" if kind is None else "factors of 256 weights" if f.is_k else "one for each scale"
+            raise ArgumentError(f"biases: format {f.name} has {has}")
+        if kind is not None:
+            _check(self.biases, "biases", biases, (np.dtype(kind),))
         group = "" if self.group == f.groups[0] else f":{self.group}"
         object.__setattr__(self, "storage", f"{f.name}{group}{'' if self.layout == 'nk' else ':canonical'}")
 
@@ -167,11 +195,30 @@ class QuantizedArray:
         return self._each(np.asarray)
 
     def _by_row(self, x: _Numbers) -> _Numbers:
-        """Scales or biases as [n, groups]."""
-        return np.asarray(x) if self.layout == "nk" else np.asarray(x).T
+        """Scales or biases as [n, groups, ...]."""
+        return np.asarray(x) if self.layout == "nk" else np.asarray(x).swapaxes(0, 1)
+
+    def factors(self) -> tuple[_Numbers, _Numbers | None]:
+        """What each weight's value is multiplied with, and what is added: float64 [n, k]. None where nothing is."""
+        f, k = FORMATS[self.format], self.shape[1]
+
+        def each(x: _Numbers, by: int) -> _Numbers:
+            return np.repeat(x, by, axis=1)[:, :k]
+
+        scales, biases = self._by_row(self.scales), None if self.biases is None else self._by_row(self.biases).astype(np.float64)
+        if f.is_float:
+            wide = (scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+            return each(wide.reshape(len(wide), -1), BLOCK // 2), None
+        if not f.is_k:
+            return each(scales.astype(np.float64), self.group), None if biases is None else each(biases, self.group)
+        assert biases is not None
+        parts = scales.astype(np.float64).reshape(*scales.shape[:2], 2, -1)  # of a half: scale, or scale and minimum
+        parts *= np.repeat(biases.reshape(*biases.shape[:2], 1, -1), SUPER // BLOCK, axis=1)[:, : parts.shape[1]]
+        parts = each(parts.reshape(len(parts), 2 * parts.shape[1], -1), BLOCK // 2)
+        return parts[..., 0], -parts[..., 1] if f.has_bias else None
 
     def integers(self) -> _Numbers:
-        """The stored values one by one, less the format's offset, int16 [n, k]."""
+        """The stored values one by one, less the format's offset, int16 [n, k]; of fp4 and fp8 their codes."""
         f, (n, k) = FORMATS[self.format], self.shape
         values = np.asarray(self.values)
         rows = values if self.layout == "nk" else values.transpose(1, 0, 2).reshape(n, -1)
@@ -187,12 +234,11 @@ class QuantizedArray:
         if kind.kind not in "iuf" and kind.name != "bfloat16":
             raise DTypeError(f"dequantize: dtype is {kind}; it takes one of numbers")
 
-        def each(x: _Numbers) -> _Numbers:
-            return np.repeat(self._by_row(x).astype(np.float64), self.group, axis=1)[:, : self.shape[1]]
-
+        f, values = FORMATS[self.format], self.integers()
         with np.errstate(all="ignore"):
-            wide = each(self.scales) * self.integers()
-            return (wide if self.biases is None else wide + each(self.biases)).astype(kind)
+            scales, biases = self.factors()
+            wide = scales * (_NUMBERS[f.bits][values] if f.is_float else values)
+            return (wide if biases is None else wide + biases).astype(kind)
 
     def to_layout(self, layout: str) -> QuantizedArray:
         """The same numbers in the other layout, or itself."""
@@ -206,7 +252,7 @@ class QuantizedArray:
     def to_gguf(self) -> _Numbers:
         """Blocks as GGUF has them, uint8 [n, k / 32 * bytes of a block]. Raises UnsupportedError for what GGUF has not."""
         f, (n, k) = FORMATS[self.format], self.shape
-        if f.has_bias or k % BLOCK:
+        if self.format not in ("q8_0", "q4_0") or k % BLOCK:
             raise UnsupportedError(f"{self!r}: GGUF has q8_0 and q4_0 with a k that is a multiple of {BLOCK}")
         stored = (self.integers() + f.offset).astype(f.value_type).reshape(n, k // BLOCK, BLOCK)
         if f.bits == 4:  # element i and i + 16 share a byte
@@ -217,7 +263,7 @@ class QuantizedArray:
     def to_mlx(self) -> tuple[_Numbers, _Numbers, _Numbers]:
         """What mlx.core.quantize returns: values packed in uint32 [n, k * bits / 32], scales and biases [n, k / group]. Raises
         UnsupportedError for what MLX has not."""
-        if self.biases is None or self.shape[1] % self.group:
+        if not self.format.startswith("affine") or self.shape[1] % self.group:
             raise UnsupportedError(f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group")
         rows = self.to_layout("nk").numpy()
         return rows.values.view(np.dtype("<u4")), rows.scales, rows.biases
@@ -245,20 +291,19 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     # A short group is filled with its own last element, which changes neither the least nor the greatest of it.
     blocks = np.concatenate([wide, np.repeat(wide[:, -1:], groups * group - k, axis=1)], axis=1).reshape(n, groups, group)
     stored, scales, biases = _QUANTIZERS[format](blocks, f)
-    kind = np.dtype(f.scale_type(w.dtype))
     with np.errstate(over="ignore"):
-        kept = [None if x is None else x.astype(kind) for x in (scales, biases)]
-    if not np.isfinite(np.asarray(kept[0], np.float32)).all():
-        raise ArgumentError(f"quantize: a group's scale is {np.abs(scales).max():g}, past {kind.name}")
-    assert kept[0] is not None
-    return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, kept[0], kept[1])
+        kept = scales.astype(f.scale_type(w.dtype)), None if biases is None else biases.astype(f.bias_type(w.dtype))
+    for given, x in zip((scales, biases), kept, strict=True):
+        if given is not None and x is not None and not np.isfinite(x.astype(np.float32)).all():
+            raise ArgumentError(f"quantize: a group's scale is {np.abs(given).max():g}, past {x.dtype.name}")
+    return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, *kept)
 
 
 def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
     """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 or 256 weights along k. shape: (n, k).
 
-    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q4_k affine4f; q5_k,
-    iq4_xs and mxfp4 affine8f.
+    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q2_k q4_k; q3_k and
+    iq4_xs q6_k; mxfp4 and nvfp4 fp4.
 
     dtype: of the scales and biases of q4_1 and q5_1, float16 or float32. It is the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
     """
@@ -278,32 +323,42 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
             f" blocks have {form.size} bytes each"
         )
     stored, scales, biases = form.apart(data.reshape(-1, form.size))
-    scales, biases = scales.reshape(n, -1), None if biases is None else biases.reshape(n, -1)
-    if biases is not None and not FORMATS[form.format].in_float:
+    f = FORMATS[form.format]
+    scales, biases = scales.reshape(n, -1, *f.each[0]), None if biases is None else biases.reshape(n, -1, *f.each[1])
+    if biases is not None and not f.is_k:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
     return _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
 
 
 def from_mlx(
-    packed: Any, scales: Any = None, biases: Any = None, *, bits: int | None = None, group: int | None = None, layout: str = "nk"
+    packed: Any,
+    scales: Any = None,
+    biases: Any = None,
+    *,
+    bits: int | None = None,
+    group: int | None = None,
+    mode: str = "affine",
+    layout: str = "nk",
 ) -> QuantizedArray:
-    """Takes what mlx.core.quantize(w, group_size=group, bits=bits) returns, as its own arrays or NumPy's.
+    """Takes what mlx.core.quantize(w, group_size=group, bits=bits, mode=mode) returns, as its own arrays or NumPy's.
 
     They are uint32 [n, k * bits / 32], and two of [n, k / group]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
-    or 6 a byte. The group is 64 if it is not given. A layer alone, an mlx.nn.QuantizedLinear, will do as well. It knows all of them; its
-    `bias` is not taken.
+    or 6 a byte. The group is 64 if it is not given. Modes mxfp4, mxfp8 and nvfp4 have no biases, scales of uint8, and say bits and group
+    themselves. A global scale of nvfp4 is not taken: give it to matmul as alpha. A layer alone, an mlx.nn.QuantizedLinear, will do as well.
+    It knows all of them; its `bias` is not taken.
 
     Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
     """
     if hasattr(packed, "group_size") and hasattr(packed, "scales"):
         if any(x is not None for x in (scales, biases, bits, group)):
             raise ArgumentError("from_mlx: a layer comes alone: it knows its scales, biases, bits and group")
-        if (mode := getattr(packed, "mode", "affine")) != "affine":
-            raise UnsupportedError(f"from_mlx: the layer's mode is {mode}; it takes affine")
-        names = ("weight", "scales", "biases", "bits", "group_size")
-        packed, scales, biases, bits, group = parts = [getattr(packed, name, None) for name in names]
-        if missing := [name for name, part in zip(names, parts, strict=True) if part is None]:
+        mode = getattr(packed, "mode", "affine")
+        names = ("weight", "scales", "bits", "group_size", "biases")
+        packed, scales, bits, group, biases = parts = [getattr(packed, name, None) for name in names]
+        if missing := [name for name, part in zip(names[: 5 if mode == "affine" else 4], parts, strict=False) if part is None]:
             raise ArgumentError(f"from_mlx: the layer has no {missing[0]}")
+    if mode != "affine":
+        return _from_mx(packed, scales, biases, bits, group, mode, layout)
     if scales is None or biases is None or bits is None:
         raise ArgumentError("from_mlx takes packed, scales, biases and bits=, or a QuantizedLinear alone")
     group = 64 if group is None else group
@@ -329,6 +384,35 @@ def from_mlx(
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------
+
+
+_MX = {"mxfp4": ("fp4", 32), "mxfp8": ("fp8", 32), "nvfp4": ("fp4", 16)}  # modes of MLX: format, and weights with one scale
+
+
+def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode: Any, layout: str) -> QuantizedArray:
+    if not isinstance(mode, str) or mode not in _MX:
+        raise UnsupportedError(f"from_mlx: mode is {mode!r}; it takes affine, {', '.join(_MX)}")
+    f, of_one = FORMATS[_MX[mode][0]], _MX[mode][1]
+    if biases is not None or bits not in (None, f.bits) or group not in (None, of_one):
+        raise ArgumentError(f"from_mlx: {mode} has {f.bits} bits, groups of {of_one} and no biases")
+    packed, scales = _host_array(packed, "from_mlx: packed"), _host_array(scales, "from_mlx: scales")
+    if packed.dtype != np.uint32 or packed.ndim != 2 or 0 in packed.shape or scales.dtype != np.uint8:
+        raise DTypeError(
+            f"from_mlx: packed is {packed.dtype} {packed.shape} and scales {scales.dtype}; {mode} has uint32 [n, k * bits / 32] and uint8"
+        )
+    n, k = packed.shape[0], packed.shape[1] * 32 // f.bits
+    if scales.shape != (n, k // of_one) or k % BLOCK:
+        raise ShapeError(f"from_mlx: scales {scales.shape} for {n} rows of {k} in groups of {of_one}")
+    codes = np.ascontiguousarray(packed.astype(np.dtype("<u4"))).view(np.uint8)
+    if mode == "nvfp4":
+        wide = _NUMBERS[8][scales].astype(np.float32)
+    elif (scales == 255).any():
+        raise ArgumentError(f"from_mlx: a scale of {mode} is no number")
+    else:
+        wide = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+    wide = np.repeat(wide, of_one // 16, axis=1)  # one for each 16
+    upper = (np.ldexp(wide, -int(f.bits == 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper.reshape(n, -1, 2), None)
 
 
 def _host_array(x: Any, name: str) -> _Numbers:
@@ -398,7 +482,7 @@ def _unpacked(rows: _Numbers) -> _Numbers:
 
 
 def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbers, biases: _Numbers | None) -> QuantizedArray:
-    """Of stored values [n, k], scales and biases [n, groups]."""
+    """Of stored values [n, k], scales and biases [n, groups, ...]."""
     _check_layout(layout)
     f, (n, k) = FORMATS[name], stored.shape
     values = stored.astype(f.value_type)
@@ -409,7 +493,7 @@ def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbe
         values = values[:, ::2] | values[:, 1::2] << 4
     if layout == "canonical":
         values = values.reshape(n, -1, BLOCK * f.bits // 8).transpose(1, 0, 2)
-        scales, biases = scales.T, None if biases is None else biases.T
+        scales, biases = scales.swapaxes(0, 1), None if biases is None else biases.swapaxes(0, 1)
     parts = [None if x is None else np.ascontiguousarray(x) for x in (values, scales, biases)]
     assert parts[0] is not None and parts[1] is not None
     return QuantizedArray(name, layout, (n, k), group, parts[0], parts[1], parts[2])
@@ -450,6 +534,69 @@ def _affine(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
     return np.clip(np.rint((blocks - bias[..., None]) / scale[..., None]), 0, steps), scale, bias
 
 
+def _bytes_of(x: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
+    """Of numbers [n, blocks of 32, halves or 1] whole ones of up to `most`, and the float16 factor of each eight blocks."""
+    n, count, each = x.shape
+    padded = np.pad(x, ((0, 0), (0, -count % 8), (0, 0))).reshape(n, -1, 8, each)
+    with np.errstate(over="ignore"):
+        factor = (np.abs(padded).max(axis=(2, 3)) / np.float32(most)).astype(np.float16)
+    whole = np.rint(padded * _inverse(factor.astype(np.float32))[..., None, None])
+    return np.clip(whole, -most, most).reshape(n, -1, each)[:, :count], factor
+
+
+def _q6_k(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Rounds to nearest, with the scales as they are stored: the greatest of 16 becomes 31."""
+    halves = blocks.reshape(*blocks.shape[:2], 2, -1)
+    scales, factors = _bytes_of(np.abs(halves).max(axis=3) / np.float32(31), 127)
+    stored = np.repeat(factors.astype(np.float32), 8, axis=1)[:, : scales.shape[1], None] * scales
+    return np.clip(np.rint(halves * _inverse(stored)[..., None]), -32, 31).reshape(blocks.shape), scales, factors
+
+
+def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Rounds to nearest, with scales and minima as they are stored: of 6 bits, the same for both halves. No minimum is above zero."""
+    steps = np.float32(31 if f.name == "q5_k" else 15)
+    least = np.minimum(blocks.min(axis=2), 0)
+    scales, of_scales = _bytes_of((np.maximum(blocks.max(axis=2), 0) - least)[..., None] / steps, 63)
+    minima, of_minima = _bytes_of(-least[..., None], 63)
+    scale, minimum = (
+        np.repeat(factor.astype(np.float32), 8, axis=1)[:, : len(blocks[0]), None] * whole
+        for whole, factor in ((scales, of_scales), (minima, of_minima))
+    )
+    values = np.clip(np.rint((blocks + minimum) * _inverse(scale)), 0, steps)
+    return values, np.concatenate([scales, minima, scales, minima], axis=2), np.stack([of_scales, of_minima], axis=2)
+
+
+def _of_e4m3(codes: _Numbers) -> _Numbers:
+    e, m = codes >> 3 & 15, codes & 7
+    found: _Numbers = np.where(codes & 128, -1.0, 1.0) * np.where(e == 0, np.ldexp(m, -9), np.ldexp(8 + m, e - 10))
+    return found
+
+
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float64)  # twice what the code says
+_NUMBERS = {4: np.concatenate([_E2M1, -_E2M1]), 8: _of_e4m3(np.arange(256))}  # what a code of so many bits says
+
+
+def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
+    """As MLX's modes mxfp4 and mxfp8. Scales are powers of two, the least of which no value is past the end. A value becomes the nearest code; of
+    two, in 4 bits the one nearer to zero, in 8 the even one. In 4 bits zero has no sign."""
+    greatest = np.abs(blocks).max(axis=2)
+    raw = np.float32(6) if f.bits == 4 else np.float32(448)
+    exponents = np.clip(np.ceil(np.log2(np.where(greatest > 0, greatest, 1) / raw)), -126, 127)
+    exponents = np.where(greatest > 0, exponents, 0)
+    # MLX's scale is 2^exponent; a value of fp4 is stored twice as large.
+    scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (f.bits == 4)).astype(np.float32)
+    codes = np.arange(7 if f.bits == 4 else 126)
+    between = (_NUMBERS[f.bits][codes] + _NUMBERS[f.bits][codes + 1]) / 2
+    sizes = np.abs(blocks).astype(np.float64) / scale[..., None]
+    found = np.searchsorted(between, sizes)  # of a tie the lower one
+    if f.bits == 8:
+        found += (found % 2 == 1) & (found < len(between)) & (sizes == between[np.minimum(found, len(between) - 1)])
+    upper = np.repeat((scale.view(np.uint32) >> 16)[..., None], 2, axis=2)
+    signs = np.signbit(blocks) & ((f.bits == 8) | (found > 0))
+    return found | signs.astype(found.dtype) << f.bits - 1, upper, None
+
+
 _QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
-    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "affine8f": _affine, "affine4f": _affine,
+    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "q6_k": _q6_k, "q5_k": _with_minima, "q4_k": _with_minima,
+    "fp4": _few_bits, "fp8": _few_bits,
 }  # fmt: skip

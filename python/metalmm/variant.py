@@ -29,8 +29,11 @@ _BITS = {
     "q4_0": 4,
     "affine8": 8,
     "affine4": 4,
-    "affine8f": 8,
-    "affine4f": 6,  # with its scales, half as many bytes again
+    "q6_k": 9,  # with its scales: of these formats they are more than a 16th
+    "q5_k": 9,
+    "q4_k": 5,
+    "fp4": 5,
+    "fp8": 9,
 }
 
 

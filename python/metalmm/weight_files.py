@@ -117,7 +117,7 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     """A .safetensors file, or a folder of them, as a mapping of names to arrays. Nothing is copied before it is asked for.
 
     MLX's quantized weights (`NAME.weight` of uint32 with `NAME.scales` and `NAME.biases`) become one :class:`QuantizedArray` by the name
-    of `NAME.weight`; of 2 to 8 bits. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
+    of `NAME.weight`; of 2 to 8 bits, or of a mode that config.json beside the file says: mxfp4, mxfp8 and nvfp4 have no biases. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
     where it is not. Raises ArgumentError for a file that is none, is cut short or claims more than it holds.
     """
     if not isinstance(path, (str, Path)):
@@ -149,9 +149,12 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     makers = dict(views)
     for name in views:
         stem = name.removesuffix(".weight")
-        if stem != name and kinds[name] == "U32" and f"{stem}.scales" in views and f"{stem}.biases" in views:
-            parts = [views[name], makers.pop(f"{stem}.scales"), makers.pop(f"{stem}.biases")]
-            makers[name] = partial(_of_mlx, parts, group, said, layout, stem)
+        if stem != name and kinds[name] == "U32" and f"{stem}.scales" in views:
+            if f"{stem}.biases" in views:
+                parts = [views[name], makers.pop(f"{stem}.scales"), makers.pop(f"{stem}.biases")]
+                makers[name] = partial(_of_mlx, parts, group, said, layout, stem)
+            elif kinds[f"{stem}.scales"] == "U8":
+                makers[name] = partial(_of_mx, views[name], makers.pop(f"{stem}.scales"), said, layout, stem)
     return WeightFile(path, makers, {name: (kind, size / max(sizes, 1)) for name, (kind, size) in refused.items()})
 
 
@@ -162,6 +165,16 @@ def _of_blocks(data: Any, kind: str, shape: tuple[int, int], **options: Any) -> 
 def _dense(data: Any, kind: Any, shape: tuple[int, ...]) -> Any:
     found = np.asarray(data)
     return (found if kind is None else found.view(kind)).reshape(shape)
+
+
+def _of_mx(packed: Callable[[], Any], scales: Callable[[], Any], said: Mapping[str, Any], layout: str, stem: str) -> QuantizedArray:
+    """MLX's modes without biases, of which the shapes do not tell which it is: mxfp4 in 32 has those of mxfp8 in 16."""
+    mode = (own if isinstance(own := said.get(stem), dict) else said).get("mode")
+    if mode not in ("mxfp4", "mxfp8", "nvfp4"):
+        raise UnsupportedError(
+            f"'{harmless(stem)}.weight' has scales of uint8 and no biases: config.json says mode {mode!r}, for mxfp4, mxfp8 or nvfp4"
+        )
+    return from_mlx(packed(), scales(), mode=mode, layout=layout)
 
 
 def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str, Any], layout: str, stem: str) -> QuantizedArray:

@@ -19,7 +19,7 @@ from support.here import DEVICE, ROOT
 from support.numbers import half
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="the same text on each device")
-TYPES = {"half": np.float16, "float": np.float32, "char": np.int8, "uchar": np.uint8}
+TYPES = {"half": np.float16, "float": np.float32, "char": np.int8, "uchar": np.uint8, "ushort": np.uint16}
 
 CASES = [
     ("gemv_nt/l16_d7_x_tg128", "m=1 n=67 k=200 nt"),
@@ -30,7 +30,9 @@ CASES = [
     ("gemv_nt/l8_d7_tg256", "m=1 n=67+20+35 k=96 nt bias"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=40+40 k=96 nt q8_0 swiglu bias"),
     ("gemv_nt/l8_d14_x_tg128", "m=1 n=40+40 k=96 nt swiglu"),
-    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt affine4f"),
+    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt q4_k"),
+    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=320 nt q6_k:canonical"),
+    ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt fp4"),
     ("gemv_nt_octet/c4_tg128", "m=1 n=67 k=203 nt"),
     ("gemv_nt_vec4/c4_tg128", "m=1 n=67 k=203 nt alpha=0.5 beta=2"),
     ("gemv_nt_vec4/r8_c4_tg128", "m=5 n=67 k=203 nt batch=3"),

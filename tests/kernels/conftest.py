@@ -12,6 +12,7 @@ from typing import Any
 import metalmm
 import pytest
 from metalmm import kernel_source, modules, pipelines
+from metalmm.quantized import FORMATS
 from support import coverage
 from support.changed import changed_kernels
 from support.here import DEVICE
@@ -120,7 +121,8 @@ def dense_row(request: pytest.FixtureRequest) -> Iterator[Row]:
 
 
 QUANTIZED_ROWS = [row for row in ROWS if row.variant.storage != "dense"]
-AFFINE_ROWS = [row for row in QUANTIZED_ROWS if "affine" in row.variant.storage]
+BIASED_ROWS = [row for row in QUANTIZED_ROWS if FORMATS[row.variant.storage.partition(":")[0]].has_bias]
+AFFINE_ROWS = [row for row in BIASED_ROWS if "affine" in row.variant.storage]
 
 
 @pytest.fixture(scope="session", params=QUANTIZED_ROWS, ids=str)
@@ -133,13 +135,13 @@ def affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 
-@pytest.fixture(scope="session", params=[r for r in AFFINE_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
+@pytest.fixture(scope="session", params=[r for r in BIASED_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
 def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     """Of one matrix, in float16."""
     yield from _prepared(request.param)
 
 
-WIDE_ROWS = [r for r in QUANTIZED_ROWS if r.dtype != "float16" and not r.variant.swiglu and "affine" not in r.variant.storage]
+WIDE_ROWS = [r for r in QUANTIZED_ROWS if r.dtype != "float16" and not r.variant.swiglu and r not in BIASED_ROWS]
 
 
 @pytest.fixture(scope="session", params=WIDE_ROWS, ids=str)

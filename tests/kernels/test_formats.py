@@ -8,11 +8,11 @@ from typing import Any
 
 import metalmm
 import numpy as np
-from metalmm import numerics, quantized
-from support.operands import DTYPES, Call, draw
+from metalmm import numerics
+from support.operands import DTYPES, Call, draw, made, of_one_scale, scaled, scales_of
 from support.rows import Row
 
-FORMS = {"q8_0": 255, "q4_0": 15, "affine8": 255, "affine4": 15, "affine8f": 255, "affine4f": 15}
+TOPS = {"affine8": 255, "affine4": 15, "q5_k": 31, "q4_k": 15}
 
 
 def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:
@@ -22,11 +22,10 @@ def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:
     return call
 
 
-def made(row: Row, integers: Any, scales: Any, biases: Any = None) -> Any:
-    """A matrix of stored integers [n, k], scales and biases [n, groups of 32]."""
+def form_of(row: Row) -> tuple[str, str]:
+    """Format and layout."""
     form, _, layout = row.variant.storage.partition(":")
-    dtype = np.float32 if form.endswith("f") else DTYPES[row.dtype] if "affine" in form else np.float16
-    return quantized._stored(form, layout or "nk", integers, 32, scales.astype(dtype), None if biases is None else biases.astype(dtype))
+    return form, layout
 
 
 def test_the_extremes_of_a_format(quantized_row: Row, device: metalmm.Device) -> None:
@@ -34,10 +33,14 @@ def test_the_extremes_of_a_format(quantized_row: Row, device: metalmm.Device) ->
 
     def change(q: Any, last: float = 1.0) -> Any:
         values = np.arange(q.values.size, dtype=np.int64).astype(np.uint8).view(q.values.dtype).reshape(q.values.shape)
-        scales = q.scales.copy()
-        scales.flat[::5], scales.flat[1::5], scales.flat[2::5] = 0, -0.5, 6e-8
-        scales.flat[7 % scales.size] = last
-        return replace(q, values=values, scales=scales)
+
+        def extremes(scales: Any) -> None:
+            scales.flat[::5], scales.flat[1::5], scales.flat[2::5] = 0, -0.5, 6e-8
+            scales.flat[7 % scales.size] = last
+
+        if q.scales.dtype == np.int8:
+            q = replace(q, scales=np.resize([-128, 127, 0, 1, -1, 63, 5], q.scales.shape).astype(np.int8))
+        return replace(scaled(q, extremes), values=values)
 
     for infinite, last in ((False, 1.0), (True, 1.0), (True, np.nan)):
         call = with_weights(quantized_row, functools.partial(change, last=last), 6, 256)
@@ -52,9 +55,10 @@ def test_infinities_stay_in_their_column(quantized_row: Row, device: metalmm.Dev
     """Of which a lane may have read a piece before one of another column, or in place of one that is not there: of 1024, behind 896."""
 
     def change(q: Any) -> Any:
-        scales = q.scales.copy()
-        (scales if q.layout == "nk" else scales.T)[np.arange(q.shape[0]) % 37 == 36] = np.inf
-        return replace(q, scales=scales)
+        def infinite(scales: Any) -> None:
+            (scales if q.layout == "nk" else scales.swapaxes(0, 1))[np.arange(q.shape[0]) % 37 == 36] = np.inf
+
+        return scaled(q, infinite)
 
     call = with_weights(quantized_row, change, 150, 1024)
     for out, (reference, bound) in zip(call.run(device), call.judged(), strict=True):
@@ -105,13 +109,17 @@ def test_terms_that_cancel(single_affine_row: Row, device: metalmm.Device) -> No
     for k in (4, 32, 64, 127, 256):
         call = draw(row, 3, 8, k)
         k = call.b[0].shape[1]
-        integers, groups = np.ones((call.b[0].shape[0], k), np.int64), (call.b[0].shape[0], -(-k // 32))
+        form, layout = form_of(row)
+        integers, groups = np.ones((call.b[0].shape[0], k), np.int64), scales_of(form, call.b[0].shape[0], k)
         integers[:, 0] = 3
         rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
         rows[...] = 1023 * 2.0**-24
         rows[:, 0] = 1025
-        for scale, bias in ((1, -2.5), (np.inf, 1), (np.inf, -1), (-np.inf, 0), (2, np.inf), (-1, -np.inf)):
-            plain = Call(row, call.a, [made(row, integers, np.full(groups, scale), np.full(groups, bias))])
+        infinite = ((np.inf, 1), (np.inf, -1), (-np.inf, 0), (2, np.inf), (-1, -np.inf)) if "affine" in form else ()
+        for scale, bias in ((1, -2.5), *infinite):
+            by = 1 if "affine" in form else 0.5
+            b = made(form, layout, integers, np.full(groups, scale / by), np.full(groups, bias / by), dtype=DTYPES[row.dtype], factor=by)
+            plain = Call(row, call.a, [b])
             if scale == 1:
                 plain.c, plain.beta = np.full(plain.judged()[0][0].shape, -512.5, np.float16), 1.0
                 plain._judged.clear()
@@ -122,19 +130,24 @@ def test_weights_beside_their_zero(single_affine_row: Row, device: metalmm.Devic
     """At most a scale from zero between terms that are many, of each group another: one element of A, and C, leave nothing of the result
     but what small ones of A give."""
     row = single_affine_row
-    rng, top = np.random.default_rng(8), FORMS[row.variant.storage.partition(":")[0]]
+    form, layout = form_of(row)
+    rng, top = np.random.default_rng(8), TOPS[form]
     for k in (128, 288, 896):
         call = draw(row, 3, 24, k)
         n, k = call.b[0].shape
-        groups = (n, -(-k // 32))
+        groups, by = scales_of(form, n, k), 1.0
         scales = rng.choice([0.37, 1, 0.011, -3.3], groups).astype(np.float16)
+        if "affine" not in form:  # whole numbers, times a factor
+            scales, by = rng.choice([4, 1, -3], groups).astype(np.float16), 0.37
         biases = (-scales * (rng.integers(0, top, groups) + rng.choice([0, 0.25, 0.499, 0.5], groups))).astype(np.float16)
-        zeros = np.repeat(-biases.astype(np.float64) / scales, 32, axis=1)[:, :k]
+        if "affine" not in form:
+            biases = np.rint(biases)
+        zeros = np.repeat(-biases.astype(np.float64) / scales, of_one_scale(form), axis=1)[:, :k]
         integers = np.clip(np.floor(zeros) + rng.integers(0, 2, (n, k)), 0, top).astype(np.int64)
         rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
         rows[...] = 1023 * 2.0**-24
         rows[:, 0] = 1025
-        plain = Call(row, call.a, [made(row, integers, scales, biases)])
+        plain = Call(row, call.a, [made(form, layout, integers, scales, biases, dtype=DTYPES[row.dtype], factor=by)])
         plain.c, plain.beta = -plain.judged()[0][0].astype(np.float16), 1.0
         plain._judged.clear()
         plain.check(device)
@@ -143,7 +156,7 @@ def test_weights_beside_their_zero(single_affine_row: Row, device: metalmm.Devic
 def test_sums_before_the_scale_do_not_overflow(wide_row: Row, device: metalmm.Device) -> None:
     """x * 127 may be past the largest float where x * 127 * scale is not."""
     row = wide_row
-    call = with_weights(row, lambda q: replace(q, scales=np.full_like(q.scales, 0.001)), 8, 64)
+    call = with_weights(row, lambda q: scaled(q, lambda scales: scales.fill(0.001)), 8, 64)
     rows = call.a if row.layout[0] == "n" else np.swapaxes(call.a, -1, -2)
     rows[...] = 0
     rows[0, 0] = rows[0, 33] = 1e37

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import metalmm
@@ -147,12 +148,58 @@ def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> A
     if form == "dense":
         return stored(row, w)
     f, whole = quantized.FORMATS[form], w.astype(np.int64)
-    size, kind = group or f.groups[0], np.dtype(np.float32) if f.in_float else w.dtype
-    signs = 2.0 * np.random.default_rng(turn).integers(0, 2, (w.shape[0], -(-w.shape[1] // size))) - 1
-    of_each = np.repeat(signs, size, axis=1)[:, : w.shape[1]].astype(np.int64)
+    size = of_one_scale(form, group or f.groups[0])
+    signs = 2.0 * np.random.default_rng(turn).integers(0, 2, scales_of(form, *w.shape, group or f.groups[0])) - 1
+    values = whole * np.repeat(signs, size, axis=1)[:, : w.shape[1]].astype(np.int64)
+    if f.is_float:
+        one = 1 if f.bits == 4 else 0x38  # its code
+        return made(form, layout, np.where(values < 0, one + 2 ** (f.bits - 1), values * one), signs, size=group)
     if not f.has_bias:
-        return quantized._stored(form, layout or "nk", whole * of_each + f.offset, size, signs.astype(np.float16), None)
-    return quantized._stored(form, layout or "nk", whole * of_each + 1, size, signs.astype(kind), -signs.astype(kind))
+        return made(form, layout, values + f.offset, signs, size=group)
+    return made(form, layout, values + 1, signs, -signs, size=group, dtype=w.dtype)
+
+
+def of_one_scale(form: str, group: int = 32) -> int:
+    """Weights along k."""
+    f = quantized.FORMATS[form]
+    return 16 if f.is_k or f.is_float else group
+
+
+def scales_of(form: str, n: int, k: int, group: int = 32) -> tuple[int, int]:
+    """How many there are; of half blocks the last block has two, whatever k is."""
+    return n, -(-k // group) * (group // of_one_scale(form, group))
+
+
+def made(
+    form: str, layout: str, integers: Any, scales: Any, biases: Any = None, *, size: int | None = None, dtype: Any = np.float16, factor: Any = 1.0
+) -> Any:  # fmt: skip
+    """A matrix of stored integers [n, k], with scales and biases of `scales_of`. Of K-quants they are whole numbers times `factor`, of each 256
+    weights or of all."""
+    f = quantized.FORMATS[form]
+    if f.is_float:
+        upper = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).reshape(len(scales), -1, 2)
+        return quantized._stored(form, layout or "nk", integers, 32, upper, None)
+    if not f.is_k:
+        kind = dtype if f.has_bias else np.float16
+        of_biases = None if biases is None else biases.astype(kind)
+        return quantized._stored(form, layout or "nk", integers, size or 32, scales.astype(kind), of_biases)
+    parts = [scales] if biases is None else [scales, -biases]
+    whole = np.stack([x.reshape(len(scales), -1, 2) for x in parts], axis=3).reshape(len(scales), -1, 2 * len(parts))
+    factors = np.broadcast_to(np.asarray(factor, np.float16), (len(scales), -(-whole.shape[1] // 8)))
+    both = factors if biases is None else np.stack([factors, factors], axis=2)
+    return quantized._stored(form, layout or "nk", integers, 32, whole.astype(np.int8), both)
+
+
+def scaled(q: Any, change: Callable[[Any], None]) -> Any:
+    """Its scales as floats, changed in place. Of K-quants these are the factors of 256 weights."""
+    f = quantized.FORMATS[q.format]
+    if f.is_k:
+        factors = q.biases.copy()
+        change(factors)
+        return replace(q, biases=factors)
+    scales = (q.scales.astype(np.uint32) << 16).view(np.float32) if f.is_float else q.scales.copy()
+    change(scales)
+    return replace(q, scales=(scales.view(np.uint32) >> 16).astype(np.uint16) if f.is_float else scales)
 
 
 @functools.cache

@@ -66,10 +66,10 @@ class Row:
         return f"{self.variant}{b}-{self.dtype}-{self.layout}-{self.compiler}{'-debug' if self.debug else ''}"
 
 
-def in_float(what: What) -> bool:
-    """Of the formats that differ from others in the type of a scale alone."""
+def of_halves(what: What) -> bool:
+    """Of the formats whose scales have nothing to do with the operands' type."""
     form = what.storage.partition(":")[0]
-    return form in FORMATS and FORMATS[form].in_float
+    return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -101,15 +101,18 @@ def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
     """The rows; with METALMM_TEST_ALL every instance of every variant."""
     compilers = compilers if DEVICE == "cpu" else ["-"]
-    # Clang, where there is one. Of an id, of tensor cores' stand-in, of scales in float and in debug mode one compiler is enough.
+    # Clang, where there is one. Of an id, of tensor cores' stand-in, of scales of half blocks and in debug mode one compiler is enough.
     quickest = compilers[-1]
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or in_float(what) else compilers for what in members}
-    rows = [row for what, vs in members.items() for row in _product(vs, by[what], have)]
+    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or of_halves(what) else compilers for what in members}
+    types = itertools.cycle(OPERAND_TYPES)
+    rows = [
+        row for what, vs in members.items() for row in _product(vs, by[what], have, [next(types)] if of_halves(what) else OPERAND_TYPES)
+    ]
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
@@ -118,7 +121,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     for what, vs in members.items():
-        for row in possible(vs, by[what]):
+        for row in () if of_halves(what) else possible(vs, by[what]):
             if ways_of(row) - have:
                 rows.append(_newest([row], have))
     return rows
@@ -155,9 +158,10 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
-def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]]) -> Iterator[Row]:
+def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]], types: Sequence[str]) -> Iterator[Row]:
     """Of what one kernel computes: layout of B by type by compiler."""
-    for b, dtype in itertools.product(("n", "t"), OPERAND_TYPES):
+    types = types if any(set(types) & set(v.types) for v in vs) else OPERAND_TYPES[:1]
+    for b, dtype in itertools.product(("n", "t"), types):
         fitting = [(v, a + b) for a in ("n", "t") for v in vs if a + b in v.supports["layouts"] and dtype in v.types]
         for compiler in compilers if fitting else ():
             yield _newest([Row(v, dtype, layout, compiler) for v, layout in fitting], have)

@@ -24,8 +24,10 @@ def blocks_of(name: str, n: int, k: int) -> Any:
     data = rng.integers(0, 256, (count, form.size), np.uint8)
     if name == "mxfp4":
         data[:, 0] = rng.integers(0, 250, count)  # past that weights are past float32; 255 is no number
+    if "fp4" in name:
         return data.reshape(n, -1)
-    halves = 2 if name in ("q4_1", "q5_1", "q4_k", "q5_k") else 1
+    halves = 2 if name in ("q4_1", "q5_1", "q2_k", "q4_k", "q5_k") else 1
+    at = form.size - 2 * halves if name in ("q2_k", "q3_k", "q6_k") else 0
     scales = rng.standard_normal((count, halves)) * 10.0 ** rng.integers(-4, 4, (count, 1))
-    data[:, : 2 * halves] = scales.astype("<f2").view(np.uint8)
+    data[:, at : at + 2 * halves] = scales.astype("<f2").view(np.uint8)
     return data.reshape(n, -1)

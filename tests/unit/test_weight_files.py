@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Path:
         writer.add_tensor(name, gguf.quants.quantize(w, kind), raw_dtype=kind)
     writer.add_tensor("half", w.astype(np.float16))
     writer.add_tensor("brain", w.astype(ml_dtypes.bfloat16).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.add_tensor("q6_K", np.zeros((1, 420), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q6_K)
+    writer.add_tensor("iq2_xs", np.zeros((1, 148), np.uint8), raw_dtype=gguf.GGMLQuantizationType.IQ2_XS)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -57,12 +57,12 @@ def test_tensors_of_a_file(model: Path) -> None:
 
 
 def test_what_is_not_taken_is_listed_with_its_share(model: Path) -> None:
-    file, size = metalmm.load_gguf(model), 210 * 2
+    file, size = metalmm.load_gguf(model), 74 * 2
     whole = size + 40 * 64 // 32 * (34 + 18) + 2 * 40 * 64 * 2
-    assert file.refused == {"q6_K": ("q6_k", size / whole)}
-    assert f"not taken: q6_k, {size / whole:.1%} of the file" in repr(file)
-    with pytest.raises(metalmm.UnsupportedError, match=r"tensor 'q6_K' is q6_k, which is not taken"):
-        file["q6_K"]
+    assert file.refused == {"iq2_xs": ("iq2_xs", size / whole)}
+    assert f"not taken: iq2_xs, {size / whole:.1%} of the file" in repr(file)
+    with pytest.raises(metalmm.UnsupportedError, match=r"tensor 'iq2_xs' is iq2_xs, which is not taken"):
+        file["iq2_xs"]
 
 
 def test_a_damaged_file_is_an_error(model: Path) -> None:
@@ -170,6 +170,27 @@ def test_a_file_that_mlx_wrote(tmp_path: Path) -> None:
     file = metalmm.load_safetensors(tmp_path / "m.safetensors", group=64)
     np.testing.assert_array_equal(file["l.weight"].to_mlx()[0], np.array(parts[0]))
     np.testing.assert_array_equal(file["w"].astype(np.float32), np.array(w.astype(mx.bfloat16).astype(mx.float32)))
+
+
+def test_modes_without_biases_are_told_by_the_config(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    packed, scales = rng.integers(0, 2**32, (8, 32), np.uint32), rng.integers(1, 200, (8, 8), np.uint8)
+    written(tmp_path / "m.safetensors", {"l.weight": packed, "l.scales": scales})
+    config = tmp_path / "config.json"
+    for said, why in (
+        ('{"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}', None),
+        ('{"quantization": {"mode": "affine", "l": {"mode": "mxfp4"}}}', None),
+        ('{"quantization": {"group_size": 32, "bits": 4}}', "'l.weight' has scales of uint8 and no biases: config.json says mode None"),
+    ):
+        config.write_text(said)
+        file = metalmm.load_safetensors(tmp_path)
+        assert list(file) == ["l.weight"]
+        if why is None:
+            assert (file["l.weight"].format, file["l.weight"].shape) == ("fp4", (8, 256))
+            np.testing.assert_array_equal(file["l.weight"].dequantize(), metalmm.from_mlx(packed, scales, mode="mxfp4").dequantize())
+        else:
+            with pytest.raises(metalmm.UnsupportedError, match=why):
+                file["l.weight"]
 
 
 def test_a_file_that_was_written_anew_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

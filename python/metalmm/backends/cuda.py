@@ -11,6 +11,7 @@ from .. import _core, cache, compiler, modules, nvrtc, ptx
 from ..errors import CompileError, DeviceError
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
+from ..quantized import FORMATS
 from .protocol import Device, Preferred, Splits, Tiles, Winner
 
 
@@ -62,7 +63,7 @@ _TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
     "gemm_wgmma/bm128_bn64_s8": ((26, 151, 1904), (328, 322, 4550), (640, 645, 5250)),
     "gemm_wgmma/bm128_bn128": ((182, 196, 3821), (428, 417, 7000), (820, 830, 8150)),
 }
-_QUANTIZED = [(storage, _AFFINE if storage.startswith("affine") else _SCALED) for storage in _core._STORAGES[1:]]
+_QUANTIZED = [(storage, _AFFINE if FORMATS[storage.partition(":")[0]].has_bias else _SCALED) for storage in _core._STORAGES[1:]]
 
 
 def _tiles(least: int, weights: int) -> Tiles:
@@ -132,6 +133,9 @@ class _Cuda:
         ("", "swiglu", _splits(96e3, "gemv_nt_mma", "d7_tg32", "s2_d4_tg64")),
         ("", "swiglu", "gemv_nt/l4_s2_d4_x_tg128"),  # no tensor cores but of half
         ("", "3", Splits(64e3, ("gemv_nt/l4_s7_tg448", "gemv_nt_mma/s4_d4_tg128"))),
+        *(
+            (f"q{bits}_k{layout}", "1", "gemv_nt_mma/s4_d4_tg128") for bits in (4, 5) for layout in ("", ":canonical")
+        ),  # no room for more ahead
         ("", "1", _splits(64e3, "gemv_nt_mma", "s2_d4_tg64", "s2_d7_tg64", "s4_d4_tg128", "s4_d7_tg128", "s10_d4_tg320")),
         ("", "", "gemv_nt_mma/d7_tg128"),
         ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
