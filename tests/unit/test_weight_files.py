@@ -87,7 +87,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(path: Path, tensors: dict[str, Any], **header: Any) -> Path:
     """As the format says it: the length of a header of JSON, the header, the data."""
-    kinds = {"float16": "F16", "float32": "F32", "bfloat16": "BF16", "uint32": "U32", "int8": "I8"}
+    kinds = {"float16": "F16", "float32": "F32", "bfloat16": "BF16", "uint32": "U32", "int8": "I8", "uint8": "U8"}
     said, data = dict[str, Any](), b""
     for name, x in tensors.items():
         said[name] = {"dtype": kinds[x.dtype.name], "shape": list(x.shape), "data_offsets": [len(data), len(data) + x.nbytes]}
