@@ -140,3 +140,26 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
   // clang-format on
   multiply<WIDE, From, Own>(A, w, to, p, group, me, shared);
 }
+
+// The matrices of `experts` lie one behind another, as rows. Row i of D is a row of A by the matrix that ids[i] says; `each` rows of D have
+// one row of A. NaN where there is no such matrix.
+template <class T, class From, class Way, bool WIDE>
+[[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void gathered_columns(
+    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]],
+    const device int* ids [[buffer(3)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
+    const device uchar* biases [[buffer(7)]], constant uint& experts [[buffer(8)]], constant uint& each [[buffer(9)]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup Shared<typename From::Pack, Way, 1> shared;
+  wait_for_operands();  // ids may have just been made
+  uint row = group.y, expert = uint(ids[row]);
+  if (expert >= experts) {
+    uint begin = group.x * Way::COLUMNS, end = min(begin + Way::COLUMNS, p.n);
+    for (uint c = begin + simdgroup * 32 + lane; c < end; c += Way::THREADS) D[row * p.ldd + c] = T(as_type<float>(0x7fc00000u));
+    return;
+  }
+  Output<T> to = {D + row * p.ldd, A, A};
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
+  multiply<WIDE, From, Way>(A + row / each * p.lda, From::behind(w, expert * p.n), to, p, uint3(group.x, 0, 0), Thread{simdgroup, lane},
+                            shared);
+}

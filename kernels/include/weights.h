@@ -248,6 +248,14 @@ struct Weights {
     return {c.values + values, further(c.scales, groups), c.biases, i};
   }
 
+  // Of rows, what follows the first so many.
+  static METAL_FUNC WeightsAt behind(WeightsAt w, uint rows) {
+    ulong groups = ((w.k - 1) >> shift(w)) + 1, of_biases = Packing<FORMAT>::IS_K ? ((w.k - 1) >> 8) + 1 : groups;
+    w.values += rows * ulong((w.k - 1) / Packing<FORMAT>::PER_BYTE + 1);
+    w.scales += rows * groups * By::BYTES, w.biases += rows * of_biases * By::BYTES;
+    return w;
+  }
+
   // A whole block, which stands on sixteen bytes.
   static METAL_FUNC Piece load(Cursor c) {
     Piece p;
@@ -366,6 +374,10 @@ struct Weights<T, DENSE, CANONICAL> {
   }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
     return {reinterpret_cast<const device uchar*>(element(w, column, k)), w.scales, w.biases, 0};
+  }
+  static METAL_FUNC WeightsAt behind(WeightsAt w, uint rows) {
+    w.values += rows * ulong(w.ldb) * sizeof(T);
+    return w;
   }
   template <uint STEP>
   static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint times) {

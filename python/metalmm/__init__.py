@@ -23,6 +23,7 @@ from .errors import (
     UnknownVariantError,
     UnsupportedError,
 )
+from .gathered import matmul_gathered
 from .kernel_source import pack_number
 from .manifest import BUILTIN as _BUILTIN
 from .manifest import add_point, load_variants, variants
@@ -77,6 +78,7 @@ __all__ = [
     "load_variants",
     "matmul",
     "matmul_fused",
+    "matmul_gathered",
     "metal_devices",
     "quantize",
     "reference",

@@ -76,9 +76,14 @@ class Format:
         return np.int8 if self.name in ("q8_0", "q6_k") else np.uint8
 
     @property
+    def halves(self) -> bool:
+        """Whether each half of a block has a scale of its own."""
+        return self.is_k or self.is_float
+
+    @property
     def each(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Axes of ``scales`` and of ``biases`` behind the group's, or the 256 weights'."""
-        return ((4,), (2,)) if self.is_k and self.has_bias else ((2,), ()) if self.is_k or self.is_float else ((), ())
+        return ((4,), (2,)) if self.is_k and self.has_bias else ((2,), ()) if self.halves else ((), ())
 
     def shapes(self, n: int, k: int, group: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Of values, scales and biases."""
@@ -118,6 +123,7 @@ class QuantizedArray:
             half of the group; q4_k and q5_k [..., 4], each half's scale and minimum.
         biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q4_k and q5_k [..., 2],
             those of scales and of minima. None in the other formats.
+        experts: Matrices that it is made of, one behind another: each of n / experts rows (:func:`matmul_gathered`).
         storage: Format, group and layout in one word, as MatmulSpec has it.
     """
 
@@ -128,6 +134,7 @@ class QuantizedArray:
     values: Any  # NumPy's arrays, or a device's
     scales: Any
     biases: Any = None
+    experts: int = 1
 
     storage: str = field(init=False)
 
@@ -140,6 +147,8 @@ class QuantizedArray:
         object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
         _check_layout(self.layout)
+        if not isinstance(self.experts, int) or self.experts < 1 or n % self.experts:
+            raise ArgumentError(f"experts is {self.experts!r}; it takes a whole number that divides {n} rows")
         values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
         kinds = ("float16", "float32", "bfloat16") if f.has_bias and not f.is_k else (f.scale_type(""),)
@@ -167,7 +176,7 @@ class QuantizedArray:
         def part(x: Any) -> _Numbers:
             return np.asarray(x)[start:stop] if self.layout == "nk" else np.ascontiguousarray(np.asarray(x)[:, start:stop])
 
-        return self._each(part, shape=(stop - start, self.shape[1]))
+        return self._each(part, shape=(stop - start, self.shape[1]), experts=1)
 
     def _each(self, change: Callable[[Any], Any], **others: Any) -> QuantizedArray:
         """With values, scales and biases changed."""
@@ -175,7 +184,8 @@ class QuantizedArray:
         return replace(self, values=change(self.values), scales=change(self.scales), biases=biases, **others)
 
     def __repr__(self) -> str:
-        return f"metalmm.QuantizedArray({self.format}, shape={self.shape}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
+        of = f", experts={self.experts}" if self.experts > 1 else ""
+        return f"metalmm.QuantizedArray({self.format}, shape={self.shape}{of}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
 
     @property
     def nbytes(self) -> int:
@@ -247,7 +257,7 @@ class QuantizedArray:
             return self
         stored = self.integers() + FORMATS[self.format].offset
         biases = None if self.biases is None else self._by_row(self.biases)
-        return _stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases)
+        return replace(_stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases), experts=self.experts)
 
     def to_gguf(self) -> _Numbers:
         """Blocks as GGUF has them, uint8 [n, k / 32 * bytes of a block]. Raises UnsupportedError for what GGUF has not."""
@@ -299,8 +309,8 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, *kept)
 
 
-def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
-    """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 or 256 weights along k. shape: (n, k).
+def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
+    """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 to 256 weights along k. shape: (n, k), or (experts, n, k).
 
     Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q2_k q4_k; q3_k and
     iq4_xs q6_k; mxfp4 and nvfp4 fp4.
@@ -314,10 +324,16 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
     if not isinstance(dtype, (str, type, np.dtype)) or dtype not in ("float16", "float32", np.float16, np.float32):
         raise DTypeError(f"from_gguf: dtype is {dtype!r}; it takes float16, as the file has it, or float32")
-    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(isinstance(x, int | np.integer) and x is not True for x in shape):
-        raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k)")
-    (n, k), form = shape, GGUF[format]
-    if n < 1 or k < 1 or k % form.weights or data.size != n * k // form.weights * form.size:
+    if (
+        not isinstance(shape, tuple | list)
+        or len(shape) not in (2, 3)
+        or not all(type(x) is int or isinstance(x, np.integer) for x in shape)
+    ):
+        raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k) or (experts, n, k)")
+    if min(shape) < 1:
+        raise ShapeError(f"from_gguf: shape is {tuple(shape)}; no size may be less than 1")
+    n, k, form = int(np.prod(shape[:-1], dtype=object)), int(shape[-1]), GGUF[format]
+    if k % form.weights or data.size != n * k // form.weights * form.size:
         raise ShapeError(
             f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {form.weights}, and n * k / {form.weights}"
             f" blocks have {form.size} bytes each"
@@ -327,7 +343,8 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, int], *, layout: str =
     scales, biases = scales.reshape(n, -1, *f.each[0]), None if biases is None else biases.reshape(n, -1, *f.each[1])
     if biases is not None and not f.is_k:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
-    return _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
+    found = _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
+    return replace(found, experts=int(shape[0])) if len(shape) == 3 else found
 
 
 def from_mlx(
@@ -342,7 +359,7 @@ def from_mlx(
 ) -> QuantizedArray:
     """Takes what mlx.core.quantize(w, group_size=group, bits=bits, mode=mode) returns, as its own arrays or NumPy's.
 
-    They are uint32 [n, k * bits / 32], and two of [n, k / group]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
+    They are uint32 [n, k * bits / 32], and two of [n, k / group]; of experts, [experts, n, ...]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
     or 6 a byte. The group is 64 if it is not given. Modes mxfp4, mxfp8 and nvfp4 have no biases, scales of uint8, and say bits and group
     themselves. A global scale of nvfp4 is not taken: give it to matmul as alpha. A layer alone, an mlx.nn.QuantizedLinear, will do as well.
     It knows all of them; its `bias` is not taken.
@@ -357,6 +374,15 @@ def from_mlx(
         packed, scales, bits, group, biases = parts = [getattr(packed, name, None) for name in names]
         if missing := [name for name, part in zip(names[: 5 if mode == "affine" else 4], parts, strict=False) if part is None]:
             raise ArgumentError(f"from_mlx: the layer has no {missing[0]}")
+    if (experts := _experts(packed)) is not None:
+        parts = [
+            None if x is None else _host_array(x, f"from_mlx: {name}")
+            for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
+        ]
+        if any(x is not None and x.ndim != 3 for x in parts):
+            raise ShapeError("from_mlx: packed has three dimensions, for experts, and scales or biases have not")
+        flat = [None if x is None else x.reshape(-1, x.shape[-1]) for x in parts]
+        return replace(from_mlx(*flat, bits=bits, group=group, mode=mode, layout=layout), experts=experts)
     if mode != "affine":
         return _from_mx(packed, scales, biases, bits, group, mode, layout)
     if scales is None or biases is None or bits is None:
@@ -384,6 +410,11 @@ def from_mlx(
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------
+
+
+def _experts(packed: Any) -> int | None:
+    shape: Any = getattr(packed, "shape", ())
+    return int(shape[0]) if len(shape) == 3 and 0 not in shape else None
 
 
 _MX = {"mxfp4": ("fp4", 32), "mxfp8": ("fp8", 32), "nvfp4": ("fp4", 16)}  # modes of MLX: format, and weights with one scale

@@ -82,13 +82,13 @@ class WeightFile(Mapping[str, Any]):
         return f"metalmm.WeightFile({str(self.path)!r}, {len(self)} tensors{left})"
 
 
-_TAKEN = f"there are {', '.join(GGUF)} of two dimensions, and f32, f16 and bf16"
+_TAKEN = f"there are {', '.join(GGUF)} of two or three dimensions, and f32, f16 and bf16"
 
 
 def load_gguf(path: str | Path, name: str | None = None, *, layout: str = "nk", dtype: Any = np.float16) -> Any:
     """A .gguf file as a mapping of names to arrays, or one tensor of it. Nothing is copied before it is asked for. Needs the package gguf.
 
-    A weight is what llama.cpp makes of it, bit for bit in float32.
+    A weight is what llama.cpp makes of it, bit for bit in float32. One of three dimensions has experts: see `matmul_gathered`.
 
     dtype: of the scales and biases of q4_1 and q5_1, which is the type of the operands that they go with. Raises ArgumentError for a name that
     the file does not have, and for a file that is none, is cut short or claims more than it holds. Raises UnsupportedError for a tensor of
@@ -101,14 +101,14 @@ def load_gguf(path: str | Path, name: str | None = None, *, layout: str = "nk", 
     makers, refused = dict[str, Callable[[], Any]](), dict[str, tuple[str, float]]()
     for t in tensors:
         kind, shape = t.tensor_type.name.lower(), tuple(int(x) for x in reversed(t.shape))  # GGUF has the fastest first
-        if kind in GGUF and len(shape) == 2:
+        if kind in GGUF and len(shape) in (2, 3):
             makers[t.name] = partial(_of_blocks, t.data, kind, shape, layout=layout, dtype=dtype)
         elif kind in ("f32", "f16", "f64", "i8", "i16", "i32", "i64"):
             makers[t.name] = partial(_dense, t.data, None, shape)
         elif kind == "bf16" and (bfloat := _types("bfloat16")):
             makers[t.name] = partial(_dense, t.data, bfloat[0], shape)
         else:
-            refused[t.name] = (kind if len(shape) == 2 else f"{kind} with {len(shape)} dimensions", int(t.n_bytes) / whole)
+            refused[t.name] = (kind if len(shape) in (2, 3) else f"{kind} with {len(shape)} dimensions", int(t.n_bytes) / whole)
     found = WeightFile(Path(path), makers, refused)
     return found if name is None else found[name]
 
@@ -158,7 +158,7 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     return WeightFile(path, makers, {name: (kind, size / max(sizes, 1)) for name, (kind, size) in refused.items()})
 
 
-def _of_blocks(data: Any, kind: str, shape: tuple[int, int], **options: Any) -> QuantizedArray:
+def _of_blocks(data: Any, kind: str, shape: tuple[int, ...], **options: Any) -> QuantizedArray:
     return from_gguf(np.asarray(data).reshape(-1), kind, shape, **options)
 
 
@@ -186,11 +186,11 @@ def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str
     if type(size) is not int or size not in FORMATS["affine4"].groups:
         what = "config.json does not say the group of" if size is None else f"config.json says a group of {size!r} for"
         raise UnsupportedError(f"{what} '{name}', which MLX quantized; pass group=, one of 32, 64 and 128")
-    if packed.ndim != 2 or scales.ndim != 2 or not scales.size or packed.shape[1] * 32 % (scales.shape[1] * size):
+    if packed.ndim not in (2, 3) or scales.ndim != packed.ndim or not scales.size or packed.shape[-1] * 32 % (scales.shape[-1] * size):
         raise UnsupportedError(
             f"'{name}' is {packed.dtype} {packed.shape} with scales {scales.shape}: no weights that MLX quantized by {size}"
         )
-    found = packed.shape[1] * 32 // (scales.shape[1] * size)
+    found = packed.shape[-1] * 32 // (scales.shape[-1] * size)
     if bits not in (None, found):
         raise UnsupportedError(f"'{name}' has {found} bits in groups of {size}, and config.json says {bits!r}")
     return from_mlx(packed, scales, biases, bits=found, group=size, layout=layout)

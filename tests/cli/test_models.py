@@ -12,7 +12,10 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import cli
-from metalmm.bench import models, sizes
+from metalmm.bench import models, sizes, step
+from support.decide import QUICK
+from support.here import DEVICE
+from support.weights import blocks_of
 
 SMALL = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -200,6 +203,54 @@ def test_a_gguf_file(file: Callable[..., Path]) -> None:
             models.load(str(file(blocks=blocks)))
     other = short(models.load(str(file("gemma2", tied=True))).sizes())
     assert "m=1 n=96+96 k=64 nt q4_0 x2" in other and "m=1 n=160 k=64 nt q8_0 x1" in other
+
+
+def test_a_file_of_k_quants_runs_whole_with_its_own_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a Q4_K_M file has them: q6_K beside q4_K, q5_0 where k is no multiple of 256. Each call has the tensor of its own layer."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed: .gguf files are NOT tested")
+    monkeypatch.chdir(tmp_path)
+    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_embedding_length(256)
+    writer.add_head_count(4)
+
+    def add(name: str, n: int, k: int, form: str, seed: int) -> None:
+        writer.add_tensor(name, np.roll(blocks_of(form, n, k), seed, axis=0), raw_dtype=gguf.GGMLQuantizationType[form.upper()])
+
+    add("token_embd.weight", 320, 256, "q6_k", 0)
+    for i in range(2):
+        for j, (name, n, k, form) in enumerate((
+            ("attn_q", 256, 256, "q4_k"), ("attn_k", 64, 256, "q4_k"), ("attn_v", 64, 256, "q6_k"), ("attn_output", 256, 256, "q4_k"),
+            ("ffn_gate", 96, 256, "q4_k"), ("ffn_up", 96, 256, "q4_k"), ("ffn_down", 256, 96, "q5_0"),
+        )):  # fmt: skip
+            add(f"blk.{i}.{name}.weight", n, k, form, 10 * i + j)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = models.load(str(tmp_path / "small.gguf")).sizes([1], 8)
+    assert not found.left_out and sum(len(names) * len(names[0]) for names in found.tensors.values()) == 2 * 7 + 1
+    plan, read = step.plan_of(found, None), metalmm.load_gguf(tmp_path / "small.gguf")
+    with metalmm.Device(DEVICE) as device:
+        weights = step._Weights(device, plan, 0, read, found.tensors)
+        for (shape, count), calls in zip(plan.calls, weights.calls, strict=True):
+            for names, held in zip(found.tensors.get(shape.spec, []), calls, strict=shape.spec in found.tensors):
+                assert len(calls) == count
+                for name, q in zip(names, held if isinstance(held, tuple) else (held,), strict=True):
+                    np.testing.assert_array_equal(q.dequantize(), read[name].dequantize())
+    assert cli.main(["sizes", "small.gguf", "--context", "8", "-o", "small.md"]) == 0
+    few = ["--shapes", "q6_k", "--backends", "gemv_nt_thread" if DEVICE == "cpu" else "gemm", "--json", "run.json"]
+    assert cli.main(["tune", "small.md", *QUICK, *few, "-o", "tuned.json"]) == 0
+    run = ["step", "--model", "small.gguf", "--context", "8", "--iters", "2", "--choice", "tuned", "--json", "step.json"]
+    assert cli.main([*run, "--weights"]) == 0
+    data = json.loads(Path("step.json").read_text())
+    assert data["policies"][0]["calls"] == 2 * 7 + 1 and not data["policies"][0]["wrong"] and not data["left_out"]
+    assert cli.main(["report", "step.json", "-o", "step.html"]) == 0
+    Path("config.json").write_text(json.dumps(SMALL))
+    capsys.readouterr()
+    assert cli.main(["step", "--model", "config.json", "--weights"]) == 2 and "--weights takes --model FILE.gguf" in capsys.readouterr().err
 
 
 def test_the_commands_take_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,8 +161,7 @@ def stored_whole(row: Row, w: Any, group: int | None = None, turn: int = 0) -> A
 
 def of_one_scale(form: str, group: int = 32) -> int:
     """Weights along k."""
-    f = quantized.FORMATS[form]
-    return 16 if f.is_k or f.is_float else group
+    return 16 if quantized.FORMATS[form].halves else group
 
 
 def scales_of(form: str, n: int, k: int, group: int = 32) -> tuple[int, int]:

@@ -69,7 +69,7 @@ class Row:
 def of_halves(what: What) -> bool:
     """Of the formats whose scales have nothing to do with the operands' type."""
     form = what.storage.partition(":")[0]
-    return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
+    return form in FORMATS and FORMATS[form].halves
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:

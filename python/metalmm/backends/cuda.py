@@ -66,8 +66,12 @@ _TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
 _QUANTIZED = [(storage, _AFFINE if FORMATS[storage.partition(":")[0]].has_bias else _SCALED) for storage in _core._STORAGES[1:]]
 
 
-def _tiles(least: int, weights: int) -> Tiles:
-    return Tiles(least, {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])})
+def _tiles(least: int, weights: int, storage: str = "dense") -> Tiles:
+    """`gemm_wgmma` adds 32 of k to each other, of which some formats have two scales."""
+    f = FORMATS.get(storage.partition(":")[0])
+    halves = f is not None and f.halves
+    of_all = {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])}
+    return Tiles(least, {tile: ns for tile, ns in of_all.items() if not (halves and tile.startswith("gemm_wgmma"))})
 
 
 def _splits(in_flight: float, family: str, *points: str) -> Splits:
@@ -144,13 +148,13 @@ class _Cuda:
         ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
         ("", "1", _splits(8e3, "small_m_mma", "r2_t2_s4_d2_tg128", "r2_t2_s16_d2_tg512"), 16),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r4_t2_s8_d2_tg256", "r4_t2_s16_d2_tg512"), 32),
-        *((storage, "1", _tiles(64 * 64, weights), 64) for storage, weights in _QUANTIZED),
+        *((storage, "1", _tiles(64 * 64, weights, storage), 64) for storage, weights in _QUANTIZED),
         ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r8_t2_s8_tg256"), 64),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
         ("dense", "1", _tiles(256, _DENSE), 16),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
         ("dense", "1", _tiles(0, _DENSE)),
-        *((storage, "1", _tiles(0, weights)) for storage, weights in _QUANTIZED),
+        *((storage, "1", _tiles(0, weights, storage)) for storage, weights in _QUANTIZED),
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )

@@ -36,6 +36,7 @@ class Matrix:
     Attributes:
         storage: As QuantizedArray.storage says, or the name of a format that no variant takes. None is as asked for.
         dtype: Of dense weights. None is as asked for.
+        name: Of its tensor in the file.
     """
 
     n: int
@@ -43,6 +44,7 @@ class Matrix:
     bias: bool = False
     storage: str | None = None
     dtype: str | None = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class Model:
                     options = {"bias": first.bias, "dtype": first.dtype or dtype, "b_storage": first.storage or storage}
                     height = 1 if group.is_head and m > _DRAFT_ROWS else m
                     also = [x.n for x in matrices[1:]]
-                    self._add(counts, found, count, height, first.n, first.k, also_n=also, swiglu=bool(also) and group.swiglu, **options)
+                    spec = self._add(
+                        counts, found, count, height, first.n, first.k, also_n=also, swiglu=bool(also) and group.swiglu, **options
+                    )
+                    if spec is not None and first.name:
+                        found.tensors.setdefault(spec, []).append(tuple(x.name for x in matrices))
             scores = {"batch": self.heads, "dtype": dtype}
             self._add(counts, found, self.layers, m, context, self.head_dim, alpha=self.alpha, **scores)
             self._add(counts, found, self.layers, m, self.value_dim, context, transpose_b=False, **scores)
@@ -87,16 +93,21 @@ class Model:
         return found
 
     @staticmethod
-    def _add(counts: collections.Counter[MatmulSpec], found: Sizes, calls: int, m: int, n: int, k: int, **options: Any) -> None:
+    def _add(
+        counts: collections.Counter[MatmulSpec], found: Sizes, calls: int, m: int, n: int, k: int, **options: Any
+    ) -> MatmulSpec | None:
         text = f"m={m} n={'+'.join(map(str, (n, *options.get('also_n', ()))))} k={k} {options.get('b_storage', 'dense')}"
         stored = options.get("b_storage", "dense")
         if kind_of(stored) not in STORAGES:
             found.left_out.append(LeftOut(text, f"no variant takes weights of format {stored}", calls))
-            return
+            return None
         try:
-            counts[MatmulSpec(m, n, k, **{"transpose_b": True, **options})] += calls
+            spec = MatmulSpec(m, n, k, **{"transpose_b": True, **options})
         except (ArgumentError, ShapeError, DTypeError) as error:
             found.left_out.append(LeftOut(text, str(error), calls))
+            return None
+        counts[spec] += calls
+        return spec
 
 
 def _together(group: Group, m: int, storage: str, dtype: str) -> Iterable[list[Matrix]]:
@@ -226,7 +237,7 @@ def _of_gguf(path: Path) -> Model:
         raise ModelError(
             f"{path}: {kind}.block_count is {layers}, and it has tensors of {len(there)} layers; of a file in parts, join them first"
         )
-    counts: collections.Counter[Group] = collections.Counter()
+    groups: list[tuple[Group, int]] = []
     taken = {"token_embd.weight"}
 
     def matrix(name: str) -> Matrix:
@@ -234,7 +245,7 @@ def _of_gguf(path: Path) -> Model:
         taken.add(name)
         bias = f"{name.removesuffix('weight')}bias" in tensors
         stored = GGUF[form].storage if form in GGUF else form
-        return Matrix(n, k, bias, "dense" if form in _DENSE else stored, _DENSE.get(form))
+        return Matrix(n, k, bias, "dense" if form in _DENSE else stored, _DENSE.get(form), name)
 
     def is_matrix(name: str) -> bool:
         return name in tensors and len(tensors[name][0]) == 2
@@ -244,17 +255,17 @@ def _of_gguf(path: Path) -> Model:
         for names in _GROUPS:
             if parts := [f"blk.{i}.{name}.weight" for name in names if is_matrix(f"blk.{i}.{name}.weight")]:
                 group = tuple(map(matrix, parts))
-                counts[Group(group, swiglu=names[-1] == "ffn_up" and silu and len(group) == 2 and not group[0].bias)] += 1
+                groups.append((Group(group, swiglu=names[-1] == "ffn_up" and silu and len(group) == 2 and not group[0].bias), 1))
     head = next((name for name in ("output.weight", "token_embd.weight") if is_matrix(name)), None)
     if head:
-        counts[Group((matrix(head),), is_head=True)] += 1
+        groups.append((Group((matrix(head),), is_head=True), 1))
     others = collections.Counter(_LAYER.sub("", name) for name, (shape, _) in tensors.items() if name not in taken and len(shape) > 1)
     left = [
         LeftOut(name, "experts are not run" if name.endswith("_exps.weight") else "what it is for is not known", count)
         for name, count in others.items()
     ]
     value_dim = number("attention.value_length", head_dim)
-    return Model(path.name, list(counts.items()), layers, heads, head_dim, value_dim, head_dim**-0.5, left)
+    return Model(path.name, groups, layers, heads, head_dim, value_dim, head_dim**-0.5, left)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, needs: bool = False) -> None:

@@ -58,7 +58,8 @@ def np_dtype(name: str) -> np.dtype[Any]:
 class Inputs:
     """Fresh normal draws for one shape, the float64 reference and its bound. Weights in `copies` device arrays."""
 
-    def __init__(self, device: Device, shape: Shape, seed: int, copies: int) -> None:
+    def __init__(self, device: Device, shape: Shape, seed: int, copies: int, given: Sequence[Any] = ()) -> None:
+        """given: B, or each B of a fused call, in place of drawn ones."""
         rng = np.random.default_rng(seed)
 
         def draw(*size: int) -> np.ndarray[Any, Any]:
@@ -76,7 +77,7 @@ class Inputs:
         self.shape = shape
         a = draw(*lead, *((shape.k, shape.m) if shape.transpose_a else (shape.m, shape.k)))
         widths = (shape.n, *shape.also_n)
-        b = [stored(n) for n in widths]
+        b = list(given) or [stored(n) for n in widths]
         bias = [draw(n) if shape.bias else None for n in widths]
         c = draw(*lead, shape.m, shape.n) if shape.beta else None
         self.options: dict[str, Any] = {

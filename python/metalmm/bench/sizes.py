@@ -165,6 +165,7 @@ class Sizes:
     shapes: list[Shape] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     steps: int | None = None  # that the profile saw, as counted by steps_of(); None where it has no counts
+    tensors: dict[MatmulSpec, list[tuple[str, ...]]] = field(default_factory=dict)  # of a model's file: what B each call has
     _places: dict[Shape, int] = field(
         default_factory=dict, repr=False, compare=False
     )  # of each shape without its times, while a file is read

@@ -9,11 +9,12 @@ import os
 import statistics as numbers
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import Device, Error, QuantizedArray, Recording, Variant, files, manifest, terminal, tuning, variants
+from ..weight_files import WeightFile, load_gguf
 from . import command, page, results, runner
 from .copy import measured_copy
 from .report import ms
@@ -137,14 +138,26 @@ class Measured:
 
 
 class _Weights:
-    """B of each call, of its own, and what the calls of a shape share."""
+    """B of each call, of its own, and what the calls of a shape share. file, tensors: what B is, where it is not drawn."""
 
-    def __init__(self, device: Device, plan: Plan, seed: int) -> None:
-        self.inputs = [Inputs(device, shape, seed, 1) for shape, _ in plan.calls]
+    def __init__(
+        self, device: Device, plan: Plan, seed: int, file: WeightFile | None = None, tensors: Mapping[Any, Sequence[tuple[str, ...]]] = {}
+    ) -> None:
+        self.inputs: list[Inputs] = []
         self.calls: list[list[Any]] = []
-        for inputs, (_, count) in zip(self.inputs, plan.calls, strict=True):
+        for shape, count in plan.calls:
+            names = tensors.get(shape.spec, ()) if file is not None else ()
+            own = [file[name] for name in names[0]] if file is not None and names else []
+            inputs = Inputs(device, shape, seed, 1, own)
             first = inputs.weights[0]
-            self.calls.append([first, *(_again(device, first) for _ in range(count - 1))])
+            self.inputs.append(inputs)
+            self.calls.append([first])
+            for i in range(1, count):
+                again = first
+                if file is not None and names:
+                    parts = tuple(file[name] for name in names[i])
+                    again = parts if shape.also_n else parts[0]
+                self.calls[-1].append(_again(device, again))
         # One row for all of m=1: calls that write the same memory run one after another, as a step's do, also where a device could overlap them.
         widest = max((s.columns for s, _ in plan.calls if s.m == 1 and s.batch == 1), default=1)
         rows = {dtype: device.empty((1, widest), dtype) for dtype in {s.dtype for s, _ in plan.calls}}
@@ -191,10 +204,10 @@ def _wrong(device: Device, plan: Plan, weights: _Weights, policy: Policy) -> dic
     return found
 
 
-def measure(device: Device, plan: Plan, policies: Sequence[Policy], rule: Rule, seed: int, progress: terminal.Progress) -> list[Measured]:
+def measure(
+    device: Device, plan: Plan, policies: Sequence[Policy], rule: Rule, weights: _Weights, progress: terminal.Progress
+) -> list[Measured]:
     """Each policy's step as a recording; they take turns, of two replays, the second of which counts."""
-    progress.begin("weights", 1)
-    weights = _Weights(device, plan, seed)
     found: list[Measured] = []
     recordings: list[Recording] = []
     progress.begin("recording", len(policies))
@@ -263,6 +276,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, help="steps that the profile saw; default: the calls of the widest m=1 shape")
     parser.add_argument("--results", metavar="RUN.json", help="what 'best' means; default: measured first, with cold weights")
+    parser.add_argument(
+        "--weights", action="store_true", help="of --model FILE.gguf its own weights, each call its tensor; A and biases stay drawn"
+    )
     parser.add_argument("--memory", type=float, help="GB that the weights may take; default: three quarters of what is free")
     parser.set_defaults(run=main, cold=True)  # what it benches on the way
 
@@ -274,6 +290,8 @@ def main(args: argparse.Namespace) -> int:
         raise command.UsageError("--steps takes at least 1")
     if args.model is not None and "," in (args.m or ""):
         raise command.UsageError(f"--m {args.m}: a step has one number of rows")
+    if args.weights and not found.tensors:
+        raise command.UsageError("--weights takes --model FILE.gguf")
     plan = plan_of(found, args.steps)
     if not plan.calls:
         raise command.UsageError("there is no call in a step")
@@ -294,7 +312,9 @@ def main(args: argparse.Namespace) -> int:
         policies = [policy for policy in policies if policy not in idle]
         progress.begin("copy", 1)
         copy = measured_copy(device)
-        done = measure(device, plan, policies, rule, args.seed, progress)
+        progress.begin("weights", 1)
+        file = load_gguf(args.model, dtype=args.type or "float16") if args.weights else None
+        done = measure(device, plan, policies, rule, _Weights(device, plan, args.seed, file, found.tensors), progress)
     data = as_json(plan, done, copy, runner.environment(device))
     if args.json != "-":
         show(plan, done, copy, device, found)
