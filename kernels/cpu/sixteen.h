@@ -25,15 +25,19 @@ METAL_FUNC Sixteen sixteen_of_e2m1(const device uchar* p, int shift) {
   }
   return sixteen_of(x);
 }
-// Of sixteen bytes, e4m3.
+// Of sixteen bytes, e4m3: of the least exponent a multiple of 2^-9.
+typedef uint SixteenWords __attribute__((vector_size(64)));
 METAL_FUNC Sixteen sixteen_of_e4m3(const device uchar* p) {
-  float x[16];
-  for (uint i = 0; i < 16; i++) {
-    uint code = p[i], rest = code & 127;
-    float size = rest < 8 ? float(rest) * 0.001953125f : as_type<float>((rest << 20) + 0x3c000000u);
-    x[i] = as_type<float>(as_type<uint>(size) | (code & 128) << 24);
-  }
-  return sixteen_of(x);
+  uint codes[16];
+  for (uint i = 0; i < 16; i++) codes[i] = p[i];
+  SixteenWords code, bits, small;
+  __builtin_memcpy(&code, codes, sizeof(code));
+  SixteenWords rest = code & 127u, is_small = SixteenWords(rest < 8u);
+  Sixteen least = __builtin_convertvector(rest, Sixteen) * 0.001953125f, x;
+  __builtin_memcpy(&small, &least, sizeof(small));
+  bits = (small & is_small) | (((rest << 20) + 0x3c000000u) & ~is_small) | (code & 128u) << 24;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
 }
 METAL_FUNC Sixteen all_sixteen(float x) { return x - Sixteen{}; }  // a sum with 0 would lose -0
 METAL_FUNC Sixteen two_eights(float x, float y) {

@@ -30,7 +30,7 @@ struct TensorCores {
                              thread metal::float4 (&)[COLS]) {}
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], const thread Octet<T> (&)[ROWS],
-                                   uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
+                                   uint, uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -63,15 +63,17 @@ struct TensorCores<true> {
     }
   }
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
-  // 4 of A, the eighth lane % 4, of half `half_of`: of its sums that column's of rows 2 * (lane % 4) and the next. Cut off as is said
-  // below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the bound's 129 at K =
-  // SURE.
+  // 4 of A, the eighth lane % 4, of half `half_of`, if that is among the first `halves`: of its sums that column's of rows 2 * (lane % 4)
+  // and the next. Cut off as is said below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32
+  // sums 74 of the bound's 129 at K = SURE.
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                                   const thread Octet<T> (&own)[ROWS], uint half_of, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
+                                   const thread Octet<T> (&own)[ROWS], uint half_of, uint halves, uint low,
+                                   thread metal::float2 (&sums)[ROWS][TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
 #pragma clang loop unroll(full)
-    for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) add_half<FORMAT>(y, by, own, h, half_of, low, sums);
+    for (uint h = 0; h < Packing<FORMAT>::HALVES; h++)
+      if (h < halves) add_half<FORMAT>(y, by, own, h, half_of, low, sums);
   }
 
  private:

@@ -49,9 +49,19 @@ def _checked(x: Any, name: str, dimensions: tuple[int, ...], kinds: tuple[str, .
         raise DTypeError(f"matmul_gathered: {name} is {x.dtype}; it takes {', '.join(kinds)}")
     if x.ndim not in dimensions or 0 in x.shape:
         raise ShapeError(f"matmul_gathered: {name} has shape {x.shape}; it takes {' or '.join(map(str, dimensions))} dimensions, none of 0")
-    if isinstance(x, np.ndarray) and not x.flags.c_contiguous:
+    try:
+        is_contiguous = x.flags.c_contiguous if isinstance(x, np.ndarray) else x.reshape(x.shape).ndim > 0
+    except LayoutError:
+        is_contiguous = False
+    if not is_contiguous:
         raise LayoutError(f"matmul_gathered: {name} is not C-contiguous; pass numpy.ascontiguousarray of it")
+    _aligned(x, name, x.itemsize)
     return x
+
+
+def _aligned(x: Any, name: str, size: int) -> None:
+    if _address(x) % size:
+        raise LayoutError(f"matmul_gathered: {name} is not aligned to {size} bytes")
 
 
 def matmul_gathered(
@@ -69,13 +79,15 @@ def matmul_gathered(
         batch: Takes the call in place of running it. Everything is an Array then.
 
     Returns out: of NumPy, or an Array where x is one. Sums are as those of ``matmul`` with m = 1, within its bound. Raises DTypeError,
-    ShapeError, LayoutError, ArgumentError, UnsupportedError.
+    ShapeError, LayoutError (out may not overlap what is read), ArgumentError, UnsupportedError.
     """
     from .device import Device, default_device
 
     x = _checked(x, "x", (2, 3), tuple(MSL_TYPES))
     ids = _checked(ids, "ids", (2,), ("int32",))
     on_device = isinstance(x, _core.Array)
+    if on_device and device is not None and device is not x.device:
+        raise ArgumentError(f"matmul_gathered: x is on {x.device!r}, and device is {device!r}")
     device = x.device if on_device else device or default_device()
     if not isinstance(device, Device):
         raise ArgumentError(f"matmul_gathered: device is {device!r}; it takes a metalmm.Device")
@@ -94,6 +106,13 @@ def matmul_gathered(
         out = device.empty(shape, x.dtype) if on_device else np.empty(shape, x.dtype)
     elif _checked(out, "out", (3,), (x.dtype.name,)).shape != shape:
         raise ShapeError(f"matmul_gathered: out has shape {out.shape}; it takes {shape}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise LayoutError("matmul_gathered: out is read-only")
+    for name, read in (("x", x), ("ids", ids), *zip(("experts", "their scales", "their biases"), arrays, strict=True)):
+        if type(read) is type(out) and _address(read) < _address(out) + out.nbytes and _address(out) < _address(read) + read.nbytes:
+            raise LayoutError(f"matmul_gathered: out overlaps {name}")
+    if batch is not None and any(isinstance(array, np.ndarray) for array in (x, ids, out, *arrays)):
+        raise DTypeError("matmul_gathered: a batch takes Arrays alone: device.array(x), experts.to(device)")
     f = FORMATS.get(form)
     row_bytes = k if f is None else -(-k // (8 // f.bits))
     offset = 0 if f is None else _address(arrays[0]) % 16
@@ -116,6 +135,7 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
         experts = _checked(experts, "experts", (3,), (dtype,))
         count, n, k = experts.shape
         return count, n, k, [experts] * 3, "dense", 1
+    experts.__post_init__()  # arrays may have been changed since
     form, group, layout = parts_of_storage(experts.storage)
     if layout != "nk":
         raise UnsupportedError("matmul_gathered: experts are in layout canonical; it takes nk: to_layout('nk')")
@@ -123,4 +143,6 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
     if f.has_bias and not f.is_k and experts.scales.dtype.name != dtype:
         raise DTypeError(f"matmul_gathered: scales of {form} are {experts.scales.dtype}; x is {dtype}")
     biases = experts.scales if experts.biases is None else experts.biases
+    for name, array, each in zip(("scales", "biases"), (experts.scales, biases), f.each, strict=True):
+        _aligned(array, f"experts' {name}", array.itemsize * (each[0] if each else 1))
     return experts.experts, rows // experts.experts, k, [experts.values, experts.scales, biases], form, group

@@ -17,7 +17,7 @@
 | fp4, fp8 | the upper 16 bits of a float32, as uint16 |
 
 The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
-NaNs count as 480.
+NaNs no format has.
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ class QuantizedArray:
         object.__setattr__(self, "shape", (n, k))
         _check_group(f, self.group)
         _check_layout(self.layout)
-        if not isinstance(self.experts, int) or self.experts < 1 or n % self.experts:
+        if not isinstance(self.experts, int | np.integer) or self.experts is True or self.experts < 1 or n % self.experts:
             raise ArgumentError(f"experts is {self.experts!r}; it takes a whole number that divides {n} rows")
+        object.__setattr__(self, "experts", int(self.experts))
         values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
         kinds = ("float16", "float32", "bfloat16") if f.has_bias and not f.is_k else (f.scale_type(""),)
@@ -322,8 +323,11 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
     data = _host_array(blocks, "from_gguf: blocks")
     if data.dtype != np.uint8:
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
-    if not isinstance(dtype, (str, type, np.dtype)) or dtype not in ("float16", "float32", np.float16, np.float32):
-        raise DTypeError(f"from_gguf: dtype is {dtype!r}; it takes float16, as the file has it, or float32")
+    form = GGUF[format]
+    if form.storage.startswith("affine") and not (
+        isinstance(dtype, (str, type, np.dtype)) and dtype in ("float16", "float32", np.float16, np.float32)
+    ):
+        raise DTypeError(f"from_gguf: dtype is {dtype!r}; {format} takes float16, as the file has it, or float32")
     if (
         not isinstance(shape, tuple | list)
         or len(shape) not in (2, 3)
@@ -332,7 +336,7 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
         raise ArgumentError(f"from_gguf: shape is {shape!r}; it takes (n, k) or (experts, n, k)")
     if min(shape) < 1:
         raise ShapeError(f"from_gguf: shape is {tuple(shape)}; no size may be less than 1")
-    n, k, form = int(np.prod(shape[:-1], dtype=object)), int(shape[-1]), GGUF[format]
+    n, k = int(np.prod(shape[:-1], dtype=object)), int(shape[-1])
     if k % form.weights or data.size != n * k // form.weights * form.size:
         raise ShapeError(
             f"from_gguf: {data.size} bytes for shape {tuple(shape)} in {format}; k is a multiple of {form.weights}, and n * k / {form.weights}"
@@ -375,13 +379,11 @@ def from_mlx(
         if missing := [name for name, part in zip(names[: 5 if mode == "affine" else 4], parts, strict=False) if part is None]:
             raise ArgumentError(f"from_mlx: the layer has no {missing[0]}")
     if (experts := _experts(packed)) is not None:
-        parts = [
-            None if x is None else _host_array(x, f"from_mlx: {name}")
-            for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
-        ]
-        if any(x is not None and x.ndim != 3 for x in parts):
-            raise ShapeError("from_mlx: packed has three dimensions, for experts, and scales or biases have not")
-        flat = [None if x is None else x.reshape(-1, x.shape[-1]) for x in parts]
+        given = {name: x for name, x in (("packed", packed), ("scales", scales), ("biases", biases)) if x is not None}
+        arrays = {name: _host_array(x, f"from_mlx: {name}") for name, x in given.items()}
+        if len({x.shape[:-1] for x in arrays.values()}) > 1:
+            raise ShapeError(f"from_mlx: packed, scales and biases have shapes {', '.join(str(x.shape) for x in arrays.values())}")
+        flat = [arrays[name].reshape(-1, arrays[name].shape[-1]) if name in arrays else None for name in ("packed", "scales", "biases")]
         return replace(from_mlx(*flat, bits=bits, group=group, mode=mode, layout=layout), experts=experts)
     if mode != "affine":
         return _from_mx(packed, scales, biases, bits, group, mode, layout)
@@ -395,8 +397,7 @@ def from_mlx(
         _host_array(x, f"from_mlx: {name}") for x, name in ((packed, "packed"), (scales, "scales"), (biases, "biases"))
     )
     _check_group(FORMATS[name], group)
-    if packed.dtype != np.uint32 or packed.ndim != 2 or 0 in packed.shape:
-        raise DTypeError(f"from_mlx: packed is {packed.dtype} {packed.shape}; it takes uint32 [n, k * bits / 32]")
+    _check_packed(packed)
     n, k = packed.shape[0], packed.shape[1] * 32 // bits
     if scales.shape != (n, k // group) or biases.shape != scales.shape or k % group:
         raise ShapeError(f"from_mlx: scales {scales.shape} and biases {biases.shape} for {n} rows of {k} in groups of {group}")
@@ -410,6 +411,13 @@ def from_mlx(
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------
+
+
+def _check_packed(packed: _Numbers) -> None:
+    if packed.dtype != np.uint32:
+        raise DTypeError(f"from_mlx: packed is {packed.dtype}; it takes uint32")
+    if packed.ndim != 2 or 0 in packed.shape:
+        raise ShapeError(f"from_mlx: packed has shape {packed.shape}; it takes [n, k * bits / 32], or [experts, n, ...]")
 
 
 def _experts(packed: Any) -> int | None:
@@ -427,20 +435,16 @@ def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode:
     if biases is not None or bits not in (None, f.bits) or group not in (None, of_one):
         raise ArgumentError(f"from_mlx: {mode} has {f.bits} bits, groups of {of_one} and no biases")
     packed, scales = _host_array(packed, "from_mlx: packed"), _host_array(scales, "from_mlx: scales")
-    if packed.dtype != np.uint32 or packed.ndim != 2 or 0 in packed.shape or scales.dtype != np.uint8:
-        raise DTypeError(
-            f"from_mlx: packed is {packed.dtype} {packed.shape} and scales {scales.dtype}; {mode} has uint32 [n, k * bits / 32] and uint8"
-        )
+    _check_packed(packed)
+    if scales.dtype != np.uint8:
+        raise DTypeError(f"from_mlx: scales are {scales.dtype}; {mode} has uint8")
     n, k = packed.shape[0], packed.shape[1] * 32 // f.bits
     if scales.shape != (n, k // of_one) or k % BLOCK:
         raise ShapeError(f"from_mlx: scales {scales.shape} for {n} rows of {k} in groups of {of_one}")
     codes = np.ascontiguousarray(packed.astype(np.dtype("<u4"))).view(np.uint8)
-    if mode == "nvfp4":
-        wide = _NUMBERS[8][scales].astype(np.float32)
-    elif (scales == 255).any():
-        raise ArgumentError(f"from_mlx: a scale of {mode} is no number")
-    else:
-        wide = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
+    if ((scales & 127 == 127) if mode == "nvfp4" else (scales == 255)).any() or (f.bits == 8 and (codes & 127 == 127).any()):
+        raise ArgumentError(f"from_mlx: a scale or a weight of {mode} is no number")
+    wide = _NUMBERS[8][scales].astype(np.float32) if mode == "nvfp4" else np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
     wide = np.repeat(wide, of_one // 16, axis=1)  # one for each 16
     upper = (np.ldexp(wide, -int(f.bits == 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper.reshape(n, -1, 2), None)
@@ -614,6 +618,8 @@ def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
     raw = np.float32(6) if f.bits == 4 else np.float32(448)
     exponents = np.clip(np.ceil(np.log2(np.where(greatest > 0, greatest, 1) / raw)), -126, 127)
     exponents = np.where(greatest > 0, exponents, 0)
+    if (exponents > (most := 125 if f.bits == 4 else 119)).any():
+        raise ArgumentError(f"quantize: a group's scale is 2^{int(exponents.max())}, past 2^{most}: its weights could be past float32")
     # MLX's scale is 2^exponent; a value of fp4 is stored twice as large.
     scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (f.bits == 4)).astype(np.float32)
     codes = np.arange(7 if f.bits == 4 else 126)

@@ -96,6 +96,7 @@ def load_gguf(path: str | Path, name: str | None = None, *, layout: str = "nk", 
     """
     if not isinstance(path, (str, Path)) or not (name is None or isinstance(name, str)):
         raise ArgumentError(f"load_gguf: it takes a path and a tensor's name, not {path!r} and {name!r}")
+    _check_layout(layout)
     tensors = gguf_file.read(Path(path), "load_gguf").tensors
     whole = sum(int(t.n_bytes) for t in tensors) or 1
     makers, refused = dict[str, Callable[[], Any]](), dict[str, tuple[str, float]]()

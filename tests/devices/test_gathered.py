@@ -109,10 +109,38 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str,
         metalmm.matmul_gathered(x, experts, ids, **given)
 
 
+def test_nothing_that_is_read_is_overwritten_or_misplaced(device: metalmm.Device) -> None:
+    room, experts = np.zeros(4096, np.float16), experts_of("q4_k", np.float16)
+    x = room[: 2 * K].reshape(2, K)
+    with pytest.raises(metalmm.LayoutError, match="out overlaps x"):
+        metalmm.matmul_gathered(x, experts, IDS, out=room[: 4 * N].reshape(2, 2, N), device=device)
+    dense = device.array(experts_of("dense", np.float16))
+    with pytest.raises(metalmm.LayoutError, match="out overlaps experts"):
+        metalmm.matmul_gathered(
+            device.array(X), dense, device.array(IDS), out=dense.reshape((EXPERTS * N * K,))[: 4 * N].reshape((2, 2, N))
+        )
+    with pytest.raises(metalmm.LayoutError, match="x is not C-contiguous"):
+        metalmm.matmul_gathered(device.array(np.ones((2, 2 * K), np.float16))[:, :K], experts.to(device), device.array(IDS))
+    with pytest.raises(metalmm.LayoutError, match="out is read-only"):
+        out = np.empty((2, 2, N), np.float16)
+        out.flags.writeable = False
+        metalmm.matmul_gathered(X, experts, IDS, out=out, device=device)
+    off = np.frombuffer(bytearray(experts.scales.nbytes + 2), np.int8)[2:].reshape(experts.scales.shape)
+    with pytest.raises(metalmm.LayoutError, match="experts' scales is not aligned to 4 bytes"):
+        metalmm.matmul_gathered(X, replace(experts, scales=off), IDS, device=device)
+    object.__setattr__(experts, "values", experts.values[:10])
+    with pytest.raises(metalmm.ShapeError, match="values: shape"):
+        metalmm.matmul_gathered(X, experts, IDS, device=device)
+    with device.batch() as batch, pytest.raises(metalmm.DTypeError, match="a batch takes Arrays alone"):
+        metalmm.matmul_gathered(X, experts_of("q8_0", np.float16), IDS, device=device, batch=batch)
+    with metalmm.Device("cpu") as other, pytest.raises(metalmm.ArgumentError, match="x is on"):
+        metalmm.matmul_gathered(device.array(X), dense, device.array(IDS), device=other)
+
+
 def test_experts_must_divide_the_rows() -> None:
     q = metalmm.quantize(np.ones((6, 64), np.float16), "q8_0")
-    for experts in (4, 0, -1, 2.0):
+    for experts in (4, 0, -1, 2.0, True):
         with pytest.raises(metalmm.ArgumentError, match="a whole number that divides 6 rows"):
             replace(q, experts=experts)
-    assert replace(q, experts=3).to_layout("canonical").experts == 3 and "experts=3" in repr(replace(q, experts=3))
+    assert replace(q, experts=np.int64(3)).to_layout("canonical").experts == 3 and "experts=3" in repr(replace(q, experts=3))
     assert replace(q, experts=3)[2:4].experts == 1

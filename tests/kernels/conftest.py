@@ -25,7 +25,7 @@ kernel_source.inline_includes = lambda path: (_inlined_once if path.is_relative_
 TENSOR_CORES = coverage.tensor_cores() if DEVICE == "cpu" else []
 
 
-_ROW_FIXTURES = ("row", "dense_row", "quantized_row", "affine_row", "single_affine_row", "wide_row", "debug_row")
+_ROW_FIXTURES = ("row", "dense_row", "quantized_row", "affine_row", "single_affine_row", "halves_row", "wide_row", "debug_row")
 
 
 def sort_key(row: Row) -> tuple[Any, ...]:
@@ -138,6 +138,11 @@ def affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
 @pytest.fixture(scope="session", params=[r for r in BIASED_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
 def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     """Of one matrix, in float16."""
+    yield from _prepared(request.param)
+
+
+@pytest.fixture(scope="session", params=[r for r in QUANTIZED_ROWS if r.variant.storage.startswith("fp")], ids=str)
+def halves_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 

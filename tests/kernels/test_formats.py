@@ -161,3 +161,16 @@ def test_sums_before_the_scale_do_not_overflow(wide_row: Row, device: metalmm.De
     rows[...] = 0
     rows[0, 0] = rows[0, 33] = 1e37
     call.check(device)
+
+
+def test_the_half_block_behind_k_is_not_read(halves_row: Row, device: metalmm.Device) -> None:
+    """Its scale may be anything: K may end in the first half."""
+
+    def change(q: Any) -> Any:
+        scales = q.scales.copy()
+        last = scales[:, -1] if q.layout == "nk" else scales[-1]
+        last[:, 1] = 0x7FC0
+        return replace(q, scales=scales)
+
+    for k in (33, 48, 304):
+        with_weights(halves_row, change, 9, k).check(device)

@@ -117,7 +117,15 @@ def test_floats_of_mlx_bit_for_bit(mode: str) -> None:
     made = [np.array(x) for x in mx.quantize(mx.array(weights(16, 256, np.float32, tiny=False)), mode=mode)]
     drawn = [rng.integers(0, 2**32, made[0].shape, np.uint32), rng.integers(1, 250 if mode != "nvfp4" else 126, made[1].shape, np.uint8)]
     if mode == "mxfp8":
-        drawn[0] &= 0x77777777  # no NaN, of which MLX makes a number
+        drawn[0] &= 0x77777777
+        with pytest.raises(metalmm.ArgumentError, match="a scale or a weight of mxfp8 is no number"):
+            metalmm.from_mlx(drawn[0] | 0x7F, drawn[1], mode=mode)
+    with pytest.raises(metalmm.ArgumentError, match=f"a scale or a weight of {mode} is no number"):
+        metalmm.from_mlx(made[0], np.full_like(made[1], 127 if mode == "nvfp4" else 255), mode=mode)
+    with pytest.raises(metalmm.ShapeError, match="packed, scales and biases have shapes"):
+        metalmm.from_mlx(made[0].reshape(2, 8, -1), made[1].reshape(4, 4, -1), mode=mode)
+    experts = metalmm.from_mlx(made[0].reshape(2, 8, -1), made[1].reshape(2, 8, -1), mode=mode)
+    assert experts.experts == 2 and experts.shape == (16, 256)
     for packed, scales in (made, drawn):
         theirs = np.array(mx.dequantize(mx.array(packed), mx.array(scales), mode=mode, dtype=mx.float32))
         for layout in LAYOUTS:
@@ -268,6 +276,7 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         ],
         (lambda: metalmm.from_mlx(layer(mode="mxfp6")), metalmm.UnsupportedError, "mode is 'mxfp6'; it takes affine, mxfp4, mxfp8, nvfp4"),
         (lambda: metalmm.from_mlx(layer(mode="mxfp4")), metalmm.ArgumentError, "mxfp4 has 4 bits, groups of 32 and no biases"),
+        (lambda: metalmm.quantize(np.full((1, 32), 3e38, np.float32), "fp4"), metalmm.ArgumentError, r"scale is 2\^126, past 2\^125"),
         (lambda: A.to_gguf(), metalmm.UnsupportedError, "GGUF has q8_0 and q4_0"),
         (lambda: Q.to_mlx(), metalmm.UnsupportedError, "MLX has affine8 and affine4"),
         (lambda: metalmm.quantize(W[:, :33], "q8_0").to_gguf(), metalmm.UnsupportedError, "multiple of 32"),
