@@ -11,6 +11,7 @@ namespace metalmm {
 struct Bound {
   uint32_t index;  // of the buffer
   const uint8_t *begin, *end;
+  bool is_written = false;  // its argument is not const
 };
 
 // Where an address stands to the buffer that has it, or to the nearest; empty: near none.

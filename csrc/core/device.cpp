@@ -245,6 +245,10 @@ void Device::start_capture(const std::string&) {
   throw Error(ErrorKind::device, "capture: device " + name() + " has no GPU capture; a device on a GPU of Apple has");
 }
 
+std::vector<std::string> Device::take_findings(bool) {
+  throw Error(ErrorKind::device, "device " + name() + " finds no races; device cpu does, made by Device('cpu', debug=True)");
+}
+
 void Device::watch(uint8_t*, uint8_t*, uint8_t*) { throw Error(ErrorKind::device, "device " + name() + " counts no writes"); }
 
 void Device::read(const Buffer& buffer, size_t offset, void* to, size_t size) {

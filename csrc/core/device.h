@@ -1,5 +1,6 @@
 // All that a device must provide.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -108,6 +109,10 @@ class Pipeline {
     arguments.push_back(argument);
     if (argument.kind == KernelArgument::Kind::threadgroup && argument.bytes)
       threadgroup_memory.push_back({argument.index, argument.bytes});
+  }
+  bool writes(uint32_t index) const {
+    auto is = [&](const KernelArgument& a) { return a.kind == KernelArgument::Kind::buffer && a.index == index && !a.is_const; };
+    return std::any_of(arguments.begin(), arguments.end(), is);
   }
   // A module has what its compiler knew of the arguments: all but the names of types.
   void take_types(const std::vector<KernelArgument>& said);
@@ -264,6 +269,8 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void stop_capture() {}
   // From now on kernels count their writes to [begin, end), one count for each two bytes.
   virtual void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
+  // What debug mode found since the last call, where kernels went on. go_on: whether they will from now on, or end at the first.
+  virtual std::vector<std::string> take_findings(bool go_on);
   // What went wrong and was mended, or had nobody to be told, in words, once.
   std::vector<std::string> take_warnings();
   bool has_warnings() const { return has_warnings_.load(std::memory_order_relaxed); }

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "memory.h"
+#include "source_lines.h"
 
 namespace metalmm::cpu {
 namespace {
@@ -292,6 +293,16 @@ void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
   watched_ = {begin, end, counts};
 }
 
+std::vector<std::string> CpuDevice::take_findings(bool go_on) {
+  if (!options_.debug) return Device::take_findings(go_on);
+  TakenTurn turn(*turn_);
+  std::vector<std::string> found;
+  if (findings_)
+    for (const std::string& text : findings_->texts) found.push_back(with_lines(text));
+  findings_ = go_on ? std::make_unique<Findings>() : nullptr;
+  return found;
+}
+
 std::shared_ptr<Submission> CpuDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   return std::make_shared<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
 }
@@ -354,7 +365,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   for (size_t i = 0; i < d.buffer_count; i++) {
     const Buffer& b = **d.buffers[i].buffer;
     buffers[d.buffers[i].index] = b.host() + d.buffers[i].offset;
-    bound[i] = {d.buffers[i].index, b.host(), b.host() + b.size()};
+    bound[i] = {d.buffers[i].index, b.host(), b.host() + b.size(), pipeline.writes(d.buffers[i].index)};
   }
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
@@ -381,7 +392,10 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   d.buffer_count + d.bytes_count,
                   pipeline.image,
                   &crew_->abandoned(),
-                  {}};
+                  {},
+                  &shared_,
+                  findings_.get()};
+  if (options_.debug) shared_.begin(Executor::take_number());
   if (options_.debug)
     call.is_reachable = [this](const uint8_t* begin, const uint8_t* end, abi::Access kind) {
       return (kind == abi::Access::load && begin >= nothing && end <= nothing + sizeof(nothing)) || is_pointed_at(begin, end);

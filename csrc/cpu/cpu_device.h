@@ -55,6 +55,7 @@ class CpuDevice : public Device {
   }
   Limits limits() const override;
   void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) override;
+  std::vector<std::string> take_findings(bool go_on) override;
   uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
 
  private:
@@ -85,7 +86,9 @@ class CpuDevice : public Device {
   Clock::time_point polled_;
   uint32_t order_ = 0;
   std::atomic<uint64_t> barriers_{0}, threadgroups_{0};
-  Watched watched_;   // with the turn
+  Watched watched_;  // with the turn
+  Shadow shared_{true};
+  std::unique_ptr<Findings> findings_;
   std::mutex mutex_;  // what follows
   std::vector<std::unique_ptr<Executor>> idle_;
   std::map<const uint8_t*, std::weak_ptr<Buffer>> pointed_at_;  // of a debug device: arrays whose address somebody asked for

@@ -17,6 +17,7 @@
 
 #include "../core/device.h"
 #include "../msl/runtime/fiber.h"
+#include "source_lines.h"
 #include "waits.h"
 
 namespace metalmm::cpu {
@@ -342,7 +343,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
   state_.access = call.debug ? &Executor::access : nullptr;
   state_.out_of_bounds = call.debug ? &Executor::out_of_bounds : nullptr;
-  if (call.debug) shadow_.begin(block, call.threadgroup_bytes);
+  if (call.debug) begin_debug();
   if (call.guards) poison(block - kThreadgroupZone, block), poison(end, end + kThreadgroupZone);
   state_.lane = 0;
   state_.threads = threads;
@@ -350,6 +351,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.lanes = lanes_.data();
   state_.groups_ready = group_count_ == 32 ? ~0u : (1u << group_count_) - 1;
   state_.barrier_mixed = state_.barrier_strict = 0;
+  state_.barrier_orders = ~0u;
   state_.barrier_site = {};
   state_.buffers = call.buffers;
   state_.threadgroup_offsets = call.threadgroup_offsets;
@@ -382,52 +384,10 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   running = outer;
   busy_ = 0;
   if (fault_number) error_ = fault_text(call);
-  if (error_.empty() && call.debug) error_ = shadow_.settle();
+  if (error_.empty() && call.debug) settles_at_end();
   if (error_.empty() && call.guards) error_ = threadgroup_damage();
   if (error_.empty()) return {};
-  return "threadgroup " + text(position) + ": " + error_;
-}
-
-// What the runtime itself uses of the executor's memory: its code is the kernel's, and asks as the kernel does.
-bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
-  auto is_in = [&](const void* block, size_t size) {
-    return begin >= static_cast<const uint8_t*>(block) && end <= static_cast<const uint8_t*>(block) + size;
-  };
-  return is_in(groups_.get(), group_count_ * sizeof(abi::Simdgroup)) || is_in(&state_, sizeof(state_)) ||
-         is_in(lanes_.data(), lanes_.size() * sizeof(abi::Lane)) || is_in(call_->buffers, kMaxBuffers * sizeof(uint8_t*)) ||
-         is_in(call_->threadgroup_offsets, kMaxBuffers * sizeof(uint32_t));
-}
-
-bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame) {
-  const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
-  if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
-  if (at >= block && end <= block + call_->threadgroup_bytes) {
-    busy_ = 1;  // it may compose a message
-    error_ = kind == abi::Access::atomic ? shadow_.settle()
-                                         : shadow_.use(state_, static_cast<size_t>(at - block), size, kind == abi::Access::store);
-    if (error_.empty()) busy_ = 0;
-    return error_.empty();
-  }
-  if (is_own(at, end)) return true;
-  for (size_t i = 0; i < call_->bound_count; i++)
-    if (at >= call_->bound[i].begin && end <= call_->bound[i].end) return true;
-  if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
-  busy_ = 1;
-  if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
-    busy_ = 0;
-    return true;
-  }
-  refuse(at, size, kind);
-  return false;
-}
-
-void Executor::refuse(const uint8_t* at, size_t size, abi::Access kind) {
-  constexpr ptrdiff_t kNear = 1 << 24;
-  const uint8_t* block = state_.threadgroup_memory;
-  std::string where = place_of(at, call_->bound, call_->bound_count), size_text = std::to_string(call_->threadgroup_bytes);
-  if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
-    where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
-  error_ = text_of_refusal(kind, size) + ", by thread " + std::to_string(state_.lane) + (where.empty() ? "" : ", " + where);
+  return "threadgroup " + text(position) + ": " + with_lines(error_);
 }
 
 // The lane is not gone back to.
@@ -435,21 +395,6 @@ void Executor::leave() {
   abi::Lane gone;
   fiber::switch_lane(&gone, &state_.host);
   __builtin_unreachable();
-}
-
-void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind) {
-  Executor& self = *static_cast<State*>(context)->executor;
-  if (!self.allows(static_cast<const uint8_t*>(at), size, kind, __builtin_frame_address(0))) self.leave();
-}
-
-void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed) {
-  Executor& self = *static_cast<State*>(context)->executor;
-  self.busy_ = 1;
-  const char* alias = std::strstr(type, "(aka '");  // clang names a typedef of ours first
-  std::string array = alias ? std::string(alias + 5, std::strlen(alias + 5) - 1) : type;
-  self.error_ = "index " + (is_signed ? std::to_string(static_cast<int64_t>(index)) : std::to_string(index)) + " is outside of " + array +
-                (site.file ? " at " + text_of(site) : std::string()) + ", by thread " + std::to_string(context->lane);
-  self.leave();
 }
 
 uint32_t Executor::schedule(abi::Context* context) { return static_cast<State*>(context)->executor->next_lane(); }
@@ -492,7 +437,7 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
   if (!g->mixed) {
     uint32_t mask = g->simd_wait;
     g->first.complete(g, mask);
-    g->met++;
+    abi::has_met(g);
     g->simd_wait = 0;
     g->ready |= mask;
     return g->base + static_cast<uint32_t>(__builtin_ctz(mask));
@@ -504,7 +449,7 @@ uint32_t Executor::complete_divergent(abi::Simdgroup* g) {
   for (uint32_t i = 0; i < abi::kSimdWidth; i++)
     if (g->simd_wait >> i & 1 && is_same(g->wait[i], g->wait[first])) mask |= 1u << i;
   g->wait[first].complete(g, mask);
-  g->met++;
+  abi::has_met(g);
   g->simd_wait &= ~mask;
   g->ready |= mask;
   g->mixed = g->simd_wait != 0;
@@ -526,11 +471,12 @@ uint32_t Executor::release_barrier() {
   barriers_++;
   if (call_->debug) {
     busy_ = 1;  // it may compose a message
-    error_ = shadow_.settle();
-    if (!error_.empty()) return abi::kNoLane;
+    if (!settles_at_end()) return abi::kNoLane;
     busy_ = 0;
   }
-  shadow_.meet();
+  epoch_ += state_.barrier_orders / abi::kThreadgroup % 2;
+  epoch_device_ += state_.barrier_orders % 2;
+  state_.barrier_orders = ~0u;
   uint32_t self = state_.lane, first = abi::kNoLane;
   bool self_waits = false;
   for (uint32_t i = 0; i < group_count_; i++) {

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "../msl/runtime/abi.h"
 #include "memory.h"
 #include "shadow.h"
+#include "source_lines.h"
 
 namespace metalmm::cpu {
 
@@ -39,6 +42,13 @@ class Stacks {
   int64_t maps_ = 0;  // that its guard pages cost the process
 };
 
+// Of a device that goes on where it can: what was wrong, each once.
+struct Findings {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  std::set<std::string> known;  // by where the code is
+};
+
 struct KernelCall {
   const abi::KernelInfo* info;
   uint8_t* const* buffers;
@@ -56,6 +66,8 @@ struct KernelCall {
   const std::atomic<bool>* abandoned;  // the signal ends a threadgroup where this is set
   // Of a debug call: whether what is not bound may be touched all the same, by a pointer in an argument buffer.
   std::function<bool(const uint8_t* begin, const uint8_t* end, abi::Access kind)> is_reachable;
+  Shadow* shared;      // of the memory that threadgroups share; of a debug call
+  Findings* findings;  // null: the first ends the dispatch
 };
 
 // Faults of kernels on this thread, and on any, are errors from here on.
@@ -69,16 +81,26 @@ class Executor {
   Executor();
   // Empty: all is well. Otherwise what went wrong; the threadgroup is abandoned.
   std::string run(const KernelCall& call, abi::Uint3 position);
+  static uint32_t take_number();                                    // that no threadgroup has had: User
   uint64_t take_barriers() { return std::exchange(barriers_, 0); }  // that threadgroups met at
   bool may_abandon(const void* stack_pointer) const;                // in a signal handler of its thread
 
  private:
   static uint32_t schedule(abi::Context* context);
   static void differs(abi::Context* context, abi::SimdWait wait);
-  static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind);
+  static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame);
   static void out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed);
-  bool allows(const uint8_t* at, size_t size, abi::Access kind, const void* frame);
-  void refuse(const uint8_t* at, size_t size, abi::Access kind);
+  void begin_debug();
+  bool allows(const uint8_t* at, size_t size, abi::Access kind, Code code, const void* frame);
+  bool looks_at(Shadow& shadow, bool is_shared, const uint8_t* at, size_t size, abi::Access kind, Code code);
+  bool settles();         // false: what was pending is a race, and ends the threadgroup
+  bool settles_at_end();  // of the time until all threads have met, or have returned
+  bool tells(const Race& race);
+  std::string race_text(const Race& race) const;
+  bool is_written(const uint8_t* at) const;
+  Code code_of(const User& user) const;
+  Code callers(const void* pc, const void* frame) const;
+  void refuse(const uint8_t* at, size_t size, abi::Access kind, Code code);
   bool is_own(const uint8_t* begin, const uint8_t* end) const;
   [[noreturn]] void leave();
   uint32_t next_lane();
@@ -95,7 +117,11 @@ class Executor {
   std::unique_ptr<abi::Simdgroup[]> groups_;
   std::vector<uint8_t> memory_;
   std::shared_ptr<Buffer> apart_;  // the same in debug mode
-  Shadow shadow_;
+  Shadow shadow_{false};
+  Pending pending_;
+  std::vector<Race> unset_;  // reads of what nobody had written: mistakes, unless a race shows that somebody does
+  uint32_t number_ = 0;      // of the threadgroup: User
+  uint16_t epoch_ = 0, epoch_device_ = 0;
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;

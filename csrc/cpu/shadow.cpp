@@ -4,60 +4,84 @@
 
 namespace metalmm::cpu {
 
-void Shadow::begin(const uint8_t* memory, size_t bytes) {
-  memory_ = memory;
-  bytes_ = bytes;
-  pending_.before.clear();
-  if (++epoch_ > 1u << 31) epoch_ = 1, cells_.clear();
-  if (cells_.size() < bytes) cells_.resize(bytes);
+namespace {
+
+bool is_of(const User& a, const User& b) { return a.group == b.group && a.thread / abi::kSimdWidth == b.thread / abi::kSimdWidth; }
+
+}  // namespace
+
+Race Pending::settle() {
+  auto changed = std::find_if(before.begin(), before.end(), [](const auto& byte) { return *byte.first != byte.second; });
+  Race found = changed == before.end() ? Race{} : race;
+  if (found.at) found.at = changed->first;
+  before.clear();
+  return found;
 }
 
-bool Shadow::conflicts(const User& user, const abi::Context& c) const {
-  if (user.epoch != epoch_ || user.thread == c.lane) return false;
-  bool is_neighbour = user.thread / abi::kSimdWidth == c.lane / abi::kSimdWidth;
-  return !is_neighbour || user.met == c.group->met;
+void Shadow::begin(uint32_t group) {
+  first_ = group;
+  used_.clear();
+  known_.clear();
 }
 
-std::string Shadow::use(const abi::Context& c, size_t at, size_t size, bool is_write) {
-  std::string race = settle();
-  if (!race.empty()) return race;
-  User self{epoch_, c.group->met, c.lane};
-  for (size_t i = at; i < at + size; i++) {
-    Cell& cell = cells_[i];
-    bool beside_writer = conflicts(cell.writer, c);
-    if (!is_write) {
-      if (beside_writer && !cell.many) return text(cell.writer.thread, true, c.lane, false, i);
-      if (cell.reader.epoch == epoch_ && cell.reader.thread / abi::kSimdWidth != c.lane / abi::kSimdWidth) cell.another = cell.reader;
-      cell.reader = self;
-      continue;
-    }
-    const User* reader = conflicts(cell.reader, c) ? &cell.reader : conflicts(cell.another, c) ? &cell.another : nullptr;
-    if (beside_writer || reader) {
-      if (pending_.before.empty()) {
-        pending_.first = beside_writer ? cell.writer.thread : reader->thread;
-        pending_.second = c.lane;
-        pending_.first_wrote = beside_writer;
-      }
-      pending_.before.emplace_back(i, memory_[i]);
-    }
-    cell.many = beside_writer;
-    cell.writer = self;
+bool Shadow::conflicts(const User& user, const User& self) const {
+  if (!user.group || !is_current(user, self) || (user.is_atomic && self.is_atomic)) return false;
+  if (user.group != self.group) {
+    auto it = known_.find(self.group);
+    return it == known_.end() || !it->second.count(user.group);
   }
-  return {};
+  if (user.thread == self.thread || user.epoch != self.epoch) return false;
+  return !is_of(user, self) || user.met == self.met;
 }
 
-std::string Shadow::settle() {
-  Pending& p = pending_;
-  auto changed = std::find_if(p.before.begin(), p.before.end(), [&](const auto& byte) { return memory_[byte.first] != byte.second; });
-  std::string race = changed == p.before.end() ? std::string() : text(p.first, p.first_wrote, p.second, true, changed->first);
-  p.before.clear();
+void Shadow::meet_at(uint32_t group, const uint8_t* atomic) {
+  std::set<uint32_t>&known = known_[group], &there = used_[atomic];
+  known.insert(there.begin(), there.end());
+  there.insert(known.begin(), known.end());
+  there.insert(group);
+}
+
+bool Shadow::is_set(uint32_t group, const uint8_t* at) {
+  auto address = reinterpret_cast<uintptr_t>(at);
+  std::lock_guard lock(mutex_);
+  auto page = pages_.find(address / kPage);
+  return page != pages_.end() && page->second[address % kPage].writer.group == group;
+}
+
+Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {
+  bool reads = kind != abi::Access::store, writes = kind != abi::Access::load;
+  std::lock_guard lock(mutex_);
+  if (kind == abi::Access::atomic && is_shared_) meet_at(self.group, at);
+  Race race{nullptr, {}, self, false, writes, false};
+  auto found = [&](const uint8_t* where, const User& first, bool first_wrote) {
+    if (!race.at) race.at = where, race.first = first, race.first_wrote = first_wrote;
+  };
+  Cell* page = nullptr;
+  for (const uint8_t* p = at; p < at + size; p++) {
+    uintptr_t address = reinterpret_cast<uintptr_t>(p);
+    if (!page || address % kPage == 0) {
+      auto& kept = pages_[address / kPage];
+      if (!kept) kept = std::make_unique<Cell[]>(kPage);
+      page = kept.get();
+    }
+    Cell& cell = page[address % kPage];
+    bool beside_writer = conflicts(cell.writer, self);
+    if (reads) {
+      if (beside_writer && !cell.writer.many) found(p, cell.writer, true);
+      if (!is_shared_ && !writes && cell.writer.group != self.group && !race.at) found(p, {}, false), race.is_unset = true;
+      if (cell.reader.group && is_current(cell.reader, self) && !is_of(cell.reader, self)) cell.another = cell.reader;
+      cell.reader = self;
+    }
+    if (!writes) continue;
+    const User* reader = conflicts(cell.reader, self) ? &cell.reader : conflicts(cell.another, self) ? &cell.another : nullptr;
+    if (beside_writer || reader) {
+      if (pending.before.empty()) pending.race = {p, beside_writer ? cell.writer : *reader, self, beside_writer, true, false};
+      pending.before.emplace_back(p, *p);
+    }
+    cell.writer = self;
+    cell.writer.many = beside_writer;
+  }
   return race;
-}
-
-std::string Shadow::text(uint32_t first, bool first_wrote, uint32_t second, bool second_writes, size_t at) const {
-  return "a race: thread " + std::to_string(second) + (second_writes ? " writes" : " reads") + " byte " + std::to_string(at) + " of the " +
-         std::to_string(bytes_) + " bytes of threadgroup memory, which thread " + std::to_string(first) +
-         (first_wrote ? " wrote" : " read") + ", and no barrier stands between";
 }
 
 }  // namespace metalmm::cpu

@@ -157,6 +157,18 @@ void watch(PyDevice& d, nb::handle out, nb::handle counts) {
   device->watch(o.buffer->host(), o.buffer->host() + o.buffer->size(), c.buffer->host());
 }
 
+nb::list take_findings(PyDevice& d, bool go_on) {
+  std::shared_ptr<Device> device = d.state->open();
+  std::vector<std::string> found;
+  {
+    Unlocked unlocked;
+    found = device->take_findings(go_on);
+  }
+  nb::list texts;
+  for (const std::string& text : found) texts.append(nb::str(text.c_str(), text.size()));
+  return texts;
+}
+
 }  // namespace
 
 void bind_device(nb::module_& m) {
@@ -179,6 +191,7 @@ void bind_device(nb::module_& m) {
       .def_prop_ro(
           "closed", [](const PyDevice& d) { return !d.state->device; }, "Whether it was closed.")
       .def("_watch", &watch, "out"_a, "counts"_a)
+      .def("_take_findings", &take_findings, "go_on"_a)
       .def("_kernel_names",
            [](const PyDevice& d, const std::string& text) {
              std::shared_ptr<Device> device = d.state->open();

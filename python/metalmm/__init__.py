@@ -6,6 +6,7 @@ from typing import Any as _Any
 
 from . import _core, errors
 from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul, matmul_fused
+from .checking import Finding, check
 from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (
     ArgumentError,
@@ -52,6 +53,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Error",
+    "Finding",
     "Kernel",
     "KernelError",
     "LayoutError",
@@ -68,6 +70,7 @@ __all__ = [
     "Variant",
     "WeightFile",
     "capture",
+    "check",
     "default_device",
     "error_bound",
     "from_gguf",

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from . import __version__, _core, backends, doctor, export, files, lint_command, manifest, tuning
+from . import __version__, _core, backends, check_command, doctor, export, files, lint_command, manifest, tuning
 from .bench import command as bench_command
 from .bench import compare, frameworks, html, models, step, tune_command
 from .bench.sizes import parse_spec
@@ -281,6 +281,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
         doctor.add_arguments,
     ),
     "lint": ("MSL type-checked as Apple's compiler does it, without one; needs pip install libclang", lint_command.add_arguments),
+    "check": ("races, reads of what nobody set, accesses outside: in variants, and in any .metal file", check_command.add_arguments),
     "report": ("results as one page to show", html.add_arguments),
     "export": ("a kernel for another engine: a .metal file, all of its dispatch as JSON, and code that launches it", export.add_arguments),
     "profile": (

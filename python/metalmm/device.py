@@ -41,8 +41,14 @@ class Device(_core.Device):
             raise ArgumentError(f"Device: name is {name!r}; it takes one of {', '.join(backends.names())}")
         self.backend = backends.get(name or os.environ.get("METALMM_DEVICE") or backends.first_available())
         self.options = backends.options_of(self.backend, options)
+        self._kernels: dict[tuple[str, str], _core.Kernel] = {}  # of matmul_gathered
         super().__init__(self.backend.name, self.options)
         open_devices.add(self)
+
+    def close(self) -> None:
+        """Waits for all that was submitted and ends the device. Its arrays, prepared calls and batches raise ClosedError afterwards."""
+        self._kernels.clear()
+        super().close()
 
     def __enter__(self) -> Self:
         if self.closed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,9 @@ _DENSE = ("Lanes<16, 1, 2, 4, 128, false, false>", "false", 128, 4)
 _QUANTIZED = ("Lanes<4, 1, 4, 4, 128, false, false>", "false", 128, 8)
 
 
-@functools.lru_cache(maxsize=256)
 def _kernel(device: Device, dtype: str, form: str) -> _core.Kernel:
+    if made := device._kernels.get((dtype, form)):
+        return made
     way, alone, _, _ = _way(device, form)
     number = 0 if form == "dense" else 1 + list(FORMATS).index(form)
     kind = MSL_TYPES[dtype]
@@ -31,7 +31,8 @@ def _kernel(device: Device, dtype: str, form: str) -> _core.Kernel:
     instance = f"gathered_columns<{kind}, Weights<{kind}, {number}, false>, {way}, {alone}>"
     name = kernel_source.host_name(instance)
     code = device.backend.code(device, kernel_source.KernelText(kernel_source.assemble(source, instance), str(source)), name, {})
-    return _core.Kernel(device, code.as_tuple(), name, {})
+    device._kernels[dtype, form] = made = _core.Kernel(device, code.as_tuple(), name, {})
+    return made
 
 
 def _way(device: Device, form: str) -> tuple[str, str, int, int]:

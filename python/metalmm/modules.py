@@ -32,7 +32,16 @@ MOST_TOGETHER = 16  # kernels in one translation unit: more would gain little, a
 # A debug device's: the thread sanitizer's calls at every access and those of the undefined-behaviour sanitizer where one is not
 # aligned, none of their libraries; nothing made of several accesses.
 _DEBUG_FLAGS = {
-    "clang": ["-DMETALMM_DEBUG", "-O1", "-fno-vectorize", "-fno-slp-vectorize", "-fsanitize=thread,alignment,array-bounds"]
+    "clang": [
+        "-DMETALMM_DEBUG",
+        "-O1",
+        "-fno-vectorize",
+        "-fno-slp-vectorize",
+        "-fsanitize=thread,alignment,array-bounds",
+        "-g1",
+        "-gdwarf-4",
+        "-fno-omit-frame-pointer",
+    ]
     + ["-ftrivial-auto-var-init=pattern"]
     + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
     "gcc": [
@@ -41,6 +50,9 @@ _DEBUG_FLAGS = {
         "-fno-tree-vectorize",
         "-fno-tree-slp-vectorize",
         "-fsanitize=thread,alignment,bounds",
+        "-g1",
+        "-gdwarf-4",
+        "-fno-omit-frame-pointer",
         "-ftrivial-auto-var-init=pattern",
         "--param",
         "tsan-instrument-func-entry-exit=0",

@@ -12,7 +12,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 kVersion = 4;
+constexpr u32 kVersion = 5;
 constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
@@ -53,6 +53,8 @@ struct SimdWait {
   const Turn* turn;
 };
 
+constexpr u32 kDevice = 1, kThreadgroup = 2;  // as mem_flags says them
+
 struct Simdgroup {
   u32 ready;      // lanes that can run, started or not
   u32 simd_wait;  // lanes at a simdgroup operation
@@ -62,7 +64,9 @@ struct Simdgroup {
   u32 mixed;  // the lanes in simd_wait stand at more than one operation: see wait[], not first
   u32 base;   // index in the threadgroup of lane 0
   u32 all;    // the lanes that exist: fewer than 32 in the last simdgroup of an odd threadgroup
-  u32 met;    // how often lanes have met at an operation; in debug mode alone
+  // In debug mode alone: how often lanes have met at an operation that orders threadgroup memory, and device memory; and which of them
+  // the operation that completes orders: kDevice, kThreadgroup.
+  u32 met, met_device, orders;
   SimdWait first;  // where the first lane in simd_wait stands
   u32 arg[kSimdWidth];
   SimdWait wait[kSimdWidth];  // written only once lanes differ
@@ -72,6 +76,12 @@ struct Simdgroup {
   alignas(64) u8 out[2 * kSimdWidth * kMaxPayload];
   alignas(64) float matrices[4][64];  // a, b, c and the result of simdgroup_multiply_accumulate
 };
+
+inline void has_met(Simdgroup* g) {
+  g->met += g->orders / kThreadgroup % 2;
+  g->met_device += g->orders % 2;
+  g->orders = kDevice | kThreadgroup;
+}
 
 struct Uint3 {
   u32 x, y, z;
@@ -89,6 +99,7 @@ struct Context {
   u32 groups_ready;   // simdgroups with a lane in `ready`
   u32 barrier_mixed;   // lanes stand at more than one barrier: see wait[]
   u32 barrier_strict;  // one that orders memory: a lane that has returned is missed
+  u32 barrier_orders;  // in debug mode: which memory, by all lanes that wait
   Site barrier_site;  // of the first lane at the threadgroup barrier
   Lane host;          // where to go when every lane has returned
   void (*differs)(Context*, SimdWait);  // the running lane comes to another operation, or barrier, than those that wait
@@ -100,7 +111,7 @@ struct Context {
   Uint3 group_threads, dispatch_threads;  // of this threadgroup, and of all but those at the edges of the grid
   Uint3 grid_threads;
   // In debug mode, before each access and where an array's index is outside of it; they return if the running lane may go on.
-  void (*access)(Context*, const void* at, u64 size, Access kind);
+  void (*access)(Context*, const void* at, u64 size, Access kind, const void* pc, const void* frame);
   void (*out_of_bounds)(Context*, Site, const char* type, u64 index, bool is_signed);
 };
 

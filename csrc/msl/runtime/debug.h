@@ -4,15 +4,21 @@
 #pragma once
 
 #define METALMM_UNTRACED __attribute__((no_sanitize("thread"), noinline))
+// Where the code is that made an access, and from where to find its callers: of a function of the runtime the kernel's line. Debug modules
+// keep frame pointers.
+#define METALMM_CALLERS __builtin_return_address(0), __builtin_frame_address(0)
 
 namespace metalmm::debug {
 
 // Not while a module is loaded, when no kernel runs.
-METALMM_UNTRACED inline void ask(const void* at, unsigned long size, abi::Access kind) {
+METALMM_UNTRACED inline void ask(const void* at, unsigned long size, abi::Access kind, const void* pc, const void* frame) {
   abi::Context* c = fiber::current_context ? fiber::context() : nullptr;
-  if (c && c->access) c->access(c, at, size, kind);
+  if (c && c->access) c->access(c, at, size, kind, pc, frame);
 }
-METALMM_UNTRACED inline void reads(const void* at, unsigned long size) { ask(at, size, abi::Access::load); }
+METALMM_UNTRACED inline void reads(const void* at, unsigned long size, const void* pc, const void* frame) {
+  ask(at, size, abi::Access::load, pc, frame);
+}
+METALMM_UNTRACED inline void touch(const void* at, unsigned long size) { ask(at, size, abi::Access::atomic, METALMM_CALLERS); }
 
 inline unsigned char *watch_begin, *watch_end, *watch_counts;  // a count for every two bytes
 
@@ -22,8 +28,8 @@ METALMM_UNTRACED inline void count(unsigned char* n) {
   }
 }
 
-METALMM_UNTRACED inline void wrote(void* at, unsigned long size) {
-  ask(at, size, abi::Access::store);
+METALMM_UNTRACED inline void wrote(void* at, unsigned long size, const void* pc, const void* frame) {
+  ask(at, size, abi::Access::store, pc, frame);
   auto* p = static_cast<unsigned char*>(at);
   if (p >= watch_end || p + size <= watch_begin) return;
   for (unsigned long i = 0; i < size; i += 2)
@@ -113,39 +119,39 @@ METALMM_UNTRACED inline void __ubsan_handle_out_of_bounds(const metalmm::debug::
 METALMM_UNTRACED inline void __tsan_init() {}
 METALMM_UNTRACED inline void __tsan_func_entry(void*) {}
 METALMM_UNTRACED inline void __tsan_func_exit(void*) {}
-METALMM_UNTRACED inline void __tsan_read_range(void* p, unsigned long size) { metalmm::debug::reads(p, size); }
-METALMM_UNTRACED inline void __tsan_write_range(void* p, unsigned long size) { metalmm::debug::wrote(p, size); }
+METALMM_UNTRACED inline void __tsan_read_range(void* p, unsigned long size) { metalmm::debug::reads(p, size, METALMM_CALLERS); }
+METALMM_UNTRACED inline void __tsan_write_range(void* p, unsigned long size) { metalmm::debug::wrote(p, size, METALMM_CALLERS); }
 METALMM_UNTRACED inline void* __tsan_memcpy(void* to, const void* from, unsigned long size) {
-  metalmm::debug::reads(from, size);
-  metalmm::debug::wrote(to, size);
+  metalmm::debug::reads(from, size, METALMM_CALLERS);
+  metalmm::debug::wrote(to, size, METALMM_CALLERS);
   return __builtin_memcpy(to, from, size);
 }
 METALMM_UNTRACED inline void* __tsan_memmove(void* to, const void* from, unsigned long size) {
-  metalmm::debug::reads(from, size);
-  metalmm::debug::wrote(to, size);
+  metalmm::debug::reads(from, size, METALMM_CALLERS);
+  metalmm::debug::wrote(to, size, METALMM_CALLERS);
   return __builtin_memmove(to, from, size);
 }
 METALMM_UNTRACED inline void* __tsan_memset(void* to, int value, unsigned long size) {
-  metalmm::debug::wrote(to, size);
+  metalmm::debug::wrote(to, size, METALMM_CALLERS);
   return __builtin_memset(to, value, size);
 }
 #define METALMM_TRACE(size)                                                                                          \
   METALMM_UNTRACED inline void __tsan_read##size(void* p) {                                                          \
     metalmm::debug::aligned(p, size);                                                                                \
-    metalmm::debug::reads(p, size);                                                                             \
+    metalmm::debug::reads(p, size, METALMM_CALLERS);                                                                             \
   }                                                                                                                  \
   METALMM_UNTRACED inline void __tsan_write##size(void* p) {                                                         \
     metalmm::debug::aligned(p, size);                                                                                \
-    metalmm::debug::wrote(p, size);                                                                                  \
+    metalmm::debug::wrote(p, size, METALMM_CALLERS);                                                                                  \
   }                                                                                                                  \
   METALMM_UNTRACED inline void __tsan_read_write##size(void* p) {                                                    \
-    metalmm::debug::reads(p, size);                                                                             \
-    metalmm::debug::wrote(p, size);                                                                                  \
+    metalmm::debug::reads(p, size, METALMM_CALLERS);                                                                             \
+    metalmm::debug::wrote(p, size, METALMM_CALLERS);                                                                                  \
   }                                                                                                                  \
-  METALMM_UNTRACED inline void __tsan_volatile_read##size(void* p) { metalmm::debug::reads(p, size); }          \
-  METALMM_UNTRACED inline void __tsan_volatile_write##size(void* p) { metalmm::debug::wrote(p, size); }              \
-  METALMM_UNTRACED inline void __tsan_unaligned_read##size(void* p) { metalmm::debug::reads(p, size); }         \
-  METALMM_UNTRACED inline void __tsan_unaligned_write##size(void* p) { metalmm::debug::wrote(p, size); }             \
+  METALMM_UNTRACED inline void __tsan_volatile_read##size(void* p) { metalmm::debug::reads(p, size, METALMM_CALLERS); }          \
+  METALMM_UNTRACED inline void __tsan_volatile_write##size(void* p) { metalmm::debug::wrote(p, size, METALMM_CALLERS); }              \
+  METALMM_UNTRACED inline void __tsan_unaligned_read##size(void* p) { metalmm::debug::reads(p, size, METALMM_CALLERS); }         \
+  METALMM_UNTRACED inline void __tsan_unaligned_write##size(void* p) { metalmm::debug::wrote(p, size, METALMM_CALLERS); }             \
   METALMM_UNTRACED inline void __tsan_unaligned_read_write##size(void* p) { __tsan_read_write##size(p); }
 METALMM_TRACE(1) METALMM_TRACE(2) METALMM_TRACE(4) METALMM_TRACE(8) METALMM_TRACE(16)
 #undef METALMM_TRACE
@@ -153,18 +159,23 @@ METALMM_TRACE(1) METALMM_TRACE(2) METALMM_TRACE(4) METALMM_TRACE(8) METALMM_TRAC
 METALMM_UNTRACED inline void* metalmm_memmove(void* to, const void* from, unsigned long size) asm("memmove");
 METALMM_UNTRACED inline void* metalmm_memcpy(void* to, const void* from, unsigned long size) asm("memcpy");
 METALMM_UNTRACED inline void* metalmm_memset(void* to, int value, unsigned long size) asm("memset");
-METALMM_UNTRACED inline void* metalmm_memmove(void* to, const void* from, unsigned long size) {
-  metalmm::debug::reads(from, size);
-  metalmm::debug::wrote(to, size);
+METALMM_UNTRACED inline void* metalmm_move(void* to, const void* from, unsigned long size, const void* pc, const void* frame) {
+  metalmm::debug::reads(from, size, pc, frame);
+  metalmm::debug::wrote(to, size, pc, frame);
   auto *out = static_cast<volatile unsigned char*>(to);
   auto *in = static_cast<const volatile unsigned char*>(from);
   bool up = out < in;
   for (unsigned long i = 0; i < size; i++) out[up ? i : size - 1 - i] = in[up ? i : size - 1 - i];
   return to;
 }
-METALMM_UNTRACED inline void* metalmm_memcpy(void* to, const void* from, unsigned long size) { return metalmm_memmove(to, from, size); }
+METALMM_UNTRACED inline void* metalmm_memmove(void* to, const void* from, unsigned long size) {
+  return metalmm_move(to, from, size, METALMM_CALLERS);
+}
+METALMM_UNTRACED inline void* metalmm_memcpy(void* to, const void* from, unsigned long size) {
+  return metalmm_move(to, from, size, METALMM_CALLERS);
+}
 METALMM_UNTRACED inline void* metalmm_memset(void* to, int value, unsigned long size) {
-  metalmm::debug::wrote(to, size);
+  metalmm::debug::wrote(to, size, METALMM_CALLERS);
   for (unsigned long i = 0; i < size; i++) static_cast<volatile unsigned char*>(to)[i] = static_cast<unsigned char>(value);
   return to;
 }

@@ -175,22 +175,25 @@ struct Turns {
   }
 };
 
-METALMM_ONCE Lane* come_to_barrier(bool strict, Site site) {
+METALMM_ONCE Lane* come_to_barrier(u32 orders, Site site) {
   Context* c = context();
   Simdgroup* g = c->group;
   u32 lane = c->lane & 31;
   u32 bit = 1u << lane;
   if (c->barrier_site.file == nullptr) c->barrier_site = site;
   if (__builtin_expect(c->barrier_mixed || c->barrier_site != site, 0)) c->differs(c, {site, nullptr, nullptr});
-  c->barrier_strict |= strict;
+  c->barrier_strict |= orders != 0;
+#ifdef METALMM_DEBUG
+  c->barrier_orders &= orders;
+#endif
   g->tg_wait |= bit;
   g->ready &= ~bit;
   return next_lane(c, g, lane);
 }
-METALMM_INLINE void threadgroup_barrier(bool strict, Site site) {
+METALMM_INLINE void threadgroup_barrier(u32 orders, Site site) {
   Context* c = context();
   Lane* self = &c->lanes[c->lane];
-  if (Lane* to = come_to_barrier(strict, site)) switch_lane(self, to);
+  if (Lane* to = come_to_barrier(orders, site)) switch_lane(self, to);
 }
 
 // The running lane is at a simdgroup operation; the last lane to come there computes every result. Where to go on, as next_lane says.
@@ -203,7 +206,7 @@ METALMM_INLINE Lane* come_to(Context* c, Simdgroup* g, u32 lane, void (*complete
   if (waiting == g->live && !g->mixed) {
     complete(g, waiting);
 #ifdef METALMM_DEBUG
-    g->met++;
+    has_met(g);
 #endif
     g->simd_wait = 0;
     g->ready = waiting;

@@ -152,7 +152,7 @@ template <class T> struct atomic { T value; };
 template <class T> using _atomic = atomic<T>;
 #ifdef METALMM_DEBUG  // g++'s sanitizer would call its library
 #define METALMM_ATOMIC METALMM_UNTRACED
-#define METALMM_TOUCH(object) ::metalmm::debug::ask(const_cast<const T*>(&object->value), sizeof(T), ::metalmm::abi::Access::atomic)
+#define METALMM_TOUCH(object) ::metalmm::debug::touch(const_cast<const T*>(&object->value), sizeof(T))
 #else
 #define METALMM_ATOMIC METALMM_INLINE
 #define METALMM_TOUCH(object) static_cast<void>(0)

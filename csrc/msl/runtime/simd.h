@@ -14,9 +14,20 @@ using abi::u32;
 METALMM_INLINE u32 simd_lane() { return fiber::lane(); }
 constexpr bool has(u32 mask, u32 lane) { return mask >> lane & 1; }
 
+// Of a barrier. arg: what it orders, for debug mode to know.
 struct Nothing {
+#ifdef METALMM_DEBUG
+  static constexpr bool uses_arg = true;
+  template <class In, class Out> static void run(u32 mask, const In*, const u32* arg, Out*) {
+    u32 orders = ~0u;
+    for (u32 i = 0; i < abi::kSimdWidth; i++)
+      if (mask >> i & 1) orders &= arg[i];
+    fiber::context()->group->orders = orders;
+  }
+#else
   static constexpr bool uses_arg = false;
   template <class In, class Out> static void run(u32, const In*, const u32*, Out*) {}
+#endif
 };
 
 // out = in of the lane that arg names; an absent or inactive source gives the lane's own value.
@@ -133,13 +144,13 @@ using metal::thread_scope;
 
 // Public kernels (MLX's gemv) let threads return before a barrier with mem_none; Apple's GPUs count simdgroups, not threads.
 METALMM_INLINE void threadgroup_barrier(mem_flags flags, METALMM_SITE) {
-  metalmm::fiber::threadgroup_barrier(flags != mem_flags::mem_none, METALMM_SITE_VALUE);
+  metalmm::fiber::threadgroup_barrier(static_cast<unsigned>(flags), METALMM_SITE_VALUE);
 }
 METALMM_INLINE void threadgroup_barrier(mem_flags flags, thread_scope, METALMM_SITE) { threadgroup_barrier(flags, site); }
 // With nothing to order, nobody has to meet: a simdgroup runs in lockstep anyhow on the machines MSL describes.
 METALMM_INLINE void simdgroup_barrier(mem_flags flags, METALMM_SITE) {
   if (flags != mem_flags::mem_none)
-    metalmm::fiber::exchange<Nothing, char>(0, 0, METALMM_SITE_VALUE);
+    metalmm::fiber::exchange<Nothing, char>(0, static_cast<unsigned>(flags), METALMM_SITE_VALUE);
   else
     metalmm::fiber::nothing_to_order();
 }

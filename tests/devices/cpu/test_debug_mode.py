@@ -37,6 +37,7 @@ def floats(n: int = 64) -> Any:
 
 def test_writes_are_counted_and_the_order_is_another_each_time(debug: metalmm.Device) -> None:
     twice = "kernel void k(device half* y, uint i [[thread_position_in_grid]]) { y[i] = 1.0h; if (i == 3) y[2] = 2.0h; if (i == 5) *(device half4*)(y + 8) = half4(1.0h); }"
+    debug._take_findings(True)  # they race, and go on
     y = np.zeros(64, np.float16)
     counts = debug.count_writes(y)
     debug.compile(HEAD + twice).kernel("k")(y, grid=2, threadgroup=32)
@@ -53,6 +54,7 @@ def test_writes_are_counted_and_the_order_is_another_each_time(debug: metalmm.De
         seen[0] |= {int(x) for x in z[:40]}
         seen[1].add(int(z[40]))
     assert min(len(s) for s in seen) > 3, seen
+    assert debug._take_findings(False)
     with pytest.raises(metalmm.DeviceError, match="debug=True"):
         metalmm.Device("cpu").count_writes(y)
 
@@ -110,13 +112,15 @@ def test_nothing_outside_is_read_or_written(body: str, message: str, debug: meta
 
 def test_a_refusal_says_where(debug: metalmm.Device) -> None:
     with pytest.raises(
-        metalmm.KernelError, match=r"a store of 4 bytes outside what is bound, by thread 3, 8 bytes past the end of buffer 1 \(256 bytes\)"
+        metalmm.KernelError,
+        match=r"a store of 4 bytes outside what is bound, by thread 3 \(<source>:5\), 8 bytes past the end of buffer 1 \(256 bytes\)",
     ):
         run(debug, "if (t == 3) y[66] = 1;", floats(), floats())
-    with pytest.raises(metalmm.KernelError, match=r"by thread 3, at byte 280 of the 256 bytes of threadgroup memory"):
+    with pytest.raises(metalmm.KernelError, match=r"by thread 3 \(<source>:5\), at byte 280 of the 256 bytes of threadgroup memory"):
         run(debug, "threadgroup float p[64]; threadgroup float* q = p; if (t == 3) q[70] = 1; y[0] = p[at];", floats(), floats())
     with pytest.raises(
-        metalmm.KernelError, match=r"a load of 4 bytes outside what is bound, by thread 0, 4 bytes before the beginning of buffer 0"
+        metalmm.KernelError,
+        match=r"a load of 4 bytes outside what is bound, by thread 0 \(<source>:5\), 4 bytes before the beginning of buffer 0",
     ):
         run(debug, "if (t == 0) y[0] = x[at - 1];", floats(), floats())
 
@@ -153,9 +157,9 @@ RACES = {
 
 @pytest.mark.parametrize("body", RACES.values(), ids=RACES)
 def test_a_race_in_threadgroup_memory_is_an_error(body: str, debug: metalmm.Device) -> None:
-    x = np.arange(1, 65, dtype=np.float32)
+    x, thread = np.arange(1, 65, dtype=np.float32), r"thread \d+ \(<source>:5\)"
     with pytest.raises(
-        metalmm.KernelError, match=r"a race: thread \d+ (reads|writes) byte \d+ of the \d+ bytes of threadgroup memory, which thread \d+"
+        metalmm.KernelError, match=rf"a race: {thread} (reads|writes) byte \d+ of the \d+ bytes of threadgroup memory, which {thread}"
     ):
         run(debug, body, x, floats())
 
@@ -188,7 +192,67 @@ NO_RACES = {
 def test_what_is_no_race_is_none(body: str, debug: metalmm.Device) -> None:
     x = np.arange(1, 1 + 5 * 64, dtype=np.float32)
     for _ in range(5):  # in another order each time
-        run(debug, body, x, floats(5 * 64), threads=5 * 64)
+        run(debug, body.replace("y[t]", "y[i]"), x, floats(5 * 64), threads=5 * 64)
+
+
+ORDER = "p[t] = x[t]; threadgroup_barrier(mem_flags::{}); y[i] = p[63 - t];"
+PLANTED = {
+    "a barrier that orders nothing": ("threadgroup float p[64]; " + ORDER.format("mem_none"), "a race: .*no barrier stands between"),
+    "one of device memory": ("threadgroup float p[64]; " + ORDER.format("mem_device"), "a race: .*no barrier stands between"),
+    "one of threadgroup memory, for a device's": (
+        "y[t] = float(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t + 64] = y[63 - t];",
+        r"a race: thread \d+ \(<source>:5\) reads byte \d+ of buffer 1 \(\d+ bytes\), .*no barrier that orders device memory stands between",
+    ),
+    "a simdgroup's, for a device's, of other memory": (
+        "y[t] = float(t); simdgroup_barrier(mem_flags::mem_threadgroup); y[t + 64] = y[t ^ 1];", "no barrier that orders device memory",
+    ),
+    "threadgroups that write one element": ("y[t] = float(i);", r"which thread \d+ of another threadgroup .* and nothing orders threadgroups"),
+    "threadgroups that read each other's": ("y[i] = 1; x[i] = y[i ^ 64];", "nothing orders threadgroups"),
+    "a counter that is not atomic": ("if (t == 0) y[0] += 1;", "nothing orders threadgroups"),
+    "an atomic and a load": (
+        "atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); x[i] = y[0];", "a race: thread",
+    ),
+    "memory that nobody set": (
+        "threadgroup float p[64]; if (t < 60) p[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
+        r"thread 6[0-3] \(<source>:5\) reads byte \d+ of the 256 bytes of threadgroup memory, which no thread wrote",
+    ),
+}  # fmt: skip
+TWINS = {
+    "a barrier of both": "threadgroup float p[64]; " + ORDER.format("mem_threadgroup"),
+    "one of device memory, for a device's": "y[i] = float(t); threadgroup_barrier(mem_flags::mem_device); y[i + 128] = y[i ^ 63];",
+    "a simdgroup's": "y[i] = float(t); simdgroup_barrier(mem_flags::mem_device); y[i + 128] = y[i ^ 1];",
+    "threadgroups that write one value": "y[t] = 3;",
+    "the last threadgroup": "y[i + 4] = 1; threadgroup_barrier(mem_flags::mem_device); threadgroup int last; if (t == 0) last ="
+    " atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " if (last == 1) x[t] = y[t + 4] + y[t + 68];",
+    "a counter": "atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed);",
+    "memory that is set": "threadgroup float p[64]; p[t] = x[t]; simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
+}
+
+
+@pytest.mark.parametrize(("body", "message"), PLANTED.values(), ids=PLANTED)
+def test_what_is_not_ordered_or_set_is_an_error(body: str, message: str, debug: metalmm.Device) -> None:
+    with pytest.raises(metalmm.KernelError, match=message):
+        run(debug, body, floats(512) + 1, floats(512), threads=128)
+
+
+@pytest.mark.parametrize("body", TWINS.values(), ids=TWINS)
+def test_their_twins_are_none(body: str, debug: metalmm.Device) -> None:
+    for _ in range(5):
+        run(debug, body, floats(512) + 1, floats(512), threads=128)
+
+
+def test_a_device_goes_on_and_says_each_finding_once(debug: metalmm.Device) -> None:
+    body = "threadgroup float p[64]; p[t] = x[t]; y[i] = p[63 - t];\n p[t] = 1; y[i] = p[t ^ 33];"
+    debug._take_findings(True)
+    run(debug, body, floats(512), floats(512), threads=128)
+    found = debug._take_findings(False)
+    assert found and len(set(found)) == len(found) and all(":5)" in text or ":6)" in text for text in found)
+    with pytest.raises(metalmm.KernelError, match="a race"):
+        run(debug, body, floats(512), floats(512), threads=128)
+    assert debug._take_findings(True) == []
+    with pytest.raises(metalmm.DeviceError, match="debug=True"):
+        metalmm.Device("cpu")._take_findings(True)
 
 
 def test_a_pointer_in_an_argument_buffer_reaches_its_array(debug: metalmm.Device) -> None:

@@ -1,0 +1,181 @@
+// What a debug device looks at before each access of a kernel.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+
+#include "executor.h"
+#include "source_lines.h"
+
+namespace metalmm::cpu {
+namespace {
+
+std::atomic<uint32_t> next_number{1};
+
+}  // namespace
+
+uint32_t Executor::take_number() { return next_number.fetch_add(1, std::memory_order_relaxed); }
+
+void Executor::begin_debug() {
+  number_ = take_number();
+  epoch_ = epoch_device_ = 0;
+  pending_.before.clear();
+  unset_.clear();
+  for (uint32_t i = 0; i < group_count_; i++) groups_[i].orders = abi::kDevice | abi::kThreadgroup;
+}
+
+bool Executor::is_written(const uint8_t* at) const {
+  return std::any_of(call_->bound, call_->bound + call_->bound_count,
+                     [&](const Bound& b) { return b.is_written && at >= b.begin && at < b.end; });
+}
+
+// False: it races, or one that was pending did, and the threadgroup ends.
+bool Executor::looks_at(Shadow& shadow, bool is_shared, const uint8_t* at, size_t size, abi::Access kind, Code code) {
+  busy_ = 1;  // it may compose a message
+  if (!settles()) return false;
+  std::array<uint32_t, 4> offsets{};
+  for (size_t i = 0; i < offsets.size(); i++)
+    if (code.pc[i]) offsets[i] = static_cast<uint32_t>(static_cast<const uint8_t*>(code.pc[i]) - call_->image.begin);
+  const abi::Simdgroup& g = *state_.group;
+  User self{number_,
+            is_shared ? epoch_device_ : epoch_,
+            static_cast<uint16_t>(is_shared ? g.met_device : g.met),
+            static_cast<uint16_t>(state_.lane),
+            kind == abi::Access::atomic,
+            0,
+            offsets};
+  Race race = shadow.use(self, at, size, kind, pending_);
+  if (race.is_unset) {
+    if (unset_.size() < 256) unset_.push_back(race);
+  } else if (race.at && !tells(race)) {
+    return false;
+  }
+  busy_ = 0;
+  return true;
+}
+
+bool Executor::settles() {
+  Race race = pending_.settle();
+  return !race.at || tells(race);
+}
+
+bool Executor::settles_at_end() {
+  if (!settles()) return false;
+  for (const Race& race : std::exchange(unset_, {}))
+    if (!shadow_.is_set(number_, race.at) && !tells(race)) return false;
+  return true;
+}
+
+// True: it was taken down, and the kernel goes on.
+bool Executor::tells(const Race& race) {
+  std::string text = race_text(race);
+  if (!call_->findings) {
+    error_ = text;
+    return false;
+  }
+  std::string code;
+  for (const auto& of : {race.first.code, race.second.code})
+    for (uint32_t pc : of) code += std::to_string(pc) + " ";
+  std::lock_guard lock(call_->findings->mutex);
+  if (call_->findings->known.insert(code).second) call_->findings->texts.push_back(text);
+  return true;
+}
+
+Code Executor::code_of(const User& user) const {
+  Code code{};
+  for (size_t i = 0; i < user.code.size(); i++)
+    if (user.code[i]) code.pc[i] = call_->image.begin + user.code[i];
+  return code;
+}
+
+// From the frame of the function that the compiler calls before an access.
+Code Executor::callers(const void* pc, const void* frame) const {
+  Code code{{pc}};
+  auto* at = static_cast<const void* const*>(frame);
+  const void* found[8] = {};
+  size_t count = 0;
+  for (;;) {
+    auto* next = static_cast<const void* const*>(*at);
+    if (next <= at || !stacks_.hold_together(next, at) || count == std::size(found)) break;
+    at = next;
+    auto* caller = static_cast<const uint8_t*>(at[1]);
+    if (caller < call_->image.begin || caller >= call_->image.end) break;
+    found[count++] = caller;
+  }
+  if (count) code.pc[1] = found[0], code.pc[3] = found[count - 1];
+  if (count > 1) code.pc[2] = found[count - 2];
+  return code;
+}
+
+std::string Executor::race_text(const Race& race) const {
+  const uint8_t* block = state_.threadgroup_memory;
+  bool is_shared = race.at < block || race.at >= block + call_->threadgroup_bytes;
+  std::string where = is_shared ? place_of(race.at, call_->bound, call_->bound_count).substr(3)  // "at "
+                                : "byte " + std::to_string(race.at - block) + " of the " + std::to_string(call_->threadgroup_bytes) +
+                                      " bytes of threadgroup memory";
+  auto thread = [&](const User& user) {
+    return "thread " + std::to_string(user.thread) + (user.group == number_ ? "" : " of another threadgroup") + marked(code_of(user));
+  };
+  if (race.is_unset) return thread(race.second) + " reads " + where + ", which no thread wrote";
+  return "a race: " + thread(race.second) + (race.second_writes ? " writes " : " reads ") + where + ", which " + thread(race.first) +
+         (race.first_wrote ? " wrote" : " read") + ", and " +
+         (race.first.group != race.second.group ? "nothing orders threadgroups"
+          : is_shared                           ? "no barrier that orders device memory stands between"
+                                                : "no barrier stands between");
+}
+
+// What the runtime itself uses of the executor's memory: its code is the kernel's, and asks as the kernel does.
+bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
+  auto is_in = [&](const void* block, size_t size) {
+    return begin >= static_cast<const uint8_t*>(block) && end <= static_cast<const uint8_t*>(block) + size;
+  };
+  return is_in(groups_.get(), group_count_ * sizeof(abi::Simdgroup)) || is_in(&state_, sizeof(state_)) ||
+         is_in(lanes_.data(), lanes_.size() * sizeof(abi::Lane)) || is_in(call_->buffers, kMaxBuffers * sizeof(uint8_t*)) ||
+         is_in(call_->threadgroup_offsets, kMaxBuffers * sizeof(uint32_t));
+}
+
+bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, Code code, const void* frame) {
+  const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
+  if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
+  if (at >= block && end <= block + call_->threadgroup_bytes) {
+    return looks_at(shadow_, false, at, size, kind, code);
+  }
+  if (is_own(at, end)) return true;
+  for (size_t i = 0; i < call_->bound_count; i++)
+    if (at >= call_->bound[i].begin && end <= call_->bound[i].end)
+      return !is_written(at) || looks_at(*call_->shared, true, at, size, kind, code);
+  if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
+  busy_ = 1;
+  if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
+    busy_ = 0;
+    return true;
+  }
+  refuse(at, size, kind, code);
+  return false;
+}
+
+void Executor::refuse(const uint8_t* at, size_t size, abi::Access kind, Code code) {
+  constexpr ptrdiff_t kNear = 1 << 24;
+  const uint8_t* block = state_.threadgroup_memory;
+  std::string where = place_of(at, call_->bound, call_->bound_count), size_text = std::to_string(call_->threadgroup_bytes);
+  if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
+    where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
+  error_ = text_of_refusal(kind, size) + ", by thread " + std::to_string(state_.lane) + marked(code) + (where.empty() ? "" : ", " + where);
+}
+
+void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame) {
+  Executor& self = *static_cast<State*>(context)->executor;
+  if (!self.allows(static_cast<const uint8_t*>(at), size, kind, self.callers(pc, frame), __builtin_frame_address(0))) self.leave();
+}
+
+void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed) {
+  Executor& self = *static_cast<State*>(context)->executor;
+  self.busy_ = 1;
+  const char* alias = std::strstr(type, "(aka '");  // clang names a typedef of ours first
+  std::string array = alias ? std::string(alias + 5, std::strlen(alias + 5) - 1) : type;
+  self.error_ = "index " + (is_signed ? std::to_string(static_cast<int64_t>(index)) : std::to_string(index)) + " is outside of " + array +
+                (site.file ? " at " + text_of(site) : std::string()) + ", by thread " + std::to_string(context->lane);
+  self.leave();
+}
+
+}  // namespace metalmm::cpu

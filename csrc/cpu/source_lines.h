@@ -1,0 +1,16 @@
+// Which line of the .metal file code of a debug module is of.
+#pragma once
+#include <array>
+#include <string>
+
+namespace metalmm::cpu {
+
+// Code that returns to pc[0], and its callers: the next one, and the last two that are of the module. Null: there are fewer.
+struct Code {
+  std::array<const void*, 4> pc;
+};
+// Stands in a message for its line, until somebody has the time to look: a program is asked.
+std::string marked(Code code);
+std::string with_lines(const std::string& message);
+
+}  // namespace metalmm::cpu

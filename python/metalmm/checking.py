@@ -1,0 +1,241 @@
+"""What debug mode finds in a kernel, over several runs in different orders: for ``metalmm check``, for tests, and for whoever has a kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _core, manifest, pipelines
+from .device import Device
+from .errors import ArgumentError, KernelError
+from .kernel_source import Constants, pack_number
+from .variant import Variant
+
+Sizes = int | Sequence[int]
+_SIZE = 1 << 20  # bytes of a buffer that nobody described
+_RUNS = 4
+_PLACE = re.compile(r"\(([^()]+:\d+)\)| at ([^\s()]+:\d+)")
+# What a finding is, by what its text has.
+_KINDS = {
+    "race": "a race: ",
+    "unset": "which no thread wrote",
+    "bounds": "outside",
+    "alignment": "that is not aligned",
+    "barrier": "barrier divergence",
+    "timeout": "timeout",
+}
+_MSL = {
+    "char": np.int8, "uchar": np.uint8, "bool": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32,
+    "long": np.int64, "ulong": np.uint64, "half": np.float16, "float": np.float32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong in a kernel.
+
+    Attributes:
+        kind: race, unset, bounds, alignment, barrier, timeout, fault, order, coverage or result.
+        text: In words.
+        places: "file:line", of a race both.
+        what: The kernel, or the variant and its shape.
+    """
+
+    kind: str
+    text: str
+    places: tuple[str, ...]
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.text}"
+
+
+def _finding(text: str, what: str) -> Finding:
+    kind = next((kind for kind, part in _KINDS.items() if part in text), "fault")
+    places = [a or b for a, b in _PLACE.findall(text)]
+    return Finding(kind, text, tuple(dict.fromkeys(p for p in places if not p.startswith("0x"))), what)
+
+
+def check(
+    kernel: str | Path | Variant,
+    name: str | None = None,
+    *,
+    grid: Sizes | None = None,
+    threadgroup: Sizes | None = None,
+    buffers: Mapping[int, Any] | None = None,
+    threadgroup_memory: Mapping[int, int] | None = None,
+    constants: Constants | None = None,
+    include_dirs: Sequence[str | Path] = (),
+    specs: Iterable[_core.MatmulSpec] = (),
+    outputs: Iterable[int] = (),
+    runs: int = _RUNS,
+    timeout: float = 60.0,
+) -> list[Finding]:
+    """Runs a kernel in debug mode on device cpu, in a different order of threads each time; all that is wrong, each once.
+
+    Args:
+        kernel: MSL, the path of a .metal file, or a variant's id.
+        name: Of the kernel in the MSL; may be left out where there is one.
+        grid, threadgroup: Threadgroups, and threads of each.
+        buffers: By index: NumPy arrays, bytes for constants, or numbers where the parameter is a reference to one. Arrays are copied. The
+            others are 1 MiB of random numbers each.
+        threadgroup_memory: Bytes of threadgroup arguments, by index.
+        constants: Function constants, by name or index.
+        specs: Of a variant, the shapes; a few of its own otherwise.
+        outputs: Buffers of which each element must be written once.
+        runs: How many, at least 2.
+        timeout: Seconds of a run.
+
+    Raises what compiling the kernel raises, and ArgumentError.
+    """
+    if type(runs) is not int or runs < 2:
+        raise ArgumentError(f"check: runs is {runs!r}; it takes a whole number of at least 2")
+    with Device("cpu", debug=True, timeout=timeout) as device:
+        if isinstance(kernel, Variant) or (
+            isinstance(kernel, str) and name is None and "\n" not in kernel and not kernel.endswith(".metal")
+        ):
+            return _of_variant(device, manifest.get(str(kernel)), list(specs), runs)
+        if grid is None or threadgroup is None:
+            raise ArgumentError("check: a kernel takes grid= and threadgroup=: how many threadgroups, and threads of each")
+        library = device.compile(kernel, include_dirs)
+        if name is None and len(library.kernel_names) != 1:
+            raise ArgumentError(f"check: name one of {', '.join(library.kernel_names)}")
+        name = name or library.kernel_names[0]
+        made = library.kernel(name, constants)
+        arguments = device.backend.code(device, library._text, name, dict(constants or {})).arguments
+        given = _operands(made, arguments, buffers or {})
+
+        def run() -> dict[int, Any]:
+            own = {i: x.copy() if isinstance(x, np.ndarray) else x for i, x in given.items()}
+            counts = {}
+            for i in outputs:
+                if not isinstance(own.get(i), np.ndarray):
+                    raise ArgumentError(f"check: output {i} is no buffer of the kernel; they are {sorted(own)}")
+            for i in [*outputs] or [-1]:  # a device watches one array
+                fresh = {j: x.copy() if isinstance(x, np.ndarray) else x for j, x in given.items()}
+                if i >= 0:
+                    counts[i] = device.count_writes(fresh[i])
+                made(fresh, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
+                own = fresh
+            for i, count in counts.items():
+                _covered(count, own[i].itemsize, f"buffer {i}", name, found)
+            return {a.index: own[a.index] for a in arguments if a.is_buffer and not a.is_const and isinstance(own.get(a.index), np.ndarray)}
+
+        found = dict[tuple[str, tuple[str, ...]], Finding]()
+        _several(device, run, name, runs, found)
+    return list(found.values())
+
+
+def _keep(found: dict[Any, Finding], one: Finding) -> None:
+    found.setdefault((one.kind, one.places or one.text), one)
+
+
+def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding]) -> None:
+    """Until one ends with an error, or bits differ."""
+    first: dict[int, Any] | None = None
+    for _ in range(runs):
+        device._take_findings(True)
+        ended = None
+        try:
+            results = run()
+        except KernelError as error:
+            ended = str(error)
+        for text in device._take_findings(False):
+            _keep(found, _finding(text, what))
+        if ended is not None:
+            _keep(found, _finding(ended, what))
+            return
+        if first is None:
+            first = results
+        for i, x in results.items():
+            if (differs := np.flatnonzero(first[i].view(np.uint8).reshape(-1) != x.view(np.uint8).reshape(-1))).size:
+                where = f"buffer {i}" if i >= 0 else "the result"
+                text = f"{where} depends on the order of threads, or on what was never set: byte {differs[0]} and {differs.size - 1} more differ"
+                _keep(found, Finding("order", text, (), what))
+                return
+
+
+def _covered(counts: Any, itemsize: int, where: str, what: str, found: dict[Any, Finding]) -> None:
+    each = counts.reshape(-1, max(1, itemsize // 2)).max(axis=1)
+    for wrong, text in ((each == 0, "not written"), (each > 1, "written more than once")):
+        if wrong.any():
+            text = f"{where}: {int(wrong.sum())} of {each.size} elements are {text}, the first is {int(np.argmax(wrong))}"
+            _keep(found, Finding("coverage", text, (), what))
+
+
+def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[int, Any]) -> dict[int, Any]:
+    rng, found = np.random.default_rng(0), dict[int, Any]()
+    types = {a.index: a.type for a in arguments if a.is_buffer}
+    if unknown := sorted(set(buffers) - set(kernel.buffer_indices)):
+        raise ArgumentError(f"check: the kernel has no buffer {unknown[0]}; it has {kernel.buffer_indices}")
+    for i in kernel.buffer_indices:
+        kind = types.get(i, "")
+        if i not in buffers:
+            found[i] = random_of(rng, _MSL.get(re.sub(r"(packed_)|[234](x[234])?$", "", kind), np.uint8), _SIZE)
+        elif isinstance(buffers[i], (int, float)) and kind in _MSL:
+            found[i] = pack_number(buffers[i], kind, f"check: buffer {i}")
+        else:
+            found[i] = buffers[i]
+    return found
+
+
+def random_of(rng: np.random.Generator, kind: Any, size: int, shape: Sequence[int] | None = None) -> Any:
+    """Of a normal distribution, or whole numbers of 0 to 15."""
+    shape = shape or (size // np.dtype(kind).itemsize,)
+    if np.dtype(kind).kind == "f":
+        return rng.standard_normal(shape).astype(kind)
+    return rng.integers(0, 16, shape).astype(kind)
+
+
+# -- variants -----------------------------------------------------------------------------------------------------------
+
+_SHAPES = ((1, 300, 1060), (1, 67, 200), (3, 130, 1100), (9, 70, 300), (70, 70, 300), (16, 72, 64))  # several tiles along k, and edges
+
+
+def specs_of(v: Variant, most: int = 2) -> list[_core.MatmulSpec]:
+    """For each B that it takes, and one type by turns, some shapes with edges."""
+    found = []
+    for turn, kind in enumerate(v.kinds()):
+        layouts, count = kind.supports["layouts"], 0
+        for m, n, k in _SHAPES:
+            layout = layouts[(turn + count) % len(layouts)]
+            also = {"2": [n + 3], "3": [n + 3, 5], "swiglu": [n]}.get(kind.end, [])
+            spec = _core.MatmulSpec(
+                m, n, k, transpose_a=layout[0] == "t", transpose_b=layout[1] == "t", dtype=v.types[turn % len(v.types)],
+                b_storage=kind.storage, also_n=also, swiglu=kind.end == "swiglu",
+            )  # fmt: skip
+            if count < most and not v.lacks(spec):
+                found.append(spec)
+                count += 1
+    return found
+
+
+def _of_variant(device: Device, v: Variant, specs: list[_core.MatmulSpec], runs: int) -> list[Finding]:
+    from .bench.runner import Inputs
+    from .bench.sizes import of_spec
+
+    found = dict[Any, Finding]()
+    if why := v.unavailable(device):
+        raise ArgumentError(f"check: {v}: {why}")
+    specs = specs or specs_of(v)
+    for spec in specs:
+        if why := v.lacks(spec):
+            raise ArgumentError(f"check: {v}: {why}")
+    pipelines.compile_all(device, [(v, spec) for spec in specs], lambda count: None, lambda: None)
+    for spec in specs:
+        shape = of_spec(spec, 1)
+        inputs, what = Inputs(device, shape, 0, 1), f"{v} {shape.short}"
+
+        def run(inputs: Any = inputs, what: str = what) -> dict[int, Any]:
+            wrong = inputs.judge(device, v)
+            if wrong:
+                _keep(found, Finding("result", wrong, (), what))
+            return {-1: np.asarray(inputs.out).copy()}
+
+        _several(device, run, what, runs, found)
+    return list(found.values())

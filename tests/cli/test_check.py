@@ -1,0 +1,188 @@
+"""metalmm check: bugs that cost others days, in our words, with the lines of both sides; their mended twins; the command and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from metalmm import checking, cli
+from metalmm.pytest_plugin import metalmm_check  # noqa: F401  (a fixture)
+from support.here import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="it runs on device cpu, whatever the default device is")
+
+HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+ARGUMENTS = (
+    "const device float* x [[buffer(0)]], device float* y [[buffer(1)]], uint t [[thread_index_in_threadgroup]], uint g"
+    " [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]], uint sg [[simdgroup_index_in_threadgroup]]"
+)
+MET = "threadgroup_barrier(mem_flags::mem_threadgroup);"
+# By whose thread it is: kinds, and the kernel from its line 4 on, where @ is what was missing.
+KNOWN: dict[str, tuple[str, set[str], str, str]] = {
+    "mlx-lm #1719: sums in the slots that others still read maxima from": ("race", {"k.metal:8", "k.metal:10"}, MET, f"""
+  threadgroup float part[4];
+  float m = simd_max(x[g * 128 + t]);
+  if (lane == 0) part[sg] = m;
+  {MET}
+  for (uint i = 0; i < 4; i++) m = max(m, part[i]); @
+  float s = simd_sum(exp(x[g * 128 + t] - m));
+  if (lane == 0) part[sg] = s;
+  {MET}
+  if (t == 0) y[g] = part[0] + part[1] + part[2] + part[3];"""),
+    "llama.cpp #3057: the mean is read while the next sum begins": ("race", {"k.metal:10", "k.metal:11"}, MET, f"""
+  threadgroup float sums[128];
+  sums[t] = x[g * 128 + t];
+  for (uint step = 64; step > 0; step /= 2) {{
+    {MET}
+    if (t < step) sums[t] += sums[t + step];
+  }}
+  {MET} float mean = sums[0] / 128; @
+  sums[t] = (x[g * 128 + t] - mean) * (x[g * 128 + t] - mean);
+  {MET}
+  if (t == 0) y[g] = sums[127];"""),
+    "tilelang #2970: a tile stored by one simdgroup and loaded by another": ("race", {"k.metal:5", "k.metal:7"}, MET, """
+  threadgroup float tile[4 * 64];
+  simdgroup_float8x8 own = simdgroup_float8x8(float(sg)); simdgroup_store(own, tile + 64 * sg, 8);
+  @ simdgroup_float8x8 other;
+  simdgroup_load(other, tile + 64 * (sg ^ 1), 8);
+  simdgroup_store(other, y + 64 * (4 * g + sg), 8);"""),
+    "vllm-mlx #721: threads that return before a barrier": ("barrier", {"k.metal:5"}, "", f"""
+  threadgroup float part[128]; if (t >= 96) @;
+  part[t] = x[t]; {MET}
+  y[g * 128 + t] = part[95 - min(t, 95u)];"""),
+    "ds4 #837: one threadgroup reads what another writes in the same dispatch": ("race", {"k.metal:4", "k.metal:6"}, "", """
+  if (g == 0) y[t] = x[t] + 1;
+  threadgroup_barrier(mem_flags::mem_device);
+  if (@) y[128 * (g + 1) + t] = y[t];"""),
+}  # fmt: skip
+# What stands for @ in the bug, and in its mended twin.
+CHANGES = {"vllm-mlx #721": ("return", "y[0 * t + g * 128 + t] = 0"), "ds4 #837": ("true", "g == 0")}
+
+
+def text_of(name: str, mended: bool) -> str:
+    _, _, missing, body = KNOWN[name]
+    bug, twin = CHANGES.get(name.partition(":")[0], ("", missing))
+    return f"{HEAD}kernel void k({ARGUMENTS}) {{{body.replace('@', twin if mended else bug)}\n}}\n"
+
+
+def x() -> Any:
+    return np.random.default_rng(0).standard_normal(4 * 128).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", KNOWN, ids=lambda name: name.partition(":")[0])
+def test_what_cost_others_days(name: str, each_compiler: str) -> None:
+    kind, lines = KNOWN[name][:2]
+    options: dict[str, Any] = {"grid": 2, "threadgroup": 128, "buffers": {0: x(), 1: np.zeros(1024, np.float32)}}
+    Path("k.metal").write_text(text_of(name, False))
+    found = metalmm.check(Path("k.metal"), **options)
+    assert kind in {f.kind for f in found}, found
+    assert lines <= {Path(place).name for f in found for place in f.places}, found
+    Path("twin.metal").write_text(text_of(name, True))
+    assert metalmm.check(Path("twin.metal"), **options) == []
+
+
+OTHERS = {
+    "bounds": "if (t == 3) y[g + 5000] = 1;",
+    "alignment": "y[4 * t] = (*(const device float4*)(x + t)).x;",
+    "coverage": "if (t != 7) y[t] = 1;",
+    "order": "float v[2]; if (x[t] > 1e9f) v[t % 2] = 1; y[g * 128 + t] = as_type<float>((as_type<uint>(v[0]) & 0u) | g) * 0 + *(&v[t % 2]);",
+}
+
+
+@pytest.mark.parametrize("kind", ["bounds", "alignment", "coverage"])
+def test_other_kinds(kind: str) -> None:
+    buffers = {0: x(), 1: np.zeros(1024, np.float32)}
+    found = metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ {OTHERS[kind]} }}", grid=1, threadgroup=128, buffers=buffers, outputs=[1])
+    assert kind in {f.kind for f in found}, found
+
+
+def test_the_order_of_threads_shows_in_bits() -> None:
+    """Atomics are no race; who comes first is."""
+    body = "y[g * 128 + t] = float(atomic_fetch_add_explicit((device atomic_int*)(y + 512), 1, memory_order_relaxed));"
+    found = metalmm.check(
+        HEAD + f"kernel void k({ARGUMENTS}) {{ {body} }}", grid=2, threadgroup=128, buffers={0: x(), 1: np.zeros(1024, np.float32)}
+    )
+    assert [f.kind for f in found] == ["order"] and "depends on the order of threads" in found[0].text
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    source = text_of("llama.cpp #3057: the mean is read while the next sum begins", False)
+    Path("k.metal").write_text(
+        source.replace("* (x[g", "* scale * (x[g").replace(HEAD, HEAD + "constant float scale [[function_constant(0)]];")
+    )
+    run = ["check", "k.metal", "--grid", "2", "--threadgroup", "128", "--set", "scale=2.0", "--buffer", "0=float32[256]"]
+    assert cli.main([*run, "--buffer", "1=float32[2]:0", "--json", "check.json", "--sarif", "check.sarif"]) == 1
+    out = capsys.readouterr().out
+    assert "race: k" in out and "k.metal:1" in out and "1 checked," in out
+    data, log = json.loads(Path("check.json").read_text()), json.loads(Path("check.sarif").read_text())
+    assert {f["kind"] for f in data["findings"]} == {"race"} and data["checked"] == 1
+    result = log["runs"][0]["results"][0]
+    assert log["version"] == "2.1.0" and result["ruleId"] == "race"
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("k.metal")
+    assert {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]} >= {f["kind"] for f in data["findings"]}
+    for words, why in (
+        (["check"], "name variants, a .metal file or a manifest"),
+        (["check", "k.metal"], "a .metal file takes --grid"),
+        (["check", "k.metal", "gemv/baseline"], "one .metal file at a time"),
+        (["check", "gemv/baseline", "--grid", "2"], "--grid is of a .metal file"),
+        ([*run[:3], "0", *run[4:]], "--grid '0': it takes up to three whole numbers"),
+        ([*run, "--buffer", "1=float32"], "--buffer '1=float32': it takes 0=float32[4096]"),
+        ([*run, "--buffer", "1=floaty[3]"], "--buffer '1=floaty[3]'"),
+        ([*run, "--buffer", "9=float32[3]"], "the kernel has no buffer 9; it has [0, 1]"),
+        ([*run, "--set", "scale"], "--set 'scale': it takes NAME=VALUE"),
+        ([*run, "--kernel", "nobody"], "nobody"),
+        ([*run, "--runs", "1"], "runs is 1"),
+    ):
+        assert cli.main(words) == 2, words
+        assert why in capsys.readouterr().err, words
+
+
+def test_variants_and_manifests(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt"]) == 0
+    assert "1 checked, no findings" in capsys.readouterr().out
+    Path("own.metal").write_text(
+        '#include "params.h"\nusing namespace metal;\ntemplate <class T, int TG>\n[[kernel]] void own(const device T* A [[buffer(0)]],'
+        " const device T* B [[buffer(1)]], device T* D [[buffer(2)]], constant MatmulParams& p [[buffer(5)]], uint t"
+        " [[thread_position_in_grid]]) {\n  if (t >= p.n) return;\n  float s = 0;\n  for (uint k = 0; k < p.k; k++) s += float(A[k]) *"
+        " float(B[t * p.ldb + k]);\n  D[0] = T(s);\n}\n"
+    )
+    Path("own.toml").write_text(
+        'format = 2\n[kernels.own]\ntemplate = ["type", "threads"]\ntile = [1, "threads"]\n'
+        'supports = { m = 1, layouts = ["nt"], c = false, alpha = false, bias = false, batch = 1 }\n'
+        '[families.own]\nkernel = "own"\nvariants = { tg64 = { threads = 64 } }\n'
+    )
+    status = cli.main(["check", "own.toml", "--spec", "m=1 n=67 k=20 nt", "--json", "own.json"])
+    data = json.loads(Path("own.json").read_text())
+    assert status == 1 and {"race", "result"} <= {f["kind"] for f in data["findings"]}, data
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"runs": True}, metalmm.ArgumentError, "runs is True"),
+        ({"grid": None}, metalmm.ArgumentError, "takes grid= and threadgroup="),
+        ({"outputs": [0.5]}, metalmm.ArgumentError, r"output 0.5 is no buffer"),
+        ({"name": "nobody"}, metalmm.CompileError, "nobody"),
+    ],
+)
+def test_bad_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = {"grid": 1, "threadgroup": 1, **change}
+    with pytest.raises(error, match=message):
+        metalmm.check(HEAD + "kernel void k(device float* y [[buffer(0)]]) { y[0] = 1; }", **given)
+
+
+def test_a_variant_of_which_there_are_shapes_of_its_own() -> None:
+    v = metalmm.variants(family="gemv_nt")[0]
+    specs = checking.specs_of(v)
+    assert {s.b_storage for s in specs} == {kind.storage for kind in v.kinds()} and all(not v.lacks(s) for s in specs)
+
+
+def test_the_fixture(metalmm_check: Any) -> None:  # noqa: F811
+    run = {"grid": 2, "threadgroup": 128, "buffers": {0: x(), 1: np.zeros(1024, np.float32)}}
+    metalmm_check(HEAD + f"kernel void k({ARGUMENTS}) {{ y[g * 128 + t] = x[t]; }}", **run)
+    with pytest.raises(AssertionError, match="nothing orders threadgroups"):
+        metalmm_check(HEAD + f"kernel void k({ARGUMENTS}) {{ y[t] = x[g * 128 + t]; }}", **run)
