@@ -57,6 +57,7 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     if (!race.at) race.at = where, race.first = first, race.first_wrote = first_wrote;
   };
   Cell* page = nullptr;
+  size_t unset = 0;  // bytes: a copy of a structure takes its padding along, so that all must be
   for (const uint8_t* p = at; p < at + size; p++) {
     uintptr_t address = reinterpret_cast<uintptr_t>(p);
     if (!page || address % kPage == 0) {
@@ -68,7 +69,7 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     bool beside_writer = conflicts(cell.writer, self);
     if (reads) {
       if (beside_writer && !cell.writer.many) found(p, cell.writer, true);
-      if (!is_shared_ && !writes && cell.writer.group != self.group && !race.at) found(p, {}, false), race.is_unset = true;
+      if (!is_shared_ && !writes && cell.writer.group != self.group) unset++;
       if (cell.reader.group && is_current(cell.reader, self) && !is_of(cell.reader, self)) cell.another = cell.reader;
       cell.reader = self;
     }
@@ -81,6 +82,7 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     cell.writer = self;
     cell.writer.many = beside_writer;
   }
+  if (unset == size) found(at, {}, false), race.is_unset = true;
   return race;
 }
 

@@ -28,7 +28,7 @@ std::string line_of(uintptr_t pc) {
     if (size_t name = found.rfind("/<"); name != std::string::npos) found = found.substr(name + 1);  // of no file: <source>
     if (found.find("/.new-") != std::string::npos) continue;                                         // of the text that was made of it
     if (found.find("msl/runtime/") == std::string::npos && found.find("??") == std::string::npos &&
-        found.substr(found.find_last_of(':')) != ":0")
+        found.find_last_not_of("0123456789") + 1 < found.size() && found.substr(found.find_last_of(':')) != ":0")
       return found;
   }
   return {};

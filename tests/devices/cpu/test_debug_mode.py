@@ -226,6 +226,8 @@ TWINS = {
     " atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup);"
     " if (last == 1) x[t] = y[t + 4] + y[t + 68];",
     "a counter": "atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed);",
+    "a vector of three": "threadgroup float3 q[64]; q[t].x = 1; q[t].y = 2; q[t].z = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup);"
+    " float3 z = q[63 - t]; y[i] = z.x + z.z;",
     "memory that is set": "threadgroup float p[64]; p[t] = x[t]; simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
 }
 
