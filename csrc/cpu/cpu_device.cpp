@@ -524,7 +524,7 @@ void CpuDevice::run_threadgroups(const Pipeline& pipeline, const KernelCall& cal
   if (options_.timeout > 0 && !watchdog_) watchdog_ = std::make_unique<Watchdog>(*crew_, options_.timeout);
   crew_->begin();
   if (watchdog_) watchdog_->arm();
-  if (total == 1 || pool_->threads() == 1)
+  if (total == 1 || pool_->threads() == 1 || options_.debug)  // who wrote what before whom is then known
     work(true);
   else
     pool_->run(work, [&] { poll(run); });

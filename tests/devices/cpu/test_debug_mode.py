@@ -200,11 +200,11 @@ PLANTED = {
     "a barrier that orders nothing": ("threadgroup float p[64]; " + ORDER.format("mem_none"), "a race: .*no barrier stands between"),
     "one of device memory": ("threadgroup float p[64]; " + ORDER.format("mem_device"), "a race: .*no barrier stands between"),
     "one of threadgroup memory, for a device's": (
-        "y[t] = float(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[t + 64] = y[63 - t];",
+        "y[i] = float(t); threadgroup_barrier(mem_flags::mem_threadgroup); y[i + 128] = y[i ^ 63];",
         r"a race: thread \d+ \(<source>:5\) reads byte \d+ of buffer 1 \(\d+ bytes\), .*no barrier that orders device memory stands between",
     ),
     "a simdgroup's, for a device's, of other memory": (
-        "y[t] = float(t); simdgroup_barrier(mem_flags::mem_threadgroup); y[t + 64] = y[t ^ 1];", "no barrier that orders device memory",
+        "y[i] = float(t); simdgroup_barrier(mem_flags::mem_threadgroup); y[i + 128] = y[i ^ 1];", "no barrier that orders device memory",
     ),
     "threadgroups that write one element": ("y[t] = float(i);", r"which thread \d+ of another threadgroup .* and nothing orders threadgroups"),
     "threadgroups that read each other's": ("y[i] = 1; x[i] = y[i ^ 64];", "nothing orders threadgroups"),
