@@ -118,7 +118,7 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
     """A .safetensors file, or a folder of them, as a mapping of names to arrays. Nothing is copied before it is asked for.
 
     MLX's quantized weights (`NAME.weight` of uint32 with `NAME.scales` and `NAME.biases`) become one :class:`QuantizedArray` by the name
-    of `NAME.weight`; of 2 to 8 bits, or of a mode that config.json beside the file says: mxfp4, mxfp8 and nvfp4 have no biases. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
+    of `NAME.weight`. They have 2 to 8 bits, or a mode that config.json beside the file says: mxfp4, mxfp8 and nvfp4 have no biases. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
     where it is not. Raises ArgumentError for a file that is none, is cut short or claims more than it holds.
     """
     if not isinstance(path, (str, Path)):
