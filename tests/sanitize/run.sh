@@ -38,6 +38,9 @@ for kind in thread address,undefined; do
       LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/fakes/on_fake_metal.py tests/sanitize/threads.py "$seconds"
   done
 done
+# To files: pytest has what a process says, and that is lost where it ends at once. (Tests that mean to die write there, too.)
+export ASAN_OPTIONS="$ASAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report" UBSAN_OPTIONS="$UBSAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report"
+rm -f "$METALMM_FAKE_BUILD"/report.*
 suite() {  # part of the suite, in a process of its own; what sends itself SIGINT, which a shell's background ignores, in the foreground
   LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/fakes/on_fake_metal.py -m pytest -q -p no:cacheprovider \
     "${@/#/tests/}" -k "not torch and not mlx and not newer_than_what_we_build_for"  # others' code, which no sanitizer has seen
@@ -48,4 +51,5 @@ status=0
 suite devices/cpu/test_misbehaving.py devices/cpu/test_cpu_device.py conformance/test_msl.py devices/test_arrays.py devices/metal/test_new_device.py || status=$?
 wait $first || status=$?
 cat "$METALMM_FAKE_BUILD/first.log"
+[ $status = 0 ] || tail -n 60 "$METALMM_FAKE_BUILD"/report.* || true
 exit $status
