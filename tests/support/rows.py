@@ -38,9 +38,11 @@ class What:
         return What(v.kernel, v.storage, v.end.replace("3", "2"), on_tensor_cores(v))
 
     def pairs(self) -> set[tuple[Any, ...]]:
-        """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused."""
+        """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused. Those with two
+        scales a block are one."""
         has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.storage.partition(":")[2])}
-        return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", self.storage)}
+        stored = "halves" if of_halves(self) else self.storage
+        return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", stored)}
 
 
 @dataclass(frozen=True)
