@@ -68,16 +68,15 @@ bool Executor::settles_at_end() {
 
 // True: it was taken down, and the kernel goes on.
 bool Executor::tells(const Race& race) {
-  std::string text = race_text(race);
   if (!call_->findings) {
-    error_ = text;
+    error_ = race_text(race);
     return false;
   }
   std::string code;
   for (const auto& of : {race.first.code, race.second.code})
     for (uint32_t pc : of) code += std::to_string(pc) + " ";
   std::lock_guard lock(call_->findings->mutex);
-  if (call_->findings->known.insert(code).second) call_->findings->texts.push_back(text);
+  if (call_->findings->known.insert(code).second) call_->findings->texts.push_back(race_text(race));
   return true;
 }
 
@@ -137,9 +136,7 @@ bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
 bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, Code code, const void* frame) {
   const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
   if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
-  if (at >= block && end <= block + call_->threadgroup_bytes) {
-    return looks_at(shadow_, false, at, size, kind, code);
-  }
+  if (at >= block && end <= block + call_->threadgroup_bytes) return looks_at(shadow_, false, at, size, kind, code);
   if (is_own(at, end)) return true;
   for (size_t i = 0; i < call_->bound_count; i++)
     if (at >= call_->bound[i].begin && end <= call_->bound[i].end)

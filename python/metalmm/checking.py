@@ -13,7 +13,7 @@ import numpy as np
 from . import _core, manifest, pipelines
 from .device import Device
 from .errors import ArgumentError, KernelError
-from .kernel_source import Constants, pack_number
+from .kernel_source import Constants, known_arguments, pack_number
 from .variant import Variant
 
 Sizes = int | Sequence[int]
@@ -107,21 +107,19 @@ def check(
             raise ArgumentError(f"check: name one of {', '.join(library.kernel_names)}")
         name = name or library.kernel_names[0]
         made = library.kernel(name, constants)
-        arguments = device.backend.code(device, library._text, name, dict(constants or {})).arguments
-        given = _operands(made, arguments, buffers or {})
+        arguments = known_arguments(library._text, name, dict(constants or {}))
+        given, outputs = _operands(made, arguments, buffers or {}), list(outputs)
+        for i in outputs:
+            if not isinstance(given.get(i), np.ndarray):
+                raise ArgumentError(f"check: output {i} is no buffer of the kernel; they are {sorted(given)}")
 
         def run() -> dict[int, Any]:
-            own = {i: x.copy() if isinstance(x, np.ndarray) else x for i, x in given.items()}
             counts = {}
-            for i in outputs:
-                if not isinstance(own.get(i), np.ndarray):
-                    raise ArgumentError(f"check: output {i} is no buffer of the kernel; they are {sorted(own)}")
             for i in [*outputs] or [-1]:  # a device watches one array
-                fresh = {j: x.copy() if isinstance(x, np.ndarray) else x for j, x in given.items()}
+                own = {j: x.copy() if isinstance(x, np.ndarray) else x for j, x in given.items()}
                 if i >= 0:
-                    counts[i] = device.count_writes(fresh[i])
-                made(fresh, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
-                own = fresh
+                    counts[i] = device.count_writes(own[i])
+                made(own, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
             for i, count in counts.items():
                 _covered(count, own[i].itemsize, f"buffer {i}", name, found)
             return {a.index: own[a.index] for a in arguments if a.is_buffer and not a.is_const and isinstance(own.get(a.index), np.ndarray)}

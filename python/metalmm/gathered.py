@@ -141,7 +141,7 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
     if layout != "nk":
         raise UnsupportedError("matmul_gathered: experts are in layout canonical; it takes nk: to_layout('nk')")
     (rows, k), f = experts.shape, FORMATS[form]
-    if f.has_bias and not f.is_k and experts.scales.dtype.name != dtype:
+    if f.is_affine and experts.scales.dtype.name != dtype:
         raise DTypeError(f"matmul_gathered: scales of {form} are {experts.scales.dtype}; x is {dtype}")
     biases = experts.scales if experts.biases is None else experts.biases
     for name, array, each in zip(("scales", "biases"), (experts.scales, biases), f.each, strict=True):

@@ -73,6 +73,11 @@ class Format:
         return "float16" if self.is_k else operands if self.has_bias else None
 
     @property
+    def is_affine(self) -> bool:
+        """Whether scales and biases are of the operands' type."""
+        return self.has_bias and not self.is_k
+
+    @property
     def value_type(self) -> type[np.generic]:
         return np.int8 if self.name in ("q8_0", "q6_k") else np.uint8
 
@@ -153,7 +158,7 @@ class QuantizedArray:
         object.__setattr__(self, "experts", int(self.experts))
         values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
-        kinds = ("float16", "float32", "bfloat16") if f.has_bias and not f.is_k else (f.scale_type(""),)
+        kinds = ("float16", "float32", "bfloat16") if f.is_affine else (f.scale_type(""),)
         _check(self.scales, "scales", scales, _types(*kinds))
         kind = f.bias_type(self.scales.dtype)
         if (kind is None) != (self.biases is None):
@@ -275,7 +280,7 @@ class QuantizedArray:
     def to_mlx(self) -> tuple[_Numbers, _Numbers, _Numbers]:
         """What mlx.core.quantize returns: values packed in uint32 [n, k * bits / 32], scales and biases [n, k / group]. Raises
         UnsupportedError for what MLX has not."""
-        if not self.format.startswith("affine") or self.shape[1] % self.group:
+        if not FORMATS[self.format].is_affine or self.shape[1] % self.group:
             raise UnsupportedError(f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group")
         rows = self.to_layout("nk").numpy()
         return rows.values.view(np.dtype("<u4")), rows.scales, rows.biases
@@ -325,9 +330,8 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
     if data.dtype != np.uint8:
         raise DTypeError(f"from_gguf: blocks are {data.dtype}; it takes uint8")
     form = GGUF[format]
-    if form.storage.startswith("affine") and not (
-        isinstance(dtype, (str, type, np.dtype)) and dtype in ("float16", "float32", np.float16, np.float32)
-    ):
+    f = FORMATS[form.format]
+    if f.is_affine and not (isinstance(dtype, (str, type, np.dtype)) and dtype in ("float16", "float32", np.float16, np.float32)):
         raise DTypeError(f"from_gguf: dtype is {dtype!r}; {format} takes float16, as the file has it, or float32")
     if (
         not isinstance(shape, tuple | list)
@@ -344,9 +348,8 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
             f" blocks have {form.size} bytes each"
         )
     stored, scales, biases = form.apart(data.reshape(-1, form.size))
-    f = FORMATS[form.format]
     scales, biases = scales.reshape(n, -1, *f.each[0]), None if biases is None else biases.reshape(n, -1, *f.each[1])
-    if biases is not None and not f.is_k:
+    if biases is not None and f.is_affine:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
     found = _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
     return replace(found, experts=int(shape[0])) if len(shape) == 3 else found

@@ -60,12 +60,16 @@ def _bytes_of(x: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
     return np.clip(whole, -most, most).reshape(n, -1, each)[:, :count], factor
 
 
+def _stored(whole: _Numbers, factors: _Numbers) -> _Numbers:
+    """Of whole numbers for each block, and factors for each 256 weights, the scales as a kernel has them."""
+    return np.repeat(factors.astype(np.float32), 8, axis=1)[:, : whole.shape[1], None] * whole
+
+
 def _q6_k(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
     """Rounds to nearest, with the scales as they are stored: the greatest of 16 becomes 31."""
     halves = blocks.reshape(*blocks.shape[:2], 2, -1)
     scales, factors = _bytes_of(np.abs(halves).max(axis=3) / np.float32(31), 127)
-    stored = np.repeat(factors.astype(np.float32), 8, axis=1)[:, : scales.shape[1], None] * scales
-    return np.clip(np.rint(halves * _inverse(stored)[..., None]), -32, 31).reshape(blocks.shape), scales, factors
+    return np.clip(np.rint(halves * _inverse(_stored(scales, factors))[..., None]), -32, 31).reshape(blocks.shape), scales, factors
 
 
 def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
@@ -74,10 +78,7 @@ def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numb
     least = np.minimum(blocks.min(axis=2), 0)
     scales, of_scales = _bytes_of((np.maximum(blocks.max(axis=2), 0) - least)[..., None] / steps, 63)
     minima, of_minima = _bytes_of(-least[..., None], 63)
-    scale, minimum = (
-        np.repeat(factor.astype(np.float32), 8, axis=1)[:, : len(blocks[0]), None] * whole
-        for whole, factor in ((scales, of_scales), (minima, of_minima))
-    )
+    scale, minimum = _stored(scales, of_scales), _stored(minima, of_minima)
     values = np.clip(np.rint((blocks + minimum) * _inverse(scale)), 0, steps)
     return values, np.concatenate([scales, minima, scales, minima], axis=2), np.stack([of_scales, of_minima], axis=2)
 

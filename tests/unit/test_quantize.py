@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import gguf_blocks, quantized
+from metalmm import _core, gguf_blocks, quantized
+from metalmm.kernel_source import KERNELS
 from metalmm.quantized import FORMATS, LAYOUTS
 from support.weights import blocks_of, weights
 
@@ -341,3 +343,10 @@ def test_rows_of_quantized_weights() -> None:
     for wrong in (slice(0, 8, 2), slice(None, None, -1), 3):
         with pytest.raises(metalmm.ArgumentError, match="a slice of neighbouring rows"):
             q[wrong]  # type: ignore[index]
+
+
+def test_formats_have_one_order() -> None:
+    """Kernels and the extension know a format by its number."""
+    found = re.search(r"enum Format \{([^}]+)\}", (KERNELS / "include/weights.h").read_text())
+    assert found is not None
+    assert [x.strip().lower() for x in found[1].split(",")] == list(_core._FORMATS) == ["dense", *FORMATS]

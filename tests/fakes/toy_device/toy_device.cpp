@@ -17,11 +17,6 @@ struct ToyPipeline : Pipeline {
   void* module = nullptr;
   const abi::KernelInfo* info = nullptr;
   ~ToyPipeline() override { dlclose(module); }
-  bool writes(uint32_t index) const {
-    for (const KernelArgument& a : arguments)
-      if (a.kind == KernelArgument::Kind::buffer && a.index == index) return !a.is_const;
-    return false;
-  }
 };
 
 // It ran when it was made.
