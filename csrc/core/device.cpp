@@ -245,7 +245,7 @@ void Device::start_capture(const std::string&) {
   throw Error(ErrorKind::device, "capture: device " + name() + " has no GPU capture; a device on a GPU of Apple has");
 }
 
-std::vector<std::string> Device::take_findings(bool) {
+std::vector<Device::Finding> Device::take_findings(bool) {
   throw Error(ErrorKind::device, "device " + name() + " finds no races; device cpu does, made by Device('cpu', debug=True)");
 }
 

@@ -269,8 +269,12 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void stop_capture() {}
   // From now on kernels count their writes to [begin, end), one count for each two bytes.
   virtual void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
-  // What debug mode found since the last call, where kernels went on. go_on: whether they will from now on, or end at the first.
-  virtual std::vector<std::string> take_findings(bool go_on);
+  // What debug mode found since the last call that said go_on. go_on: from now on kernels go on where they can, else they end at the first.
+  struct Finding {
+    std::string text;
+    std::vector<std::string> places;  // file:line of each that the text tells
+  };
+  virtual std::vector<Finding> take_findings(bool go_on);
   // What went wrong and was mended, or had nobody to be told, in words, once.
   std::vector<std::string> take_warnings();
   bool has_warnings() const { return has_warnings_.load(std::memory_order_relaxed); }

@@ -293,12 +293,14 @@ void CpuDevice::watch(uint8_t* begin, uint8_t* end, uint8_t* counts) {
   watched_ = {begin, end, counts};
 }
 
-std::vector<std::string> CpuDevice::take_findings(bool go_on) {
+std::vector<Device::Finding> CpuDevice::take_findings(bool go_on) {
   if (!options_.debug) return Device::take_findings(go_on);
   TakenTurn turn(*turn_);
-  std::vector<std::string> found;
-  if (findings_)
-    for (const std::string& text : findings_->texts) found.push_back(with_lines(text));
+  std::vector<Finding> found;
+  for (const std::string& text : findings_ ? findings_->texts : std::vector<std::string>{}) {
+    Finding& one = found.emplace_back();
+    one.text = with_lines(text, &one.places);
+  }
   findings_ = go_on ? std::make_unique<Findings>() : nullptr;
   return found;
 }
@@ -410,8 +412,9 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   abi::Site site{};
   if (unsigned size = pipeline.take_misaligned ? pipeline.take_misaligned(&address, &site.file, &site.line) : 0) {
     std::string where = place_of(address, bound, call.bound_count);  // said also where it was what faulted
-    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + text_of_misalignment(*site.file ? text_of(site) : "", size) + ", " +
-                                       (where.empty() ? "in memory of its own" : where));
+    std::string text = text_of_misalignment(*site.file ? marked(site) : "", size) + ", " + (where.empty() ? "in memory of its own" : where);
+    if (findings_) findings_->add(text);
+    throw Error(ErrorKind::kernel, "kernel '" + pipeline.name + "': " + with_lines(text));
   }
   if (failure) std::rethrow_exception(failure);
   return seconds(Clock::now() - start);

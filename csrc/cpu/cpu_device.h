@@ -55,7 +55,7 @@ class CpuDevice : public Device {
   }
   Limits limits() const override;
   void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) override;
-  std::vector<std::string> take_findings(bool go_on) override;
+  std::vector<Finding> take_findings(bool go_on) override;
   uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
 
  private:

@@ -37,8 +37,6 @@ constexpr size_t kReturnAddress = 8;
 constexpr size_t kReturnAddress = 0;
 #endif
 
-std::string text(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")"; }
-
 // On its own, so that the compiler keeps nothing in registers around the switch but what it reloads.
 __attribute__((noinline)) void enter(abi::Context* context) { fiber::switch_lane(&context->host, &context->lanes[context->lane]); }
 
@@ -203,10 +201,7 @@ std::atomic<int64_t> maps_of_stacks{0};
 
 }  // namespace
 
-std::string text_of(const abi::Site& site) {
-  const char* file = std::strrchr(site.file, '/');
-  return std::string(file ? file + 1 : site.file) + ":" + std::to_string(site.line);
-}
+std::string text_of(abi::Uint3 v) { return "(" + std::to_string(v.x) + ", " + std::to_string(v.y) + ", " + std::to_string(v.z) + ")"; }
 
 void let_abandon_signal_in() {
   sigset_t set;
@@ -345,9 +340,9 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   state_.out_of_bounds = call.debug ? &Executor::out_of_bounds : nullptr;
   if (call.debug) begin_debug();
   if (call.guards) poison(block - kThreadgroupZone, block), poison(end, end + kThreadgroupZone);
-  state_.lane = 0;
   state_.threads = threads;
-  state_.group = groups_.get();
+  state_.group = &groups_[call.order % group_count_];
+  state_.lane = first_of(*state_.group);
   state_.lanes = lanes_.data();
   state_.groups_ready = group_count_ == 32 ? ~0u : (1u << group_count_) - 1;
   state_.barrier_mixed = state_.barrier_strict = 0;
@@ -387,7 +382,9 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   if (error_.empty() && call.debug) settles_at_end();
   if (error_.empty() && call.guards) error_ = threadgroup_damage();
   if (error_.empty()) return {};
-  return "threadgroup " + text(position) + ": " + with_lines(error_);
+  error_ = "threadgroup " + text_of(position) + ": " + error_;
+  if (call.findings && fault_number != kAbandonSignal) call.findings->add(error_);  // of that one the device says why
+  return with_lines(error_);
 }
 
 // The lane is not gone back to.
@@ -399,6 +396,11 @@ void Executor::leave() {
 
 uint32_t Executor::schedule(abi::Context* context) { return static_cast<State*>(context)->executor->next_lane(); }
 
+uint32_t Executor::first_of(const abi::Simdgroup& group) const {
+  return group.base +
+         (call_->order ? fiber::next_in(group.ready, call_->order >> 16 & 31) : static_cast<uint32_t>(__builtin_ctz(group.ready)));
+}
+
 // The current simdgroup has no lane that can run: find one elsewhere, or let those that wait go on.
 uint32_t Executor::next_lane() {
   abi::Simdgroup* g = state_.group;
@@ -408,7 +410,7 @@ uint32_t Executor::next_lane() {
   uint32_t after = g->base / abi::kSimdWidth;
   if (call_->order) after = (after * 7 + call_->order) % 32;
   state_.group = &groups_[fiber::next_in(state_.groups_ready, after)];
-  return state_.group->base + static_cast<uint32_t>(__builtin_ctz(state_.group->ready));
+  return first_of(*state_.group);
 }
 
 // Lanes diverge: from here on each has its own record; those that wait already stand where the first one does.
@@ -512,7 +514,7 @@ std::string Executor::describe_divergence() const {
   }
   std::string message = "barrier divergence: of " + std::to_string(state_.threads) + " threads, ";
   for (size_t i = 0; i < sites.size(); i++)
-    message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + text_of(sites[i].first) + ")";
+    message += (i ? ", " : "") + std::to_string(sites[i].second) + " wait at threadgroup_barrier (" + marked(sites[i].first) + ")";
   if (returned) message += ", " + std::to_string(returned) + " have returned";
   return message + "; every thread of a threadgroup must reach the same barrier" +
          (returned && !state_.barrier_mixed ? " (Device(lenient_barriers=True) lets returned threads count)" : "");

@@ -2,6 +2,7 @@
 #pragma once
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -42,11 +43,19 @@ class Stacks {
   int64_t maps_ = 0;  // that its guard pages cost the process
 };
 
-// Of a device that goes on where it can: what was wrong, each once.
+// Of a device that goes on where it can: what was wrong.
 struct Findings {
   std::mutex mutex;
-  std::vector<std::string> texts;
-  std::set<std::string> known;  // by where the code is
+  std::vector<std::string> texts;  // for with_lines
+  std::set<std::pair<Code, Code>> known;
+  void add(const std::string& text) {
+    std::lock_guard lock(mutex);
+    texts.push_back(text);
+  }
+  bool is_new(Code first, Code second) {
+    std::lock_guard lock(mutex);
+    return known.insert(std::minmax(first, second)).second;
+  }
 };
 
 struct KernelCall {
@@ -91,18 +100,26 @@ class Executor {
   static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame);
   static void out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed);
   void begin_debug();
-  bool allows(const uint8_t* at, size_t size, abi::Access kind, Code code, const void* frame);
-  bool looks_at(Shadow& shadow, bool is_shared, const uint8_t* at, size_t size, abi::Access kind, Code code);
+  // An access of the kernel's, whose code returns to pc, from the function whose frame that is.
+  struct Asked {
+    const uint8_t* at;
+    size_t size;
+    abi::Access kind;
+    const void *pc, *frame;
+  };
+  bool allows(const Asked& asked, const void* frame);
+  bool looks_at(Shadow& shadow, bool is_shared, const Asked& asked);
   bool settles();         // false: what was pending is a race, and ends the threadgroup
   bool settles_at_end();  // of the time until all threads have met, or have returned
   bool tells(const Race& race);
   std::string race_text(const Race& race) const;
   bool is_written(const uint8_t* at) const;
-  Code code_of(const User& user) const;
   Code callers(const void* pc, const void* frame) const;
-  void refuse(const uint8_t* at, size_t size, abi::Access kind, Code code);
+  uint32_t number_of(const Code& code);
+  void refuse(const Asked& asked);
   bool is_own(const uint8_t* begin, const uint8_t* end) const;
   [[noreturn]] void leave();
+  uint32_t first_of(const abi::Simdgroup& group) const;
   uint32_t next_lane();
   uint32_t complete_divergent(abi::Simdgroup* group);
   uint32_t release_barrier();
@@ -121,7 +138,9 @@ class Executor {
   Pending pending_;
   std::vector<Race> unset_;  // reads of what nobody had written: mistakes, unless a race shows that somebody does
   uint32_t number_ = 0;      // of the threadgroup: User
-  uint16_t epoch_ = 0, epoch_device_ = 0;
+  uint32_t epoch_ = 0, epoch_device_ = 0;
+  std::vector<Code> codes_;        // by User::code
+  std::vector<uint32_t> numbers_;  // of codes, by a hash of them; their number is a power of two
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;
@@ -129,7 +148,7 @@ class Executor {
   uint64_t barriers_ = 0;
 };
 
-std::string text_of(const abi::Site& site);  // file:line
+std::string text_of(abi::Uint3 v);
 
 // What a compiled module says of the kernel whose file this is; null: it is no such module. A module of several kernels has a file by the
 // name of each, which is part of its symbol: python/metalmm/modules.py.

@@ -30,21 +30,18 @@ bool Executor::is_written(const uint8_t* at) const {
 }
 
 // False: it races, or one that was pending did, and the threadgroup ends.
-bool Executor::looks_at(Shadow& shadow, bool is_shared, const uint8_t* at, size_t size, abi::Access kind, Code code) {
+bool Executor::looks_at(Shadow& shadow, bool is_shared, const Asked& asked) {
   busy_ = 1;  // it may compose a message
   if (!settles()) return false;
-  std::array<uint32_t, 4> offsets{};
-  for (size_t i = 0; i < offsets.size(); i++)
-    if (code.pc[i]) offsets[i] = static_cast<uint32_t>(static_cast<const uint8_t*>(code.pc[i]) - call_->image.begin);
   const abi::Simdgroup& g = *state_.group;
-  User self{number_,
-            is_shared ? epoch_device_ : epoch_,
-            static_cast<uint16_t>(is_shared ? g.met_device : g.met),
-            static_cast<uint16_t>(state_.lane),
-            kind == abi::Access::atomic,
-            0,
-            offsets};
-  Race race = shadow.use(self, at, size, kind, pending_);
+  User self;
+  self.group = number_;
+  self.epoch = is_shared ? epoch_device_ : epoch_;
+  self.met = is_shared ? g.met_device : g.met;
+  self.thread = static_cast<uint16_t>(state_.lane);
+  self.is_atomic = asked.kind == abi::Access::atomic;
+  self.code = number_of(callers(asked.pc, asked.frame));
+  Race race = shadow.use(self, asked.at, asked.size, asked.kind, pending_);
   if (race.is_unset) {
     if (unset_.size() < 256) unset_.push_back(race);
   } else if (race.at && !tells(race)) {
@@ -62,7 +59,7 @@ bool Executor::settles() {
 bool Executor::settles_at_end() {
   if (!settles()) return false;
   for (const Race& race : std::exchange(unset_, {}))
-    if (!shadow_.is_set(number_, race.at) && !tells(race)) return false;
+    if (!shadow_.is_set_by_others(race.second, race.at) && !tells(race)) return false;
   return true;
 }
 
@@ -72,19 +69,29 @@ bool Executor::tells(const Race& race) {
     error_ = race_text(race);
     return false;
   }
-  std::string code;
-  for (const auto& of : {race.first.code, race.second.code})
-    for (uint32_t pc : of) code += std::to_string(pc) + " ";
-  std::lock_guard lock(call_->findings->mutex);
-  if (call_->findings->known.insert(code).second) call_->findings->texts.push_back(race_text(race));
+  if (call_->findings->is_new(codes_[race.first.code], codes_[race.second.code]))
+    call_->findings->add("threadgroup " + text_of(state_.threadgroup_position) + ": " + race_text(race));
   return true;
 }
 
-Code Executor::code_of(const User& user) const {
-  Code code{};
-  for (size_t i = 0; i < user.code.size(); i++)
-    if (user.code[i]) code.pc[i] = call_->image.begin + user.code[i];
-  return code;
+// Few places of a kernel use memory, many times: a number stands for each.
+uint32_t Executor::number_of(const Code& code) {
+  if (2 * codes_.size() >= numbers_.size()) {
+    std::vector<Code> again = codes_.empty() ? std::vector<Code>{Code{}} : std::exchange(codes_, {});
+    numbers_.assign(std::max<size_t>(64, 4 * again.size()), 0);
+    codes_ = {again[0]};
+    for (size_t i = 1; i < again.size(); i++) number_of(again[i]);
+  }
+  uintptr_t hash = 0;
+  for (const void* pc : code.pc) hash = (hash ^ reinterpret_cast<uintptr_t>(pc)) * 0x9e3779b97f4a7c15u;
+  for (size_t i = hash >> 32;; i++) {
+    uint32_t& number = numbers_[i & (numbers_.size() - 1)];
+    if (!number) {
+      number = static_cast<uint32_t>(codes_.size());
+      codes_.push_back(code);
+    }
+    if (codes_[number] == code) return number;
+  }
 }
 
 // From the frame of the function that the compiler calls before an access.
@@ -113,14 +120,14 @@ std::string Executor::race_text(const Race& race) const {
                                 : "byte " + std::to_string(race.at - block) + " of the " + std::to_string(call_->threadgroup_bytes) +
                                       " bytes of threadgroup memory";
   auto thread = [&](const User& user) {
-    return "thread " + std::to_string(user.thread) + (user.group == number_ ? "" : " of another threadgroup") + marked(code_of(user));
+    return "thread " + std::to_string(user.thread) + (user.group == number_ ? "" : " of another threadgroup") + marked(codes_[user.code]);
   };
   if (race.is_unset) return thread(race.second) + " reads " + where + ", which no thread wrote";
   return "a race: " + thread(race.second) + (race.second_writes ? " writes " : " reads ") + where + ", which " + thread(race.first) +
          (race.first_wrote ? " wrote" : " read") + ", and " +
          (race.first.group != race.second.group ? "nothing orders threadgroups"
           : is_shared                           ? "no barrier that orders device memory stands between"
-                                                : "no barrier stands between");
+                                                : "no barrier that orders threadgroup memory stands between");
 }
 
 // What the runtime itself uses of the executor's memory: its code is the kernel's, and asks as the kernel does.
@@ -133,36 +140,37 @@ bool Executor::is_own(const uint8_t* begin, const uint8_t* end) const {
          is_in(call_->threadgroup_offsets, kMaxBuffers * sizeof(uint32_t));
 }
 
-bool Executor::allows(const uint8_t* at, size_t size, abi::Access kind, Code code, const void* frame) {
+bool Executor::allows(const Asked& asked, const void* frame) {
+  auto [at, size, kind, pc, caller] = asked;
   const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
   if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
-  if (at >= block && end <= block + call_->threadgroup_bytes) return looks_at(shadow_, false, at, size, kind, code);
+  if (at >= block && end <= block + call_->threadgroup_bytes) return looks_at(shadow_, false, asked);
   if (is_own(at, end)) return true;
   for (size_t i = 0; i < call_->bound_count; i++)
-    if (at >= call_->bound[i].begin && end <= call_->bound[i].end)
-      return !is_written(at) || looks_at(*call_->shared, true, at, size, kind, code);
+    if (at >= call_->bound[i].begin && end <= call_->bound[i].end) return !is_written(at) || looks_at(*call_->shared, true, asked);
   if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
   busy_ = 1;
   if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
     busy_ = 0;
     return true;
   }
-  refuse(at, size, kind, code);
+  refuse(asked);
   return false;
 }
 
-void Executor::refuse(const uint8_t* at, size_t size, abi::Access kind, Code code) {
+void Executor::refuse(const Asked& asked) {
   constexpr ptrdiff_t kNear = 1 << 24;
-  const uint8_t* block = state_.threadgroup_memory;
+  const uint8_t *block = state_.threadgroup_memory, *at = asked.at;
   std::string where = place_of(at, call_->bound, call_->bound_count), size_text = std::to_string(call_->threadgroup_bytes);
   if (call_->threadgroup_bytes && at - block < kNear && block - at < kNear && where.empty())
     where = "at byte " + std::to_string(at - block) + " of the " + size_text + " bytes of threadgroup memory";
-  error_ = text_of_refusal(kind, size) + ", by thread " + std::to_string(state_.lane) + marked(code) + (where.empty() ? "" : ", " + where);
+  error_ = text_of_refusal(asked.kind, asked.size) + ", by thread " + std::to_string(state_.lane) + marked(callers(asked.pc, asked.frame)) +
+           (where.empty() ? "" : ", " + where);
 }
 
 void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame) {
   Executor& self = *static_cast<State*>(context)->executor;
-  if (!self.allows(static_cast<const uint8_t*>(at), size, kind, self.callers(pc, frame), __builtin_frame_address(0))) self.leave();
+  if (!self.allows({static_cast<const uint8_t*>(at), size, kind, pc, frame}, __builtin_frame_address(0))) self.leave();
 }
 
 void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed) {
@@ -171,7 +179,7 @@ void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* 
   const char* alias = std::strstr(type, "(aka '");  // clang names a typedef of ours first
   std::string array = alias ? std::string(alias + 5, std::strlen(alias + 5) - 1) : type;
   self.error_ = "index " + (is_signed ? std::to_string(static_cast<int64_t>(index)) : std::to_string(index)) + " is outside of " + array +
-                (site.file ? " at " + text_of(site) : std::string()) + ", by thread " + std::to_string(context->lane);
+                (site.file ? " at " + marked(site) : std::string()) + ", by thread " + std::to_string(context->lane);
   self.leave();
 }
 

@@ -6,7 +6,7 @@ namespace metalmm::cpu {
 
 namespace {
 
-bool is_of(const User& a, const User& b) { return a.group == b.group && a.thread / abi::kSimdWidth == b.thread / abi::kSimdWidth; }
+bool is_of(const User& a, const User& b) { return a.group == b.group && a.simdgroup() == b.simdgroup(); }
 
 }  // namespace
 
@@ -22,36 +22,48 @@ void Shadow::begin(uint32_t group) {
   first_ = group;
   used_.clear();
   known_.clear();
+  writers_.clear();
 }
 
 bool Shadow::conflicts(const User& user, const User& self) const {
   if (!user.group || !is_current(user, self) || (user.is_atomic && self.is_atomic)) return false;
   if (user.group != self.group) {
     auto it = known_.find(self.group);
-    return it == known_.end() || !it->second.count(user.group);
+    if (it == known_.end()) return true;
+    auto came = [&, &times = it->second](uint32_t simdgroup) {
+      auto at = times.find({user.group, simdgroup});
+      return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
+    };
+    return !came(kAll) && !came(user.simdgroup());
   }
   if (user.thread == self.thread || user.epoch != self.epoch) return false;
   return !is_of(user, self) || user.met == self.met;
 }
 
-void Shadow::meet_at(uint32_t group, const uint8_t* atomic) {
-  std::set<uint32_t>&known = known_[group], &there = used_[atomic];
-  known.insert(there.begin(), there.end());
-  there.insert(known.begin(), known.end());
-  there.insert(group);
+void Shadow::meet_at(const User& self, const uint8_t* atomic) {
+  Times &known = known_[self.group], &there = used_[atomic];
+  known[{self.group, kAll}] = {self.epoch, 0};
+  known[{self.group, self.simdgroup()}] = {self.epoch, self.met};
+  auto add = [](Times& to, const Times& from) {
+    for (const auto& [whose, time] : from) to[whose] = std::max(to[whose], time);
+  };
+  add(known, there);
+  add(there, known);
 }
 
-bool Shadow::is_set(uint32_t group, const uint8_t* at) {
+bool Shadow::is_set_by_others(const User& self, const uint8_t* at) {
   auto address = reinterpret_cast<uintptr_t>(at);
   std::lock_guard lock(mutex_);
   auto page = pages_.find(address / kPage);
-  return page != pages_.end() && page->second[address % kPage].writer.group == group;
+  if (page == pages_.end()) return false;
+  const User& writer = page->second[address % kPage].writer;
+  return writer.group == self.group && (writer.many || writer.thread != self.thread);
 }
 
 Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {
   bool reads = kind != abi::Access::store, writes = kind != abi::Access::load;
   std::lock_guard lock(mutex_);
-  if (kind == abi::Access::atomic && is_shared_) meet_at(self.group, at);
+  if (kind == abi::Access::atomic && is_shared_) meet_at(self, at);
   Race race{nullptr, {}, self, false, writes, false};
   auto found = [&](const uint8_t* where, const User& first, bool first_wrote) {
     if (!race.at) race.at = where, race.first = first, race.first_wrote = first_wrote;
@@ -68,7 +80,7 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     Cell& cell = page[address % kPage];
     bool beside_writer = conflicts(cell.writer, self);
     if (reads) {
-      if (beside_writer && !cell.writer.many) found(p, cell.writer, true);
+      if (beside_writer && !(cell.writer.many && writers_[p].count({self.group, self.thread}))) found(p, cell.writer, true);
       if (!is_shared_ && !writes && cell.writer.group != self.group) unset++;
       if (cell.reader.group && is_current(cell.reader, self) && !is_of(cell.reader, self)) cell.another = cell.reader;
       cell.reader = self;
@@ -78,6 +90,11 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     if (beside_writer || reader) {
       if (pending.before.empty()) pending.race = {p, beside_writer ? cell.writer : *reader, self, beside_writer, true, false};
       pending.before.emplace_back(p, *p);
+    }
+    if (beside_writer) {
+      std::set<Whose>& writers = writers_[p];
+      if (!cell.writer.many) writers = {{cell.writer.group, cell.writer.thread}};
+      writers.insert({self.group, self.thread});
     }
     cell.writer = self;
     cell.writer.many = beside_writer;

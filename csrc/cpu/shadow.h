@@ -1,13 +1,13 @@
 // Of memory that threads share on a debug device: who used each byte, and whether two of them race.
 #pragma once
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "../msl/runtime/abi.h"
@@ -18,10 +18,11 @@ namespace metalmm::cpu {
 // operations that order this memory.
 struct User {
   uint32_t group = 0;  // a number of its own for each threadgroup that a device runs; 0: nobody
-  uint16_t epoch = 0, met = 0;
+  uint32_t epoch = 0, met = 0;
+  uint32_t code = 0;  // its number: Executor::number_of
   uint16_t thread = 0;
-  uint8_t is_atomic = 0, many = 0;  // many: others wrote the same there; who of them reads is not followed
-  std::array<uint32_t, 4> code{};   // in the module's image: Code
+  uint8_t is_atomic = 0, many = 0;  // many: others wrote the same there, who are in Shadow::writers_
+  uint32_t simdgroup() const { return thread / abi::kSimdWidth; }
 };
 
 struct Race {
@@ -43,8 +44,8 @@ class Shadow {
   explicit Shadow(bool is_shared) : is_shared_(is_shared) {}
   // Who came before this threadgroup has nothing to do with what follows.
   void begin(uint32_t group);
-  // Whether a thread of that threadgroup has written there.
-  bool is_set(uint32_t group, const uint8_t* at);
+  // Whether another thread of its threadgroup has written there.
+  bool is_set_by_others(const User& self, const uint8_t* at);
   Race use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending);
 
  private:
@@ -52,17 +53,24 @@ class Shadow {
   struct Cell {
     User writer, reader, another;  // another: who read before, of another simdgroup than `reader`
   };
+  // How far threadgroups have come, by their number and that of a simdgroup, or kAll: what they did before that time.
+  typedef std::pair<uint32_t, uint32_t> Whose;
+  typedef std::pair<uint32_t, uint32_t> Time;  // epoch, met
+  typedef std::map<Whose, Time> Times;
+  static constexpr uint32_t kAll = ~0u;
+
   bool is_current(const User& user, const User& self) const { return is_shared_ ? user.group >= first_ : user.group == self.group; }
   bool conflicts(const User& user, const User& self) const;
-  void meet_at(uint32_t group, const uint8_t* atomic);
+  void meet_at(const User& self, const uint8_t* atomic);
 
   const bool is_shared_;  // by threadgroups
   uint32_t first_ = 1;
   std::mutex mutex_;
   std::unordered_map<uintptr_t, std::unique_ptr<Cell[]>> pages_;
-  // By an atomic: threadgroups that have used it. What they did before is ordered for those who use it after them.
-  std::unordered_map<const uint8_t*, std::set<uint32_t>> used_;
-  std::unordered_map<uint32_t, std::set<uint32_t>> known_;  // by threadgroup
+  std::unordered_map<const uint8_t*, std::set<Whose>> writers_;  // threadgroup and thread
+  // What threadgroups did before a barrier and an atomic is ordered for those that use the same atomic later.
+  std::unordered_map<const uint8_t*, Times> used_;
+  std::unordered_map<uint32_t, Times> known_;  // by threadgroup
 };
 
 }  // namespace metalmm::cpu

@@ -34,7 +34,7 @@ std::string line_of(uintptr_t pc) {
   return {};
 }
 
-constexpr char kMark = 1;
+constexpr char kMark = 1, kSite = 2;
 
 }  // namespace
 
@@ -48,16 +48,25 @@ std::string marked(Code code) {
   return all + kMark;
 }
 
-std::string with_lines(const std::string& message) {
+std::string marked(const abi::Site& site) { return kSite + std::string(site.file) + ":" + std::to_string(site.line) + kSite; }
+
+std::string with_lines(const std::string& message, std::vector<std::string>* places) {
   std::string text;
   for (size_t at = 0; at < message.size();) {
-    size_t begin = message.find(kMark, at), end = begin == std::string::npos ? begin : message.find(kMark, begin + 1);
+    size_t begin = message.find_first_of({kMark, kSite}, at),
+           end = begin == std::string::npos ? begin : message.find(message[begin], begin + 1);
     text += message.substr(at, begin - at);
     if (end == std::string::npos) break;
     std::string line;
-    char* next = const_cast<char*>(message.c_str()) + begin + 1;
-    for (int i = 0; i < 4 && line.empty(); i++) line = line_of(std::strtoull(next, &next, 16));
-    if (!line.empty()) text += " (" + line + ")";
+    if (message[begin] == kSite) {
+      line = message.substr(begin + 1, end - begin - 1);
+      text += line.substr(line.rfind('/') + 1);
+    } else {
+      char* next = const_cast<char*>(message.c_str()) + begin + 1;
+      for (int i = 0; i < 4 && line.empty(); i++) line = line_of(std::strtoull(next, &next, 16));
+      if (!line.empty()) text += " (" + line + ")";
+    }
+    if (places && !line.empty()) places->push_back(line);
     at = end + 1;
   }
   return text;

@@ -159,14 +159,19 @@ void watch(PyDevice& d, nb::handle out, nb::handle counts) {
 
 nb::list take_findings(PyDevice& d, bool go_on) {
   std::shared_ptr<Device> device = d.state->open();
-  std::vector<std::string> found;
+  std::vector<Device::Finding> found;
   {
     Unlocked unlocked;
     found = device->take_findings(go_on);
   }
-  nb::list texts;
-  for (const std::string& text : found) texts.append(nb::str(text.c_str(), text.size()));
-  return texts;
+  auto str = [](const std::string& text) { return nb::str(text.c_str(), text.size()); };
+  nb::list all;
+  for (const Device::Finding& one : found) {
+    nb::list places;
+    for (const std::string& place : one.places) places.append(str(place));
+    all.append(nb::make_tuple(str(one.text), places));
+  }
+  return all;
 }
 
 }  // namespace

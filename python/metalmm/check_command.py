@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,13 +17,13 @@ from . import __version__, checking, files, manifest, terminal
 from .bench.command import UsageError
 from .bench.sizes import parse_spec
 from .device import Device
-from .errors import Error
+from .errors import Error, UnsupportedError
 from .manifest import load_variants, variants
 
 _BUFFER = re.compile(r"(\d+)=(?:([a-z]+\d*)\[([\d, ]+)\](?::(.+))?|(-?[\d.e+-]+))")
 _RULES = {
     "race": "Two threads use the same bytes, one writes, and nothing orders them.",
-    "unset": "Threadgroup memory is read that no thread of the threadgroup wrote.",
+    "unset": "Threadgroup memory is read that no thread of the threadgroup wrote, or a variable that was never set is stored.",
     "bounds": "An access outside of what is bound, or an index outside of an array.",
     "alignment": "A vector is loaded or stored off its alignment.",
     "barrier": "Threads of a threadgroup wait at different barriers, or have returned before one.",
@@ -78,15 +79,18 @@ def run(args: argparse.Namespace) -> int:
         if alone := [x for x in ("kernel", "grid", "threadgroup", "buffer", "memory", "set", "output") if getattr(args, x)]:
             raise UsageError(f"check: --{alone[0]} is of a .metal file")
         chosen, specs = _variants(args), [parse_spec(text.split()) for text in args.spec]
+        if args.all and specs:
+            chosen = [v for v in chosen if not all(v.lacks(s) for s in specs)]
         count = len(chosen)
         with terminal.Progress() as progress:
             progress.begin("variants", count)
             for v in chosen:
                 progress.note(str(v))
+                own = [s for s in specs if not v.lacks(s)]
                 try:
-                    found += checking.check(
-                        v, specs=[s for s in specs if not v.lacks(s)] if specs else (), runs=args.runs, timeout=args.timeout
-                    )
+                    if specs and not own:
+                        raise UnsupportedError(f"it takes no --spec that is given: {v.lacks(specs[0])}")
+                    found += checking.check(v, specs=own, runs=args.runs, timeout=args.timeout)
                 except Error as error:
                     failed.append(f"{v}: {error}")
                 progress.step()
@@ -171,11 +175,13 @@ def _show(found: list[checking.Finding], failed: list[str], count: int, seconds:
 
 
 def sarif(found: list[checking.Finding]) -> dict[str, Any]:
-    """As SARIF 2.1.0 has them."""
+    """As SARIF 2.1.0 has them; files relative to the current folder where they are in it."""
 
     def location(place: str) -> dict[str, Any]:
         file, _, line = place.rpartition(":")
-        return {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": int(line)}}}
+        path = Path(file).absolute()
+        uri = quote(path.relative_to(Path.cwd()).as_posix()) if path.is_relative_to(Path.cwd()) else path.as_uri()
+        return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}}
 
     results = []
     for f in found:

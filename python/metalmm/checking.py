@@ -19,15 +19,18 @@ from .variant import Variant
 Sizes = int | Sequence[int]
 _SIZE = 1 << 20  # bytes of a buffer that nobody described
 _RUNS = 4
-_PLACE = re.compile(r"\(([^()]+:\d+)\)| at ([^\s()]+:\d+)")
-# What a finding is, by what its text has.
+# What a finding is, by how its text goes on behind the kernel and the threadgroup.
+_WHERE = r"(?:kernel '[^']*': )?(?:threadgroup \(\d+, \d+, \d+\)(?:: )?)?"
 _KINDS = {
-    "race": "a race: ",
-    "unset": "which no thread wrote",
-    "bounds": "outside",
-    "alignment": "that is not aligned",
-    "barrier": "barrier divergence",
-    "timeout": "timeout",
+    kind: re.compile(f"{_WHERE}(?:{begins})")
+    for kind, begins in {
+        "race": "a race: ",
+        "unset": r"thread \d+ .*, which no thread wrote$",
+        "bounds": r"(?:a load|a store|an atomic operation) of \d+ bytes outside|index -?\d+ is outside|(?:threadgroup memory|buffer \d+) was written",
+        "alignment": "a load or store .*that is not aligned",
+        "barrier": "barrier divergence: ",
+        "timeout": ".*it took longer than the device's timeout",
+    }.items()
 }
 _MSL = {
     "char": np.int8, "uchar": np.uint8, "bool": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32,
@@ -55,10 +58,9 @@ class Finding:
         return f"{self.what}: {self.text}"
 
 
-def _finding(text: str, what: str) -> Finding:
-    kind = next((kind for kind, part in _KINDS.items() if part in text), "fault")
-    places = [a or b for a, b in _PLACE.findall(text)]
-    return Finding(kind, text, tuple(dict.fromkeys(p for p in places if not p.startswith("0x"))), what)
+def _finding(text: str, places: Iterable[str], what: str) -> Finding:
+    kind = next((kind for kind, begins in _KINDS.items() if begins.match(text)), "fault")
+    return Finding(kind, text, tuple(dict.fromkeys(places)), what)
 
 
 def check(
@@ -116,7 +118,7 @@ def check(
         def run() -> dict[int, Any]:
             counts = {}
             for i in [*outputs] or [-1]:  # a device watches one array
-                own = {j: x.copy() if isinstance(x, np.ndarray) else x for j, x in given.items()}
+                own = _copies(given)
                 if i >= 0:
                     counts[i] = device.count_writes(own[i])
                 made(own, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
@@ -124,33 +126,46 @@ def check(
                 _covered(count, own[i].itemsize, f"buffer {i}", name, found)
             return {a.index: own[a.index] for a in arguments if a.is_buffer and not a.is_const and isinstance(own.get(a.index), np.ndarray)}
 
-        found = dict[tuple[str, tuple[str, ...]], Finding]()
-        _several(device, run, name, runs, found)
+        found = dict[Any, Finding]()
+        _several(device, run, name, runs, found, given)
     return list(found.values())
 
 
+def _copies(given: Mapping[int, Any]) -> dict[int, Any]:
+    """What is bound twice is one array again."""
+    arrays = {id(x): x.copy() for x in given.values() if isinstance(x, np.ndarray)}
+    return {i: arrays.get(id(x), x) for i, x in given.items()}
+
+
 def _keep(found: dict[Any, Finding], one: Finding) -> None:
-    found.setdefault((one.kind, one.places or one.text), one)
+    found.setdefault((one.kind, frozenset(one.places) or one.text), one)
 
 
-def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding]) -> None:
-    """Until one ends with an error, or bits differ."""
+def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding], given: Mapping[int, Any]) -> None:
+    """Until one ends with an error, or bits differ. given: what results were before."""
     first: dict[int, Any] | None = None
     for _ in range(runs):
         device._take_findings(True)
-        ended = None
+        ended, before = None, device.counters["threadgroups"]
         try:
             results = run()
         except KernelError as error:
+            if device.counters["threadgroups"] == before:  # the launch itself was refused
+                raise ArgumentError(f"check: {error}") from None
             ended = str(error)
-        for text in device._take_findings(False):
-            _keep(found, _finding(text, what))
+        told = device._take_findings(False)
+        for text, places in told:
+            _keep(found, _finding(text, places, what))
         if ended is not None:
-            _keep(found, _finding(ended, what))
+            if not any(text in ended for text, _ in told):
+                _keep(found, _finding(ended, (), what))
             return
         if first is None:
             first = results
+        if any(f.what == what and f.kind in ("race", "unset") for f in found.values()):
+            continue  # why bits may differ is known
         for i, x in results.items():
+            _look_for_fill(given.get(i), x, f"buffer {i}", what, found)
             if (differs := np.flatnonzero(first[i].view(np.uint8).reshape(-1) != x.view(np.uint8).reshape(-1))).size:
                 where = f"buffer {i}" if i >= 0 else "the result"
                 text = f"{where} depends on the order of threads, or on what was never set: byte {differs[0]} and {differs.size - 1} more differ"
@@ -164,6 +179,19 @@ def _covered(counts: Any, itemsize: int, where: str, what: str, found: dict[Any,
         if wrong.any():
             text = f"{where}: {int(wrong.sum())} of {each.size} elements are {text}, the first is {int(np.argmax(wrong))}"
             _keep(found, Finding("coverage", text, (), what))
+
+
+def _look_for_fill(given: Any, result: Any, where: str, what: str, found: dict[Any, Finding]) -> None:
+    """Finds what a compiler puts into variables that a kernel does not set: bytes of 0xfe (g++) or 0xaa (clang), floats of 0xff."""
+    if given is None or result.itemsize < 2 or (result.dtype.kind in "iu" and result.itemsize < 4):
+        return  # they are numbers, too
+    old, new = (np.ascontiguousarray(x).view(np.uint8).reshape(-1, result.itemsize) for x in (given, result))
+    is_fill = np.zeros(len(new), bool)
+    for fill in (0xFE, 0xAA) if result.dtype.kind in "iu" else (0xFE, 0xAA, 0xFF):
+        is_fill |= (new == fill).all(axis=1) & (old != fill).any(axis=1)
+    if is_fill.any():
+        text = f"{where}: {int(is_fill.sum())} of {len(new)} elements are a variable that was never set, the first is {int(np.argmax(is_fill))}"
+        _keep(found, Finding("unset", text, (), what))
 
 
 def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[int, Any]) -> dict[int, Any]:
@@ -235,5 +263,5 @@ def _of_variant(device: Device, v: Variant, specs: list[_core.MatmulSpec], runs:
                 _keep(found, Finding("result", wrong, (), what))
             return {-1: np.asarray(inputs.out).copy()}
 
-        _several(device, run, what, runs, found)
+        _several(device, run, what, runs, found, {})
     return list(found.values())

@@ -43,7 +43,7 @@ _DEBUG_FLAGS = {
         "-fno-omit-frame-pointer",
     ]
     + ["-ftrivial-auto-var-init=pattern"]
-    + [x for name in ("func-entry-exit", "atomics") for x in ("-mllvm", f"-tsan-instrument-{name}=0")],
+    + [x for text in ("func-entry-exit=0", "atomics=0", "read-before-write=1") for x in ("-mllvm", f"-tsan-instrument-{text}")],
     "gcc": [
         "-DMETALMM_DEBUG",
         "-O1",

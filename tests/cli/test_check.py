@@ -9,7 +9,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import checking, cli
+from metalmm import check_command, checking, cli
 from metalmm.pytest_plugin import metalmm_check  # noqa: F401  (a fixture)
 from support.here import DEVICE
 
@@ -100,6 +100,38 @@ def test_other_kinds(kind: str) -> None:
     assert kind in {f.kind for f in found}, found
 
 
+@pytest.mark.parametrize("body", ["int v; if (x[t] > 9) v = 1; y[t] = as_type<float>(v);", "float4 v; v.x = x[t]; y[t] = v.y;"])
+def test_a_variable_that_nobody_set_shows_in_what_is_stored(body: str, each_compiler: str) -> None:
+    options: dict[str, Any] = {"grid": 1, "threadgroup": 128, "buffers": {0: x(), 1: np.zeros(1024, np.float32)}}
+    found = metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ {body} }}", **options)
+    assert [(f.kind, f.text) for f in found] == [
+        ("unset", "buffer 1: 128 of 1024 elements are a variable that was never set, the first is 0")
+    ]
+    twin = body.replace(" v;", " v = 0;", 1)
+    assert metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ {twin} }}", **options) == []
+
+
+def test_what_is_bound_twice_is_one_array() -> None:
+    array = np.zeros(1024, np.float32)
+    source = HEAD + f"kernel void k({ARGUMENTS}) {{ y[t] = x[t + 1]; }}"
+    assert {f.kind for f in metalmm.check(source, grid=1, threadgroup=128, buffers={0: array, 1: array})} == {"race"}
+    assert metalmm.check(source, grid=1, threadgroup=128, buffers={0: array, 1: array.copy()}) == []
+
+
+def test_kinds_and_places_do_not_come_from_names() -> None:
+    """Of a kernel `outside`, in a folder with brackets."""
+    folder = Path("which no thread wrote (1) at x:5")
+    folder.mkdir()
+    (folder / "k.metal").write_text(
+        HEAD + f"kernel void outside({ARGUMENTS}) {{\n  threadgroup float p[128]; p[t] = 1;\n y[t] = p[127 - t]; }}"
+    )
+    found = metalmm.check(folder / "k.metal", grid=1, threadgroup=128, buffers={0: x(), 1: np.zeros(1024, np.float32)})
+    assert [f.kind for f in found] == ["race"]
+    assert {Path(place).parts[-2:] for place in found[0].places} == {(folder.name, "k.metal:5"), (folder.name, "k.metal:4")}
+    location = check_command.sarif(found)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"].endswith("which%20no%20thread%20wrote%20%281%29%20at%20x%3A5/k.metal")
+
+
 def test_the_order_of_threads_shows_in_bits() -> None:
     """Atomics are no race; who comes first is."""
     body = "y[g * 128 + t] = float(atomic_fetch_add_explicit((device atomic_int*)(y + 512), 1, memory_order_relaxed));"
@@ -136,6 +168,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         ([*run, "--set", "scale"], "--set 'scale': it takes NAME=VALUE"),
         ([*run, "--kernel", "nobody"], "nobody"),
         ([*run, "--runs", "1"], "runs is 1"),
+        ([*run[:3], "2,2,2,2", *run[4:]], "--grid '2,2,2,2'"),
+        ([*run[:5], "2000", *run[6:]], "threadgroup (2000, 1, 1) has 2000 threads; the limit"),
+        ([*run, "--memory", "0=70000"], "70000 bytes of threadgroup memory; the limit is"),
     ):
         assert cli.main(words) == 2, words
         assert why in capsys.readouterr().err, words
@@ -144,6 +179,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_variants_and_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt"]) == 0
     assert "1 checked, no findings" in capsys.readouterr().out
+    assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt q8_0"]) == 1
+    assert "it takes no --spec that is given" in capsys.readouterr().err
     Path("own.metal").write_text(
         '#include "params.h"\nusing namespace metal;\ntemplate <class T, int TG>\n[[kernel]] void own(const device T* A [[buffer(0)]],'
         " const device T* B [[buffer(1)]], device T* D [[buffer(2)]], constant MatmulParams& p [[buffer(5)]], uint t"

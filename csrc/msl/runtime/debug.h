@@ -20,6 +20,13 @@ METALMM_UNTRACED inline void reads(const void* at, unsigned long size, const voi
 }
 METALMM_UNTRACED inline void touch(const void* at, unsigned long size) { ask(at, size, abi::Access::atomic, METALMM_CALLERS); }
 
+// A thread's fence counts as if all of its simdgroup came to it.
+METALMM_UNTRACED inline void order_by(unsigned flags) {
+  abi::Simdgroup* g = fiber::context()->group;
+  g->met += flags / abi::kThreadgroup % 2;
+  g->met_device += flags % 2;
+}
+
 inline unsigned char *watch_begin, *watch_end, *watch_counts;  // a count for every two bytes
 
 METALMM_UNTRACED inline void count(unsigned char* n) {

@@ -145,7 +145,6 @@ enum class mem_flags : uint {
 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return static_cast<mem_flags>(static_cast<uint>(a) | static_cast<uint>(b)); }
 constexpr mem_flags operator&(mem_flags a, mem_flags b) { return static_cast<mem_flags>(static_cast<uint>(a) & static_cast<uint>(b)); }
-METALMM_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // MSL's atomics are relaxed; the order argument is taken and sequential consistency given.
 template <class T> struct atomic { T value; };
@@ -153,7 +152,12 @@ template <class T> using _atomic = atomic<T>;
 #ifdef METALMM_DEBUG  // g++'s sanitizer would call its library
 #define METALMM_ATOMIC METALMM_UNTRACED
 #define METALMM_TOUCH(object) ::metalmm::debug::touch(const_cast<const T*>(&object->value), sizeof(T))
+METALMM_UNTRACED inline void atomic_thread_fence(mem_flags flags, memory_order, thread_scope = thread_scope_device) {
+  ::metalmm::debug::order_by(static_cast<unsigned>(flags));
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
 #else
+METALMM_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #define METALMM_ATOMIC METALMM_INLINE
 #define METALMM_TOUCH(object) static_cast<void>(0)
 #endif
