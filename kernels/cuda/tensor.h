@@ -23,7 +23,7 @@ template <bool YES>
 struct TensorCores {
   static_assert(!YES, "a variant with mma = true is of device cuda alone: devices = [\"cuda\"]");
   template <int FORMAT, class T>
-  static METAL_FUNC void put(threadgroup float4*, uint, OctetBits<T>) {}
+  static METAL_FUNC void put(threadgroup float4*, uint, uint, OctetBits<T>) {}
   static METAL_FUNC void put_zeros(threadgroup float4*, uint, uint) {}
   template <int FORMAT, class Piece, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
@@ -36,9 +36,14 @@ struct TensorCores {
 template <>
 struct TensorCores<true> {
   // Threadgroup memory has A eight elements at a time, and zeros behind all `blocks` of 32, in other banks than what is read beside them.
+  // For weights with a bias the sum of each eight is behind those.
   template <int FORMAT>
-  static METAL_FUNC void put(threadgroup float4* staged, uint i, OctetBits<half> x) {
+  static METAL_FUNC void put(threadgroup float4* staged, uint i, uint blocks, OctetBits<half> x) {
     reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(x);
+    if (!Packing<FORMAT>::HAS_BIAS) return;
+    Octet<half> y = octet_of(x);
+    float4 both = float4(y.low) + float4(y.high);
+    reinterpret_cast<threadgroup float*>(staged + 4 * blocks + 8)[i / 8] = (both.x + both.y) + (both.z + both.w);
   }
   static METAL_FUNC void put_zeros(threadgroup float4* staged, uint blocks, uint worker) {
     if (worker < 4) staged[4 * blocks + 2 + worker] = float4(0.0f);
@@ -59,7 +64,13 @@ struct TensorCores<true> {
       metal::uint4 x[4];
 #pragma clang loop unroll(full)
       for (uint i = 0; i < 4; i++) x[i] = from[i];
-      add_blocks<FORMAT>(pieces, d, x, low, sums);
+      // Of A the lane's own block, and that of d + 1.
+      float4 of_a = float4(0.0f), of_next = of_a;
+      if (Packing<FORMAT>::HAS_BIAS) {
+        of_a = staged[16 * DEPTH + 8 + quarter + 4 * d];
+        of_next = BESIDE == 1 ? of_a : staged[16 * DEPTH + 8 + quarter + 4 * metal::min(d + 1, uint(DEPTH - 1))];
+      }
+      add_blocks<FORMAT>(pieces, d, x, of_a, of_next, low, sums);
     }
   }
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
@@ -111,24 +122,16 @@ struct TensorCores<true> {
       }
     }
   }
-  // Of block d, and, of an odd number of columns, of d + 1. x: of A, arranged, what this lane brings.
+  // Of block d, and, of an odd number of columns, of d + 1. x: of A, arranged, what this lane brings. of_a, of_next: the sums of A's
+  // eights.
   template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], uint low,
-                                    thread metal::float4 (&sums)[COLS]) {
-    constexpr bool APART = COLS % 2 != 0, HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
+  static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], float4 of_a,
+                                    float4 of_next, uint low, thread metal::float4 (&sums)[COLS]) {
+    constexpr bool APART = COLS % 2 != 0;
     constexpr uint HALVES = Packing<FORMAT>::HALVES, EACH = 4 / HALVES;
-    // Of scale * q + bias, as `zero_of` says, the products and A, by ones: two sums of 64 products in eight steps, one of 128 in sixteen.
-    // If each step cuts off one bit below the last of the largest term, they lose 32 and 64 parts in 2^24, with zero_of's 2.01 and 1.01,
-    // and K / 32 sums after them, 177 of the bound's 257 at K = 2 * SURE. (A's in two sums would be within it at SURE, in five more
-    // registers.)
-    float4 of_a[HALVES];
-#pragma clang loop unroll(full)
-    for (uint h = 0; h < HALVES; h++) {
-      of_a[h] = float4(0.0f);
-#pragma clang loop unroll(full)
-      for (uint i = 2 * h * EACH; i < (HAS_BIAS ? 2 * (h + 1) * EACH : 0); i++)
-        of_a[h] = metal::mma_16x8x16(of_a[h], metal::uint4(0x3c003c00u), i % 2 == 0 ? x[i / 2].xy : x[i / 2].zw);
-    }
+    // Of scale * q + bias, as `zero_of` says, the products: two sums of 64 in eight steps. If each step cuts off one bit below the last of
+    // the largest term, they lose 32 parts in 2^24, with zero_of's 2.01. A's sum rounds five times, with 1.01. With K / 32 sums after them
+    // that is within the bound at K = 2 * SURE.
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
       uint second = APART ? metal::min(d + 1, uint(DEPTH - 1)) : d, beside = APART ? c : c + 1;
@@ -148,11 +151,16 @@ struct TensorCores<true> {
           }
         }
         float4 sum = both[0] + both[1];
-        sums[c].x = added<FORMAT>(left.by, h, zero, sum.x, of_a[h].x, sums[c].x);
+        sums[c].x = added<FORMAT>(left.by, h, zero, sum.x, sum_of(of_a, HALVES, h), sums[c].x);
         if (!APART || d + 1 < DEPTH)
-          sums[beside].x = added<FORMAT>(right.by, h, zero_beside, APART ? sum.w : sum.z, APART ? of_a[h].w : of_a[h].z, sums[beside].x);
+          sums[beside].x = added<FORMAT>(right.by, h, zero_beside, APART ? sum.w : sum.z, sum_of(of_next, HALVES, h), sums[beside].x);
       }
     }
+  }
+  // Of a block's four eights, or of half h.
+  static METAL_FUNC float sum_of(float4 eights, uint halves, uint h) {
+    if (halves == 2) return h == 0 ? eights.x + eights.y : eights.z + eights.w;
+    return (eights.x + eights.y) + (eights.z + eights.w);
   }
   // Eight of A in the order in which Eighth has pairs of weights.
   template <int FORMAT, class T>

@@ -61,7 +61,7 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
       uint i = 8 * (WORKERS * j + worker);
       if (i >= STEP * DEPTH) continue;
       if (Way::MMA) {
-        TensorCores<Way::MMA != 0>::template put<Pack::ID>(staged, i, x[j]);
+        TensorCores<Way::MMA != 0>::template put<Pack::ID>(staged, i, Way::LANES * DEPTH, x[j]);
         continue;
       }
       Octet<T> eight = octet_of(x[j]);

@@ -16,15 +16,15 @@
 #include "../cpu/sixteen.h"
 #include "octet.h"
 
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q6_K, Q5_K, Q4_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
+enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q6_K, Q2_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
   enum : uint {
     ID = FORMAT,
-    BITS = FORMAT == DENSE                                                   ? 16
-    : FORMAT == Q4_0 || FORMAT == AFFINE4 || FORMAT == Q4_K || FORMAT == FP4 ? 4
-                                                                             : 8,
+    BITS = FORMAT == DENSE                                                                     ? 16
+    : FORMAT == Q4_0 || FORMAT == AFFINE4 || FORMAT == Q4_K || FORMAT == Q2_K || FORMAT == FP4 ? 4
+                                                                                               : 8,
     COUNT = FORMAT == DENSE ? 8 : 32,  // weights of a piece; of quantized ones all of a block
     PER_BYTE = BITS == 4 ? 2 : 1,
     SIGNED = FORMAT == Q8_0 || FORMAT == Q6_K,
@@ -34,7 +34,7 @@ struct Packing {
     IS_FLOAT = FORMAT >= FP4,                       // a value is a number of few bits, no integer
     SCALED = SIGNED || FORMAT == Q4_0 || IS_FLOAT,  // by a factor alone
     HAS_BIAS = FORMAT != DENSE && !SCALED,
-    IS_K = FORMAT >= Q6_K && !IS_FLOAT,
+    IS_K = FORMAT >= Q5_K && !IS_FLOAT,
     HALVES = FORMAT >= Q6_K ? 2 : 1  // of a block, each with a scale of its own
   };
 };
@@ -107,7 +107,7 @@ METAL_FUNC metal::half2 halves_of_floats(uint two) {
 // The scale of a block of 32, and its bias, as they are stored.
 template <class S, bool HAS_BIAS>
 struct Scales {
-  enum : uint { BYTES = sizeof(S), SHORT = sizeof(S) == 2 };
+  enum : uint { BYTES = sizeof(S), OF_BIASES = sizeof(S), SHORT = sizeof(S) == 2 };
   S of_block, added;
 
   static METAL_FUNC Scales load(Cursor c) {
@@ -119,11 +119,24 @@ struct Scales {
   METAL_FUNC float scale(uint) const thread { return float(of_block); }
   METAL_FUNC float bias(uint) const thread { return float(added); }
 };
-// Of a K-quant: each half of a block has a byte, times a factor of 256 weights. Floats have the product of 8 bits and 11 exactly. With a
-// bias it has another byte, and a factor of those, whose product is subtracted.
-template <bool HAS_BIAS>
+// Of a K-quant: a block, or each half of one, has a byte, times a factor of 256 weights. Floats have the product of 8 bits and 11 exactly.
+// With a bias it has another byte, and a factor of those, whose product is subtracted.
+template <bool HAS_BIAS, bool IN_HALVES>
 struct ScalesOfK {
-  enum : uint { BYTES = 2, SHORT = 0 };
+  enum : uint { BYTES = 2, OF_BIASES = 4, SHORT = 0 };
+  metal::char2 bytes;
+  metal::half2 factors;
+
+  static METAL_FUNC ScalesOfK load(Cursor c) {
+    return {*reinterpret_cast<const device metal::char2*>(c.scales), *reinterpret_cast<const device metal::half2*>(c.biases)};
+  }
+  static METAL_FUNC ScalesOfK none() { return {metal::char2(0), metal::half2(half(0.0f))}; }
+  METAL_FUNC float scale(uint) const thread { return float(factors.x) * float(bytes.x); }
+  METAL_FUNC float bias(uint) const thread { return -(float(factors.y) * float(bytes.y)); }
+};
+template <>
+struct ScalesOfK<false, true> {
+  enum : uint { BYTES = 2, OF_BIASES = 2, SHORT = 0 };
   metal::char2 bytes;
   half factor;
 
@@ -135,8 +148,8 @@ struct ScalesOfK {
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
 template <>
-struct ScalesOfK<true> {
-  enum : uint { BYTES = 4, SHORT = 0 };
+struct ScalesOfK<true, true> {
+  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
   metal::char4 bytes;
   metal::half2 factors;
 
@@ -149,7 +162,7 @@ struct ScalesOfK<true> {
 };
 // Of numbers of few bits: of each half the upper 16 bits of a float.
 struct ScalesOfFloats {
-  enum : uint { BYTES = 4, SHORT = 0 };
+  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
   uint both;
 
   static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device uint*>(c.scales)}; }
@@ -179,7 +192,7 @@ struct ScalesFor<T, AFFINE4, false> {
 };
 template <class T, int FORMAT>
 struct ScalesFor<T, FORMAT, true> {
-  typedef ScalesOfK<Packing<FORMAT>::HAS_BIAS> type;
+  typedef ScalesOfK<Packing<FORMAT>::HAS_BIAS, Packing<FORMAT>::HALVES == 2> type;
 };
 
 // What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
@@ -229,9 +242,10 @@ struct Weights {
   static METAL_FUNC uint bytes_along(WeightsAt w, uint blocks) { return CANONICAL ? blocks * BLOCK * w.n : blocks * BLOCK; }
 
   static METAL_FUNC const device uchar* further(const device uchar* p, uint scales) { return p + ulong(scales) * By::BYTES; }
+  static METAL_FUNC const device uchar* bias(WeightsAt w, uint i) { return w.biases + ulong(i) * By::OF_BIASES; }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
     uint i = group(w, column, k, shift(w)), of_biases = Packing<FORMAT>::IS_K ? group(w, column, k, 8) : i;
-    return {byte(w, column, k), further(w.scales, i), further(w.biases, of_biases), of_biases};
+    return {byte(w, column, k), further(w.scales, i), bias(w, of_biases), of_biases};
   }
   // STEP blocks of 32 further, `times` over, from k: by as many bytes for every lane, where STEP is a whole number of groups.
   template <uint STEP>
@@ -239,12 +253,12 @@ struct Weights {
     uint groups = (STEP * 32 >> shift(w)) * times, values = bytes_along(w, STEP * times), to = k + STEP * 32 * times;
     if (Packing<FORMAT>::IS_K) {
       uint i = c.group + ((to >> 8) - (k >> 8)) * (CANONICAL ? w.n : 1);
-      return {c.values + values, further(c.scales, CANONICAL ? groups * w.n : groups), further(w.biases, i), i};
+      return {c.values + values, further(c.scales, CANONICAL ? groups * w.n : groups), bias(w, i), i};
     }
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = (to >> shift(w)) - (k >> shift(w));
     if (CANONICAL) groups *= w.n;
     uint i = c.group + groups;
-    if (Packing<FORMAT>::HAS_BIAS) return {c.values + values, further(w.scales, i), further(w.biases, i), i};  // one sum for both
+    if (Packing<FORMAT>::HAS_BIAS) return {c.values + values, further(w.scales, i), bias(w, i), i};  // one sum for both
     return {c.values + values, further(c.scales, groups), c.biases, i};
   }
 
@@ -252,7 +266,7 @@ struct Weights {
   static METAL_FUNC WeightsAt behind(WeightsAt w, uint rows) {
     ulong groups = ((w.k - 1) >> shift(w)) + 1, of_biases = Packing<FORMAT>::IS_K ? ((w.k - 1) >> 8) + 1 : groups;
     w.values += rows * ulong((w.k - 1) / Packing<FORMAT>::PER_BYTE + 1);
-    w.scales += rows * groups * By::BYTES, w.biases += rows * of_biases * By::BYTES;
+    w.scales += rows * groups * By::BYTES, w.biases += rows * of_biases * By::OF_BIASES;
     return w;
   }
 

@@ -1,7 +1,7 @@
 """Blocks of weights as GGUF has them: which of our formats says the same, and how a block is taken apart.
 
 A weight keeps its value bit for bit. One of 5 or 6 bits, and one that a table gives, takes a byte here; one of 2 takes 4 bits. A scale of
-4 or 6 bits takes a byte, one for each 16 weights.
+4 or 6 bits takes a byte.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ def _scales_of_k(data: _Numbers) -> tuple[_Numbers, _Numbers]:
 
 def _with_minima(values: _Numbers, data: _Numbers, scales: _Numbers, minima: _Numbers) -> _Parts:
     """scales, minima: of each 16 weights, or of each 32; data: the float16 factors of both."""
-    by = [np.repeat(x.astype(np.int8), 16 // x.shape[1], axis=1).reshape(len(x), -1, 2) for x in (scales, minima)]
-    return values, np.stack(by, axis=3).reshape(len(values), -1, 4), _halves(data, 2)
+    return values, np.stack([scales, minima], axis=2).astype(np.int8).reshape(len(values), SUPER // BLOCK, -1), _halves(data, 2)
 
 
 def _with_scales(values: _Numbers, data: _Numbers, scales: _Numbers) -> _Parts:
@@ -170,7 +169,7 @@ GGUF = {
     "q4_1": Blocks("affine4", 32, 20, _q4_1),
     "q5_0": Blocks("q8_0", 32, 22, _q5_0),
     "q5_1": Blocks("affine8", 32, 24, _q5_1),
-    "q2_k": Blocks("q4_k", 256, 84, _q2_k),
+    "q2_k": Blocks("q2_k", 256, 84, _q2_k),
     "q3_k": Blocks("q6_k", 256, 110, _q3_k),
     "q4_k": Blocks("q4_k", 256, 144, _q4_k),
     "q5_k": Blocks("q5_k", 256, 176, _q5_k),

@@ -5,7 +5,8 @@
 | q8_0 | scale * q, q of -128 to 127 | 32 | GGUF |
 | q4_0 | scale * (q - 8), q of 0 to 15 | 32 | GGUF |
 | affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
-| q4_k, q5_k | scale * q - minimum, q of 0 to 15, to 31 | 16 | GGUF: q4_K and q2_K, q5_K |
+| q4_k, q5_k | scale * q - minimum, q of 0 to 15, to 31 | 32 | GGUF: q4_K, q5_K |
+| q2_k | the same, q of 0 to 15 | 16 | GGUF: q2_K |
 | q6_k | scale * q, q of -128 to 127 | 16 | GGUF: q6_K, q3_K and iq4_xs |
 | fp4, fp8 | scale * q, q a number of 4 or 8 bits | 16 | mxfp4, nvfp4 and mxfp8 |
 
@@ -13,7 +14,7 @@
 |---|---|
 | q8_0, q4_0 | float16 |
 | affine8, affine4 | scales and biases, of the weights' type |
-| q4_k, q5_k, q6_k | int8, and minima of int8; both times a float16 of 256 weights, their factor |
+| K-quants (q2_k, q4_k, q5_k, q6_k) | int8, and minima of int8; both times a float16 of 256 weights, their factor |
 | fp4, fp8 | the upper 16 bits of a float32, as uint16 |
 
 The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
@@ -54,6 +55,7 @@ class Format:
         has_bias: A group has a bias, or a minimum, beside its scale.
         is_k: Scales are of int8, with factors of 256 weights in place of biases.
         is_float: A value is a number of few bits, and scales are upper halves of float32.
+        halves: Each half of a group has a scale of its own.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Format:
     has_bias: bool = False
     is_k: bool = False
     is_float: bool = False
+    halves: bool = False
 
     def scale_type(self, operands: Any) -> Any:
         """The type of scales, by that of the operands."""
@@ -82,14 +85,11 @@ class Format:
         return np.int8 if self.name in ("q8_0", "q6_k") else np.uint8
 
     @property
-    def halves(self) -> bool:
-        """Whether each half of a block has a scale of its own."""
-        return self.is_k or self.is_float
-
-    @property
     def each(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Axes of ``scales`` and of ``biases`` behind the group's, or the 256 weights'."""
-        return ((4,), (2,)) if self.is_k and self.has_bias else ((2,), ()) if self.halves else ((), ())
+        has_minima = self.is_k and self.has_bias
+        scales = (1 + self.halves) * (1 + has_minima)
+        return (scales,) if scales > 1 else (), (2,) if has_minima else ()
 
     def shapes(self, n: int, k: int, group: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Of values, scales and biases."""
@@ -106,11 +106,12 @@ FORMATS = {
         Format("q4_0", 4, (32,), offset=8),
         Format("affine8", 8, (64, 32, 128), has_bias=True),
         Format("affine4", 4, (64, 32, 128), has_bias=True),
-        Format("q6_k", 8, (32,), is_k=True),
         Format("q5_k", 8, (32,), has_bias=True, is_k=True),
         Format("q4_k", 4, (32,), has_bias=True, is_k=True),
-        Format("fp4", 4, (32,), is_float=True),
-        Format("fp8", 8, (32,), is_float=True),
+        Format("q6_k", 8, (32,), is_k=True, halves=True),
+        Format("q2_k", 4, (32,), has_bias=True, is_k=True, halves=True),
+        Format("fp4", 4, (32,), is_float=True, halves=True),
+        Format("fp8", 8, (32,), is_float=True, halves=True),
     )
 }
 
@@ -126,9 +127,9 @@ class QuantizedArray:
             or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
             of k.
         scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. q6_k, fp4 and fp8 have [..., 2], of each
-            half of the group; q4_k and q5_k [..., 4], each half's scale and minimum.
-        biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q4_k and q5_k [..., 2],
-            those of scales and of minima. None in the other formats.
+            half of the group; q4_k and q5_k [..., 2], scale and minimum; q2_k [..., 4], each half's scale and minimum.
+        biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
+            [..., 2], those of scales and of minima. None in the other formats.
         experts: Matrices that it is made of, one behind another: each of n / experts rows (:func:`matmul_gathered`).
         storage: Format, group and layout in one word, as MatmulSpec has it.
     """
@@ -229,9 +230,10 @@ class QuantizedArray:
         if not f.is_k:
             return each(scales.astype(np.float64), self.group), None if biases is None else each(biases, self.group)
         assert biases is not None
-        parts = scales.astype(np.float64).reshape(*scales.shape[:2], 2, -1)  # of a half: scale, or scale and minimum
+        halves = 1 + f.halves
+        parts = scales.astype(np.float64).reshape(*scales.shape[:2], halves, -1)  # of each: scale, or scale and minimum
         parts *= np.repeat(biases.reshape(*biases.shape[:2], 1, -1), SUPER // BLOCK, axis=1)[:, : parts.shape[1]]
-        parts = each(parts.reshape(len(parts), 2 * parts.shape[1], -1), BLOCK // 2)
+        parts = each(parts.reshape(len(parts), halves * parts.shape[1], -1), BLOCK // halves)
         return parts[..., 0], -parts[..., 1] if f.has_bias else None
 
     def integers(self) -> _Numbers:
@@ -319,7 +321,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
 def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
     """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 to 256 weights along k. shape: (n, k), or (experts, n, k).
 
-    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q2_k q4_k; q3_k and
+    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q3_k and
     iq4_xs q6_k; mxfp4 and nvfp4 fp4.
 
     dtype: of the scales and biases of q4_1 and q5_1, float16 or float32. It is the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.

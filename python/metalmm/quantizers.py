@@ -73,14 +73,14 @@ def _q6_k(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
 
 
 def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Rounds to nearest, with scales and minima as they are stored: of 6 bits, the same for both halves. No minimum is above zero."""
+    """Rounds to nearest, with scales and minima as they are stored: of 6 bits, of halves the same for both. No minimum is above zero."""
     steps = np.float32(31 if f.name == "q5_k" else 15)
     least = np.minimum(blocks.min(axis=2), 0)
     scales, of_scales = _bytes_of((np.maximum(blocks.max(axis=2), 0) - least)[..., None] / steps, 63)
     minima, of_minima = _bytes_of(-least[..., None], 63)
     scale, minimum = _stored(scales, of_scales), _stored(minima, of_minima)
     values = np.clip(np.rint((blocks + minimum) * _inverse(scale)), 0, steps)
-    return values, np.concatenate([scales, minima, scales, minima], axis=2), np.stack([of_scales, of_minima], axis=2)
+    return values, np.tile(np.concatenate([scales, minima], axis=2), 1 + f.halves), np.stack([of_scales, of_minima], axis=2)
 
 
 def _of_e4m3(codes: _Numbers) -> _Numbers:
@@ -117,5 +117,6 @@ def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
 
 QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
     "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "q6_k": _q6_k, "q5_k": _with_minima, "q4_k": _with_minima,
+    "q2_k": _with_minima,
     "fp4": _few_bits, "fp8": _few_bits,
 }  # fmt: skip

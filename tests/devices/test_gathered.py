@@ -110,7 +110,7 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str,
 
 
 def test_nothing_that_is_read_is_overwritten_or_misplaced(device: metalmm.Device) -> None:
-    room, experts = np.zeros(4096, np.float16), experts_of("q4_k", np.float16)
+    room, experts = np.zeros(4096, np.float16), experts_of("q2_k", np.float16)
     x = room[: 2 * K].reshape(2, K)
     with pytest.raises(metalmm.LayoutError, match="out overlaps x"):
         metalmm.matmul_gathered(x, experts, IDS, out=room[: 4 * N].reshape(2, 2, N), device=device)

@@ -12,7 +12,7 @@ from metalmm import numerics
 from support.operands import DTYPES, Call, draw, made, of_one_scale, scaled, scales_of
 from support.rows import Row
 
-TOPS = {"affine8": 255, "affine4": 15, "q5_k": 31, "q4_k": 15}
+TOPS = {"affine8": 255, "affine4": 15, "q5_k": 31, "q4_k": 15, "q2_k": 15}
 
 
 def with_weights(row: Row, change: Any, n: int, k: int, seed: int = 0) -> Call:

@@ -183,7 +183,8 @@ def made(
         of_biases = None if biases is None else biases.astype(kind)
         return quantized._stored(form, layout or "nk", integers, size or 32, scales.astype(kind), of_biases)
     parts = [scales] if biases is None else [scales, -biases]
-    whole = np.stack([x.reshape(len(scales), -1, 2) for x in parts], axis=3).reshape(len(scales), -1, 2 * len(parts))
+    halves = 1 + f.halves
+    whole = np.stack([x.reshape(len(scales), -1, halves) for x in parts], axis=3).reshape(len(scales), -1, *f.each[0])
     factors = np.broadcast_to(np.asarray(factor, np.float16), (len(scales), -(-whole.shape[1] // 8)))
     both = factors if biases is None else np.stack([factors, factors], axis=2)
     return quantized._stored(form, layout or "nk", integers, 32, whole.astype(np.int8), both)

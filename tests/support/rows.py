@@ -71,7 +71,7 @@ class Row:
 def of_halves(what: What) -> bool:
     """Of the formats whose scales have nothing to do with the operands' type."""
     form = what.storage.partition(":")[0]
-    return form in FORMATS and FORMATS[form].halves
+    return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
