@@ -198,7 +198,7 @@ struct FunctionConstant {
 
 // A matmul that a library computes in place of a kernel, all operands of one type.
 struct LibraryMatmul {
-  std::string name;  // mps_matmul, mps_matvec, blas
+  std::string name;  // mps_matmul, mps_matvec, mps_ndarray, blas
   bool transpose_a = false, transpose_b = false;
   DType type;
 };

@@ -35,7 +35,7 @@ struct MetalPipeline : Pipeline {
     AutoreleasePool pool;
     state = {};
   }
-  enum class Kind { kernel, mps_matmul, mps_matvec };
+  enum class Kind { kernel, mps_matmul, mps_matvec, mps_ndarray };
   Kind kind = Kind::kernel;
   DType type;  // of MPS's operands
   Handle<id<MTLComputePipelineState>> state;
@@ -110,6 +110,8 @@ class MetalDevice : public Device {
   // The GPU is gone, or will do no more for this process: what is submitted from here on fails at once.
   void lose(const std::string& why);
   void check_alive() const;
+  // Up to Apple8 MPSNDArray reads past its operands (PyTorch, issues 177116, 183535 and 195163).
+  bool ndarray_fails_at(uint64_t m, uint64_t n, uint64_t k) const { return !apple9_ && k >= 32767 && m >= 16 && n >= 16; }
   // Up to Apple8 MPS gives NaN where its operands pass 2 GiB together (Metal.jl, issue 381).
   bool mps_fails_at(uint64_t m, uint64_t n, uint64_t k) const { return !apple9_ && (m + 2 * k) * n * 2 >= uint64_t{1} << 31; }
 

@@ -94,6 +94,7 @@ void MetalDevice::find_features() {
   if (!apple7) lacking_.push_back("simdgroup_matrix");
   if (!apple7 && ![get() supportsFamily:MTLGPUFamilyMac2]) lacking_.push_back("simd_sum");
   if (!MPSSupportsMTLDevice(get())) lacking_.push_back("mps");
+  if (!has_ndarrays()) lacking_.push_back("mps_ndarray");
   // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
   apple9_ = [get() supportsFamily:MTLGPUFamilyApple9];
   indirect_ = unified_ && options_.indirect != 0 && (apple9_ || (options_.indirect == 1 && apple7));

@@ -161,9 +161,11 @@ void take_library(MetalPipeline& pipeline, const PipelineSource& source) {
     pipeline.kind = MetalPipeline::Kind::mps_matmul;
   else if (what.name == "mps_matvec")
     pipeline.kind = MetalPipeline::Kind::mps_matvec;
+  else if (what.name == "mps_ndarray")
+    pipeline.kind = MetalPipeline::Kind::mps_ndarray;
   else
     throw Error(ErrorKind::unsupported, source.name + ": device metal has no library " + what.name);
-  if (what.type != kFloat16 && what.type != kFloat32)
+  if (what.type != kFloat16 && what.type != kFloat32 && pipeline.kind != MetalPipeline::Kind::mps_ndarray)
     throw Error(ErrorKind::unsupported, source.name + ": MPS multiplies no matrices of " + what.type.name());
   pipeline.transpose_a = what.transpose_a, pipeline.transpose_b = what.transpose_b, pipeline.type = what.type;
 }

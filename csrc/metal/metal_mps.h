@@ -27,19 +27,24 @@ struct MpsMatmul {
   DType type;     // of A and B, and of D but for that
 };
 
+bool has_ndarrays();  // over a buffer: macOS 15
+
 class MpsCache {
  public:
   explicit MpsCache(id<MTLDevice> device) : device_(device) {}
   // MPS encodes into the command buffer itself, which must have no encoder open. What it encoded refers to `keep`.
   void encode_matmul(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep);
   void encode_matvec(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep);
+  // Rows of A and B without gaps: whether it takes others is not known.
+  void encode_ndarray(id<MTLCommandBuffer> commands, const MpsMatmul& what, std::vector<Handle<id>>& keep);
   size_t size() const {
     std::lock_guard lock(mutex_);
     return kernels_.size();
   }
 
  private:
-  using Key = std::tuple<bool, bool, bool, uint32_t, uint32_t, uint32_t, uint64_t, uint64_t>;
+  enum class Kind { matmul, matvec, ndarray };
+  using Key = std::tuple<Kind, bool, bool, uint32_t, uint32_t, uint32_t, uint64_t, uint64_t>;
   template <class Make>  // under mutex_
   id kernel(const Key& key, Make&& make);
 

@@ -49,6 +49,24 @@ void check_mps_size(const MetalDevice& device, const MatmulParams& p) {
                   ": MPS gives NaN on this GPU where (m + 2k) * n * 2 reaches 2^31; use gemm_tiled/baseline, or parts of n");
 }
 
+void check_ndarray(const MetalDevice& device, const MetalPipeline& pipeline, const MatmulParams& p) {
+  auto check = [](const char* name, uint64_t columns, uint64_t ld) {
+    if (ld != columns)
+      throw Error(ErrorKind::layout, std::string("mps/ndarray: rows of ") + name + " have " + std::to_string(columns) +
+                                         " elements and are " + std::to_string(ld) +
+                                         " apart; it takes rows without gaps: copy it with device.array(" + name + ")");
+  };
+  check("a", p.k, p.lda);
+  check("b", pipeline.transpose_b ? p.k : p.n, p.ldb);
+  std::string sizes = "mps/ndarray: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) + ": ";
+  if (device.ndarray_fails_at(p.m, p.n, p.k))
+    throw Error(ErrorKind::unsupported,
+                sizes + "it reads past its operands on this GPU where k reaches 32767 and m and n 16; use mps/baseline");
+  uint64_t most = std::max({uint64_t{p.m} * p.k, uint64_t{p.k} * p.n, uint64_t{p.m} * p.n});
+  if (most >= uint64_t{1} << 31)
+    throw Error(ErrorKind::unsupported, sizes + "a matrix of " + std::to_string(most) + " elements; the limit is 2^31 - 1");
+}
+
 ErrorKind kind_of(NSError* error) {
   if (is_lost(error)) return ErrorKind::device;
   switch ([error code]) {
@@ -182,6 +200,7 @@ void MetalSubmission::check_mps(const MetalPipeline& pipeline, const Dispatch& d
   if (pipeline.kind == MetalPipeline::Kind::kernel) return;
   MatmulParams p;
   std::memcpy(&p, d.bytes[0].data, sizeof(p));
+  if (pipeline.kind == MetalPipeline::Kind::mps_ndarray) return check_ndarray(*device_, pipeline, p);
   check_mps_size(*device_, p);
   auto at = [&](uint32_t index) { return place(**d.buffers[index].buffer, d.buffers[index].offset); };  // in index order
   check_pitch("a", at(kIndexA), pipeline.transpose_a ? p.k : p.m, p.lda, p.stride_a, p.batch, pipeline.type);
@@ -214,7 +233,9 @@ void MetalSubmission::encode_mps(const MetalPipeline& pipeline, const Dispatch& 
     encoder_->touch();
     device_->order_by_event(open_.get());
   }
-  if (pipeline.kind == MetalPipeline::Kind::mps_matvec)
+  if (pipeline.kind == MetalPipeline::Kind::mps_ndarray)
+    device_->mps().encode_ndarray(open_.get(), what, *objects);
+  else if (pipeline.kind == MetalPipeline::Kind::mps_matvec)
     device_->mps().encode_matvec(open_.get(), what, *objects);
   else
     device_->mps().encode_matmul(open_.get(), what, *objects);

@@ -22,7 +22,7 @@ _FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
 _OF_STRATEGIES = ("name", "where", "search", "points")
 # What a GPU may lack: Apple's simdgroup_matrix before Apple7, simd_sum and its like before Apple7 and Mac2, mps in virtual machines; NVIDIA's
 # wgmma but of compute capability 9.0.
-FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "blas", "wgmma")
+FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "mps_ndarray", "blas", "wgmma")
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}

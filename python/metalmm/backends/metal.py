@@ -88,7 +88,7 @@ def _cores() -> int | None:
 class _Metal:
     name = "metal"
     options: Sequence[str] = tuple(Options.__annotations__)
-    libraries: Sequence[str] = ("mps_matmul", "mps_matvec")
+    libraries: Sequence[str] = ("mps_matmul", "mps_matvec", "mps_ndarray")
     counts_barriers = False
     emulated: Sequence[str] = ()
     replays = 0

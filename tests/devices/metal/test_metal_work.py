@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import metalmm
+import ml_dtypes
 import numpy as np
 import pytest
 from support.here import FAKE, ROOT
@@ -381,6 +382,49 @@ def test_mps_takes_shared_and_strided_matrices(device: metalmm.Device) -> None:
         right(metalmm.matmul("mps/baseline", a, b, device=device), a, b)
     odd = np.lib.stride_tricks.as_strided(half(200), (3, 2, 20), (2 * 50, 2 * 20, 2))  # matrices no whole number of rows apart
     right(metalmm.matmul("mps/baseline", odd, half(3, 20, 9), device=device), odd, half(3, 20, 9))
+
+
+@needs_fake
+def test_an_ndarray_multiplies_rows_without_gaps(device: metalmm.Device) -> None:
+    """Both layouts, every type, a batch with one B, alpha; one kernel of MPS for all of it but alpha. Refused: what is not known to work."""
+    before = device.counters["mps_kernels"]
+    for dtype in (np.float16, np.float32, ml_dtypes.bfloat16):
+        a, b = (half(*shape, seed=seed).astype(dtype) for seed, shape in enumerate(((3, 21), (21, 13))))
+        right(metalmm.matmul("mps/ndarray", a, b, device=device), a, b)
+        right(metalmm.matmul("mps/ndarray", a, np.ascontiguousarray(b.T), transpose_b=True, device=device), a, b)
+    right(metalmm.matmul("mps/ndarray", half(4, 5, 20), half(20, 9), device=device), half(4, 5, 20), half(20, 9))
+    assert device.counters["mps_kernels"] == before + 1
+    right(metalmm.matmul("mps/ndarray", half(3, 21), half(21, 13), alpha=0.5, device=device), half(3, 21), half(21, 13), alpha=0.5)
+    assert device.counters["mps_kernels"] == before + 2
+    with pytest.raises(metalmm.LayoutError, match="rows of a have 20 elements and are 40 apart; it takes rows without gaps"):
+        metalmm.matmul("mps/ndarray", half(3, 40)[:, :20], half(20, 9), device=device)
+    with pytest.raises(metalmm.UnsupportedError, match="bias"):
+        metalmm.matmul("mps/ndarray", half(3, 21), half(21, 13), bias=half(13), device=device)
+    FAKE.inject("mps_kernel")
+    with pytest.raises(metalmm.DeviceError, match="no kernel for this shape"):
+        metalmm.matmul("mps/ndarray", half(3, 21), half(21, 13), alpha=0.25, device=device)
+
+
+@needs_fake
+def test_an_ndarray_that_would_read_past_its_operands_is_refused() -> None:
+    """On GPUs before Apple9; and on a system without arrays over a buffer there is none."""
+    before = FAKE.set("apple_family", 8)
+    try:
+        with metalmm.Device("metal") as old:
+            a, b = np.ones((16, 32767), np.float16), np.ones((32767, 16), np.float16)
+            with pytest.raises(metalmm.UnsupportedError, match="reads past its operands on this GPU where k reaches 32767"):
+                metalmm.matmul("mps/ndarray", a, b, device=old)
+            right(metalmm.matmul("mps/ndarray", a[:15], b, device=old), a[:15], b)
+    finally:
+        FAKE.set("apple_family", before)
+    before = FAKE.set("mps_ndarray", 0)
+    try:
+        with metalmm.Device("metal") as old:
+            assert old.lacking == ["mps_ndarray"]
+            with pytest.raises(metalmm.UnsupportedError, match="mps_ndarray"):
+                metalmm.matmul("mps/ndarray", half(3, 21), half(21, 13), device=old)
+    finally:
+        FAKE.set("mps_ndarray", before)
 
 
 SOURCE = "#include <metal_stdlib>\nusing namespace metal;\nkernel void k(device float* y) { y[0] = 1.0f; }\n"

@@ -35,7 +35,7 @@ bool uses_matrices(const std::string& source);
 
 // What the hardware is like, and what it costs; by name in fake_core.mm.
 struct Settings {
-  int unified_memory = 1, counters = 1, residency_sets = 1, timestamps = 1, apple_family = 9, mps = 1;
+  int unified_memory = 1, counters = 1, residency_sets = 1, timestamps = 1, apple_family = 9, mps = 1, mps_ndarray = 1;
   int max_threads = 1024;  // of a pipeline's threadgroup
   int max_buffer_mb = 1 << 14, working_set_mb = 1 << 14;
   int run_on_commit = 0;    // the GPU is done at once

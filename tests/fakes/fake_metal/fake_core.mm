@@ -167,14 +167,15 @@ EXPORT void fake_metal_inject(const char* name, int count, int code) {
 EXPORT int fake_metal_set(const char* name, int value) {
   fake::Settings& s = fake::settings;
 #define SETTING(name) {#name, &s.name}
-  std::map<std::string, int*> known = {SETTING(unified_memory), SETTING(counters),        SETTING(residency_sets),
-                                       SETTING(timestamps),     SETTING(apple_family),    SETTING(mps),
-                                       SETTING(max_threads),    SETTING(max_buffer_mb),   SETTING(working_set_mb),
-                                       SETTING(run_on_commit),  SETTING(in_time),         SETTING(validation),
-                                       SETTING(no_copy_zero),   SETTING(signal_on_error), SETTING(revoked),
-                                       SETTING(call_ns),        SETTING(commit_us),       SETTING(command_buffer_us),
-                                       SETTING(allocate_us),    SETTING(residency_us),    SETTING(start_us),
-                                       SETTING(status_lag_us),  SETTING(unwire_ms),       SETTING(low_power)};
+  std::map<std::string, int*> known = {SETTING(unified_memory),    SETTING(counters),      SETTING(residency_sets),
+                                       SETTING(timestamps),        SETTING(apple_family),  SETTING(mps),
+                                       SETTING(mps_ndarray),       SETTING(max_threads),   SETTING(max_buffer_mb),
+                                       SETTING(working_set_mb),    SETTING(run_on_commit), SETTING(in_time),
+                                       SETTING(validation),        SETTING(no_copy_zero),  SETTING(signal_on_error),
+                                       SETTING(revoked),           SETTING(call_ns),       SETTING(commit_us),
+                                       SETTING(command_buffer_us), SETTING(allocate_us),   SETTING(residency_us),
+                                       SETTING(start_us),          SETTING(status_lag_us), SETTING(unwire_ms),
+                                       SETTING(low_power)};
   auto it = known.find(name);
   if (it == known.end()) return INT32_MIN;
   return std::exchange(*it->second, value);

@@ -12,9 +12,14 @@ struct Shape {
   MPSDataType type = MPSDataTypeInvalid;
 };
 struct MatrixState {
-  Shape shape;
+  Shape shape;  // of an array as it lies in memory
   FakeBuffer* buffer = nil;
   NSUInteger offset = 0;
+  bool transposed = false;  // of an array
+};
+struct ArrayShape {
+  Shape shape;
+  bool packed = false, transposed = false;
 };
 struct KernelState {
   bool left = false, right = false;
@@ -24,7 +29,9 @@ struct KernelState {
 
 using fake::state;
 
-size_t element(MPSDataType type) { return type == MPSDataTypeFloat32 ? 4 : type == MPSDataTypeFloat16 ? 2 : 0; }
+size_t element(MPSDataType type) {
+  return type == MPSDataTypeFloat32 ? 4 : type == MPSDataTypeFloat16 || type == MPSDataTypeBFloat16 ? 2 : 0;
+}
 
 uint8_t* address(const MatrixState& m, NSUInteger matrix, NSUInteger row, NSUInteger column) {
   return [m.buffer gpu] + m.offset + matrix * m.shape.matrix_bytes + row * m.shape.row_bytes + column * element(m.shape.type);
@@ -37,6 +44,13 @@ double load(const MatrixState& m, NSUInteger matrix, NSUInteger row, NSUInteger 
     std::memcpy(&x, p, 4);
     return x;
   }
+  if (m.shape.type == MPSDataTypeBFloat16) {
+    uint32_t bits = 0;
+    std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, p, 2);
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+  }
   __fp16 x;
   std::memcpy(&x, p, 2);
   return static_cast<float>(x);
@@ -47,6 +61,11 @@ void store(const MatrixState& m, NSUInteger matrix, NSUInteger row, NSUInteger c
   auto f = static_cast<float>(value);
   if (m.shape.type == MPSDataTypeFloat32) {
     std::memcpy(p, &f, 4);
+  } else if (m.shape.type == MPSDataTypeBFloat16) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    if (f == f) bits += 0x7fff + (bits >> 16 & 1);
+    std::memcpy(p, reinterpret_cast<uint8_t*>(&bits) + 2, 2);
   } else {
     auto h = static_cast<__fp16>(f);
     std::memcpy(p, &h, 2);
@@ -232,5 +251,74 @@ FAKE_LIFE(KernelState)
   fits("result vector", state<MatrixState>(y->fakeState), 1, k.columns);
   encode((FakeCommandBuffer*)commands, k, state<MatrixState>(x->fakeState), state<MatrixState>(a->fakeState),
          state<MatrixState>(y->fakeState), false);
+}
+@end
+
+@implementation MPSNDArrayDescriptor
+FAKE_LIFE(ArrayShape)
++ (instancetype)descriptorWithDataType:(MPSDataType)type dimensionCount:(NSUInteger)count dimensionSizes:(NSUInteger*)sizes {
+  if (count != 2) fake::violation("mps-ndarray", "the fake has arrays of two dimensions, not of " + std::to_string(count));
+  MPSNDArrayDescriptor* d = [[[MPSNDArrayDescriptor alloc] init] autorelease];
+  state<ArrayShape>(d->fakeState).shape = {sizes[1], sizes[0], 1, sizes[0] * element(type), 0, type};
+  return d;
+}
+- (void)setPreferPackedRows:(BOOL)packed {
+  state<ArrayShape>(fakeState).packed = packed != NO;
+}
+- (void)transposeDimension:(NSUInteger)one withDimension:(NSUInteger)other {
+  if (one > 1 || other > 1) fake::violation("mps-ndarray", "a dimension that there is not");
+  state<ArrayShape>(fakeState).transposed ^= one != other;
+}
+@end
+
+@implementation MPSNDArray
+FAKE_LIFE(MatrixState)
++ (BOOL)instancesRespondToSelector:(SEL)selector {
+  return fake::settings.mps_ndarray && [super instancesRespondToSelector:selector];
+}
+- (instancetype)initWithBuffer:(id<MTLBuffer>)buffer offset:(NSUInteger)offset descriptor:(MPSNDArrayDescriptor*)descriptor {
+  self = [self init];
+  ArrayShape& shape = state<ArrayShape>(descriptor->fakeState);
+  MatrixState& m = state<MatrixState>(fakeState) = {shape.shape, (FakeBuffer*)buffer, offset, shape.transposed};
+  if (!shape.packed) fake::violation("mps-ndarray", "over a buffer without preferPackedRows: MPS chooses how far rows are apart");
+  if (!check("MPSNDArray", m, [buffer length]) || fake::fault("mps_matrix")) {
+    [self release];
+    return nil;
+  }
+  return self;
+}
+@end
+
+@implementation MPSNDArrayMultiaryBase
+- (instancetype)initWithDevice:(id<MTLDevice>)device sourceCount:(NSUInteger)count {
+  (void)device;
+  self = [self init];
+  if (count != 2) fake::violation("mps-ndarray", "the fake multiplies two arrays, not " + std::to_string(count));
+  if (fake::fault("mps_kernel")) {
+    [self release];
+    return nil;
+  }
+  return self;
+}
+@end
+@implementation MPSNDArrayMultiaryKernel
+@end
+
+@implementation MPSNDArrayMatrixMultiplication
+- (void)setAlpha:(double)alpha {
+  state<KernelState>(fakeState).alpha = alpha;
+}
+- (void)encodeToCommandBuffer:(id<MTLCommandBuffer>)commands
+                 sourceArrays:(NSArray<MPSNDArray*>*)sources
+             destinationArray:(MPSNDArray*)destination {
+  if ([sources count] != 2) fake::violation("mps-ndarray", std::to_string([sources count]) + " sources for two");
+  MatrixState &a = state<MatrixState>([sources objectAtIndex:0]->fakeState), &b = state<MatrixState>([sources objectAtIndex:1]->fakeState),
+              &d = state<MatrixState>(destination->fakeState);
+  if (a.shape.type != d.shape.type) fake::violation("mps-ndarray", "a destination of another type ends the process");
+  if (d.transposed) fake::violation("mps-ndarray", "whether a destination may be transposed is not known");
+  KernelState k = state<KernelState>(fakeState);
+  k.left = a.transposed, k.right = b.transposed;
+  k.rows = d.shape.rows, k.columns = d.shape.columns, k.inner = a.transposed ? a.shape.rows : a.shape.columns;
+  encode((FakeCommandBuffer*)commands, k, a, b, d, true);
 }
 @end

@@ -33,6 +33,7 @@ typedef NSObject *dispatch_queue_t;
 - (oneway void)release;
 - (instancetype)autorelease;
 - (BOOL)respondsToSelector:(SEL)selector;
++ (BOOL)instancesRespondToSelector:(SEL)selector;
 @end
 @protocol NSCopying
 @end
@@ -64,6 +65,7 @@ __attribute__((objc_root_class)) @interface NSObject <NSObject>
 @end
 @interface NSArray<Item> : NSObject <NSFastEnumeration>
 + (instancetype)arrayWithObject:(Item)object;
++ (instancetype)arrayWithObjects:(const Item [])objects count:(NSUInteger)count;
 - (NSUInteger)count;
 - (Item)objectAtIndex:(NSUInteger)index;
 @end
