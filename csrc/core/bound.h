@@ -12,6 +12,7 @@ struct Bound {
   uint32_t index;  // of the buffer
   const uint8_t *begin, *end;
   bool is_written = false;  // its argument is not const
+  bool is_bytes = false;    // it was given as bytes
 };
 
 // Where an address stands to the buffer that has it, or to the nearest; empty: near none.

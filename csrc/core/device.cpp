@@ -249,6 +249,10 @@ std::vector<Device::Finding> Device::take_findings(bool) {
   throw Error(ErrorKind::device, "device " + name() + " finds no races; device cpu does, made by Device('cpu', debug=True)");
 }
 
+void Device::count_accesses() {
+  throw Error(ErrorKind::device, "device " + name() + " counts no accesses; device cpu does, made by Device('cpu', debug=True)");
+}
+
 void Device::watch(uint8_t*, uint8_t*, uint8_t*) { throw Error(ErrorKind::device, "device " + name() + " counts no writes"); }
 
 void Device::read(const Buffer& buffer, size_t offset, void* to, size_t size) {

@@ -275,6 +275,7 @@ class Device : public std::enable_shared_from_this<Device> {
     std::vector<std::string> places;  // file:line of each that the text tells
   };
   virtual std::vector<Finding> take_findings(bool go_on);
+  virtual void count_accesses();  // of kernels to memory, from zero, in counters()
   // What went wrong and was mended, or had nobody to be told, in words, once.
   std::vector<std::string> take_warnings();
   bool has_warnings() const { return has_warnings_.load(std::memory_order_relaxed); }

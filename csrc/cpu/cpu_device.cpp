@@ -305,6 +305,21 @@ std::vector<Device::Finding> CpuDevice::take_findings(bool go_on) {
   return found;
 }
 
+Info CpuDevice::counters() const {
+  Info all{{"barriers", static_cast<int64_t>(barriers_)}, {"threadgroups", static_cast<int64_t>(threadgroups_)}};
+  if (!options_.debug) return all;
+  TakenTurn turn(*turn_);
+  if (counts_)
+    for (const auto& [name, count] : counts_->all()) all.emplace_back(name, static_cast<int64_t>(count));
+  return all;
+}
+
+void CpuDevice::count_accesses() {
+  if (!options_.debug) return Device::count_accesses();
+  TakenTurn turn(*turn_);
+  counts_ = std::make_unique<Counts>();
+}
+
 std::shared_ptr<Submission> CpuDevice::start(std::shared_ptr<const DispatchList> work, bool per_dispatch) {
   return std::make_shared<CpuSubmission>(std::static_pointer_cast<CpuDevice>(shared_from_this()), std::move(work), per_dispatch);
 }
@@ -372,7 +387,7 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
   for (size_t i = 0; i < d.bytes_count; i++) {
     // Kernels only read bytes: check_dispatch refuses them for an argument that is not const.
     buffers[d.bytes[i].index] = static_cast<uint8_t*>(const_cast<void*>(d.bytes[i].data));
-    bound[d.buffer_count + i] = {d.bytes[i].index, buffers[d.bytes[i].index], buffers[d.bytes[i].index] + d.bytes[i].size};
+    bound[d.buffer_count + i] = {d.bytes[i].index, buffers[d.bytes[i].index], buffers[d.bytes[i].index] + d.bytes[i].size, false, true};
   }
   size_t threadgroup_bytes = pipeline.static_threadgroup_bytes;
   for (size_t i = 0; i < d.threadgroup_memory_count; i++) {
@@ -396,7 +411,8 @@ double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, co
                   &crew_->abandoned(),
                   {},
                   &shared_,
-                  findings_.get()};
+                  findings_.get(),
+                  counts_.get()};
   if (options_.debug) shared_.begin(Executor::take_number());
   if (options_.debug)
     call.is_reachable = [this](const uint8_t* begin, const uint8_t* end, abi::Access kind) {

@@ -50,12 +50,11 @@ class CpuDevice : public Device {
   bool poisons() const override { return options_.guards; }
   std::shared_ptr<Pipeline> load_pipeline(const PipelineSource& source) override;
   Info info() const override;
-  Info counters() const override {
-    return {{"barriers", static_cast<int64_t>(barriers_)}, {"threadgroups", static_cast<int64_t>(threadgroups_)}};
-  }
+  Info counters() const override;
   Limits limits() const override;
   void watch(uint8_t* begin, uint8_t* end, uint8_t* counts) override;
   std::vector<Finding> take_findings(bool go_on) override;
+  void count_accesses() override;
   uint64_t device_address(const std::shared_ptr<Buffer>& buffer) override;
 
  private:
@@ -89,6 +88,7 @@ class CpuDevice : public Device {
   Watched watched_;  // with the turn
   Shadow shared_{true};
   std::unique_ptr<Findings> findings_;
+  std::unique_ptr<Counts> counts_;
   std::mutex mutex_;  // what follows
   std::vector<std::unique_ptr<Executor>> idle_;
   std::map<const uint8_t*, std::weak_ptr<Buffer>> pointed_at_;  // of a debug device: arrays whose address somebody asked for

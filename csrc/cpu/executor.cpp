@@ -321,7 +321,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
     uint32_t left = threads - i * abi::kSimdWidth;
     g.all = left >= abi::kSimdWidth ? ~0u : (1u << left) - 1;
     g.ready = g.live = g.unstarted = g.all;
-    g.simd_wait = g.tg_wait = g.mixed = 0;
+    g.simd_wait = g.tg_wait = g.mixed = g.operations = 0;
     g.base = i * abi::kSimdWidth;
   }
   // NaN in every format: what a kernel reads before writing it, or just past the end, shows in its result.
@@ -380,6 +380,11 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   busy_ = 0;
   if (fault_number) error_ = fault_text(call);
   if (error_.empty() && call.debug) settles_at_end();
+  if (call.counts) {
+    uint64_t operations = 0;
+    for (uint32_t i = 0; i < group_count_; i++) operations += groups_[i].operations;
+    call.counts->end_threadgroup(operations);
+  }
   if (error_.empty() && call.guards) error_ = threadgroup_damage();
   if (error_.empty()) return {};
   error_ = "threadgroup " + text_of(position) + ": " + error_;

@@ -14,6 +14,7 @@
 
 #include "../core/bound.h"
 #include "../msl/runtime/abi.h"
+#include "counts.h"
 #include "memory.h"
 #include "shadow.h"
 #include "source_lines.h"
@@ -77,6 +78,7 @@ struct KernelCall {
   std::function<bool(const uint8_t* begin, const uint8_t* end, abi::Access kind)> is_reachable;
   Shadow* shared;      // of the memory that threadgroups share; of a debug call
   Findings* findings;  // null: the first ends the dispatch
+  Counts* counts;      // null: nothing is counted
 };
 
 // Faults of kernels on this thread, and on any, are errors from here on.
@@ -108,6 +110,7 @@ class Executor {
     const void *pc, *frame;
   };
   bool allows(const Asked& asked, const void* frame);
+  void count(Counts::Space space, const Asked& asked, uintptr_t at);
   bool looks_at(Shadow& shadow, bool is_shared, const Asked& asked);
   bool settles();         // false: what was pending is a race, and ends the threadgroup
   bool settles_at_end();  // of the time until all threads have met, or have returned

@@ -144,10 +144,16 @@ bool Executor::allows(const Asked& asked, const void* frame) {
   auto [at, size, kind, pc, caller] = asked;
   const uint8_t *end = at + std::min<size_t>(size, ~reinterpret_cast<uintptr_t>(at)), *block = state_.threadgroup_memory;
   if (stacks_.hold_together(at, frame) && stacks_.hold_together(end - 1, frame)) return true;
-  if (at >= block && end <= block + call_->threadgroup_bytes) return looks_at(shadow_, false, asked);
+  if (at >= block && end <= block + call_->threadgroup_bytes) {
+    count(Counts::kThreadgroup, asked, at - block);
+    return looks_at(shadow_, false, asked);
+  }
   if (is_own(at, end)) return true;
   for (size_t i = 0; i < call_->bound_count; i++)
-    if (at >= call_->bound[i].begin && end <= call_->bound[i].end) return !is_written(at) || looks_at(*call_->shared, true, asked);
+    if (at >= call_->bound[i].begin && end <= call_->bound[i].end) {
+      count(call_->bound[i].is_bytes ? Counts::kConstant : Counts::kDevice, asked, (i << 48) + (at - call_->bound[i].begin));
+      return !is_written(at) || looks_at(*call_->shared, true, asked);
+    }
   if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
   busy_ = 1;
   if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
@@ -156,6 +162,14 @@ bool Executor::allows(const Asked& asked, const void* frame) {
   }
   refuse(asked);
   return false;
+}
+
+// at: from the beginning of its memory, which stands on a page on a GPU.
+void Executor::count(Counts::Space space, const Asked& asked, uintptr_t at) {
+  if (!call_->counts) return;
+  busy_ = 1;  // it takes memory
+  call_->counts->add(space, state_.lane, asked.pc, at, asked.size, asked.kind);
+  busy_ = 0;
 }
 
 void Executor::refuse(const Asked& asked) {

@@ -197,6 +197,12 @@ void bind_device(nb::module_& m) {
           "closed", [](const PyDevice& d) { return !d.state->device; }, "Whether it was closed.")
       .def("_watch", &watch, "out"_a, "counts"_a)
       .def("_take_findings", &take_findings, "go_on"_a)
+      .def("_count_accesses",
+           [](const PyDevice& d) {
+             std::shared_ptr<Device> device = d.state->open();
+             Unlocked unlocked;
+             device->count_accesses();
+           })
       .def("_kernel_names",
            [](const PyDevice& d, const std::string& text) {
              std::shared_ptr<Device> device = d.state->open();

@@ -6,7 +6,7 @@ from typing import Any as _Any
 
 from . import _core, errors
 from ._core import Array, Batch, BatchTiming, Kernel, MatmulSpec, PreparedCall, Recording, matmul, matmul_fused
-from .checking import Finding, check
+from .checking import Finding, check, count
 from .device import Device, Library, capture, default_device, metal_devices
 from .errors import (
     ArgumentError,
@@ -71,6 +71,7 @@ __all__ = [
     "WeightFile",
     "capture",
     "check",
+    "count",
     "default_device",
     "error_bound",
     "from_gguf",

@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", action="append", default=[], type=int, metavar="I", help="a buffer whose elements are each written once"
     )
     parser.add_argument("-I", dest="include_dirs", action="append", default=[], type=Path, metavar="FOLDER", help="where includes are")
+    parser.add_argument("--counts", action="store_true", help="of a .metal file: what one dispatch asks of memory, too")
     parser.add_argument("--runs", type=int, default=checking._RUNS, help="in as many orders of threads (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds of a run (default: %(default)s)")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="findings for code-scanning tools, SARIF 2.1.0")
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0; 1 where something was found."""
-    start, found, failed = time.perf_counter(), list[checking.Finding](), list[str]()
+    start, found, failed, counts = time.perf_counter(), list[checking.Finding](), list[str](), dict[str, int]()
     metal = [Path(x) for x in args.what if x.endswith(".metal")]
     if metal:
         if len(args.what) > 1 or args.all or args.spec:
@@ -68,15 +69,16 @@ def run(args: argparse.Namespace) -> int:
         for name in ("grid", "threadgroup"):
             if getattr(args, name) is None:
                 raise UsageError(f"check: a .metal file takes --{name}, such as 8,1,1")
-        found = checking.check(
-            metal[0], args.kernel, grid=_sizes(args.grid, "grid"), threadgroup=_sizes(args.threadgroup, "threadgroup"),
-            buffers=dict(_buffer(text) for text in args.buffer), threadgroup_memory=dict(_pair(x, "memory") for x in args.memory),
-            constants=dict(_constant(x) for x in args.set), include_dirs=args.include_dirs, outputs=args.output, runs=args.runs,
-            timeout=args.timeout,
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "grid": _sizes(args.grid, "grid"), "threadgroup": _sizes(args.threadgroup, "threadgroup"),
+            "buffers": dict(_buffer(text) for text in args.buffer), "threadgroup_memory": dict(_pair(x, "memory") for x in args.memory),
+            "constants": dict(_constant(x) for x in args.set), "include_dirs": args.include_dirs, "timeout": args.timeout,
+        }  # fmt: skip
+        found = checking.check(metal[0], args.kernel, outputs=args.output, runs=args.runs, **given)
+        counts = {} if found or not args.counts else checking.count(metal[0], args.kernel, **given)
         count = 1
     else:
-        if alone := [x for x in ("kernel", "grid", "threadgroup", "buffer", "memory", "set", "output") if getattr(args, x)]:
+        if alone := [x for x in ("kernel", "grid", "threadgroup", "buffer", "memory", "set", "output", "counts") if getattr(args, x)]:
             raise UsageError(f"check: --{alone[0]} is of a .metal file")
         chosen, specs = _variants(args), [parse_spec(text.split()) for text in args.spec]
         if args.all and specs:
@@ -94,8 +96,16 @@ def run(args: argparse.Namespace) -> int:
                 except Error as error:
                     failed.append(f"{v}: {error}")
                 progress.step()
-    data = {"schema": "metalmm-check", "version": 1, "checked": count, "findings": [vars(f) for f in found], "failed": failed}
+    data = {
+        "schema": "metalmm-check",
+        "version": 1,
+        "checked": count,
+        "findings": [vars(f) for f in found],
+        "failed": failed,
+        "counts": counts,
+    }
     if args.json != "-":
+        _show_counts(counts)
         _show(found, failed, count, time.perf_counter() - start)
     if args.sarif:
         args.sarif.write_text(json.dumps(sarif(found), indent=1), encoding="utf-8")
@@ -163,6 +173,19 @@ def _buffer(text: str) -> tuple[int, Any]:
         return int(index), checking.random_of(np.random.default_rng(int(index)), dtype, 0, sizes)
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
         raise UsageError(f"check: --buffer {text!r}: {error}") from None
+
+
+def _show_counts(counts: dict[str, int]) -> None:
+    for space, parts, what in (
+        ("device", "lines", "lines of 128 bytes"), ("constant", "lines", "lines of 128 bytes"), ("threadgroup", "turns", "turns of a bank"),
+    ):  # fmt: skip
+        if each := counts.get(f"{space}_accesses"):
+            read, written = counts[f"{space}_bytes_read"], counts[f"{space}_bytes_written"]
+            mean = counts[f"{space}_{parts}"] / each
+            terminal.say(f"{space}: {read:,} bytes read, {written:,} written; {each:,} accesses of a simdgroup, {mean:.2f} {what} each")
+    if counts:
+        others = ("barriers", "simdgroup_operations", "atomics")
+        terminal.say("; ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in others))
 
 
 def _show(found: list[checking.Finding], failed: list[str], count: int, seconds: float) -> None:

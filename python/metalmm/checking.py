@@ -102,15 +102,9 @@ def check(
             isinstance(kernel, str) and name is None and "\n" not in kernel and not kernel.endswith(".metal")
         ):
             return _of_variant(device, manifest.get(str(kernel)), list(specs), runs)
-        if grid is None or threadgroup is None:
-            raise ArgumentError("check: a kernel takes grid= and threadgroup=: how many threadgroups, and threads of each")
-        library = device.compile(kernel, include_dirs)
-        if name is None and len(library.kernel_names) != 1:
-            raise ArgumentError(f"check: name one of {', '.join(library.kernel_names)}")
-        name = name or library.kernel_names[0]
-        made = library.kernel(name, constants)
-        arguments = known_arguments(library._text, name, dict(constants or {}))
-        given, outputs = _operands(made, arguments, buffers or {}), list(outputs)
+        made, name, arguments, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
+        assert grid is not None and threadgroup is not None
+        outputs = list(outputs)
         for i in outputs:
             if not isinstance(given.get(i), np.ndarray):
                 raise ArgumentError(f"check: output {i} is no buffer of the kernel; they are {sorted(given)}")
@@ -129,6 +123,56 @@ def check(
         found = dict[Any, Finding]()
         _several(device, run, name, runs, found, given)
     return list(found.values())
+
+
+def count(
+    kernel: str | Path,
+    name: str | None = None,
+    *,
+    grid: Sizes | None = None,
+    threadgroup: Sizes | None = None,
+    buffers: Mapping[int, Any] | None = None,
+    threadgroup_memory: Mapping[int, int] | None = None,
+    constants: Constants | None = None,
+    include_dirs: Sequence[str | Path] = (),
+    timeout: float = 60.0,
+) -> dict[str, int]:
+    """What one dispatch of a kernel asks of memory, counted on device cpu as a GPU would see it. Arguments and errors are those of check().
+
+    Of device memory, of constants given as bytes, and of threadgroup memory: ``…_bytes_read``, ``…_bytes_written`` and ``…_accesses``, the
+    loads and stores of a simdgroup. ``device_lines`` and ``constant_lines`` are the different lines of 128 bytes of each access, added up;
+    ``threadgroup_turns`` the words that the busiest of 32 banks gives. ``barriers`` are those of a threadgroup, ``simdgroup_operations`` those of
+    simdgroups, their barriers too. A compiler for the CPU has made the accesses: it may have put some together, or left some out.
+    """
+    with Device("cpu", debug=True, timeout=timeout) as device:
+        made, _, _, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
+        assert grid is not None and threadgroup is not None
+        device._count_accesses()
+        before = device.counters
+        made(_copies(given), grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
+        return {what: number - before[what] for what, number in device.counters.items()}
+
+
+def _prepared(
+    device: Device,
+    kernel: str | Path,
+    name: str | None,
+    grid: Sizes | None,
+    threadgroup: Sizes | None,
+    buffers: Mapping[int, Any] | None,
+    constants: Constants | None,
+    include_dirs: Sequence[str | Path],
+) -> tuple[_core.Kernel, str, Sequence[Any], dict[int, Any]]:
+    """The kernel, its name and arguments, and what each buffer is."""
+    if grid is None or threadgroup is None:
+        raise ArgumentError("check: a kernel takes grid= and threadgroup=: how many threadgroups, and threads of each")
+    library = device.compile(kernel, include_dirs)
+    if name is None and len(library.kernel_names) != 1:
+        raise ArgumentError(f"check: name one of {', '.join(library.kernel_names)}")
+    name = name or library.kernel_names[0]
+    made = library.kernel(name, constants)
+    arguments = known_arguments(library._text, name, dict(constants or {}))
+    return made, name, arguments, _operands(made, arguments, buffers or {})
 
 
 def _copies(given: Mapping[int, Any]) -> dict[int, Any]:

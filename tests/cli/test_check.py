@@ -223,3 +223,56 @@ def test_the_fixture(metalmm_check: Any) -> None:  # noqa: F811
     metalmm_check(HEAD + f"kernel void k({ARGUMENTS}) {{ y[g * 128 + t] = x[t]; }}", **run)
     with pytest.raises(AssertionError, match="nothing orders threadgroups"):
         metalmm_check(HEAD + f"kernel void k({ARGUMENTS}) {{ y[t] = x[g * 128 + t]; }}", **run)
+
+
+COUNTED = """#include <metal_stdlib>
+using namespace metal;
+kernel void k(const device float* x, device float* y, constant uint& n, uint t [[thread_position_in_threadgroup]],
+              uint i [[thread_position_in_grid]]) {
+  threadgroup float s[64 * 33];
+  if (i < n) s[t * STEP] = x[2 * i];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[i] = s[(t ^ 1) * STEP] + simd_sum(1.0f);
+  atomic_fetch_add_explicit((device atomic_int*)(y + 128), 1, memory_order_relaxed);
+}
+"""
+
+
+@pytest.mark.parametrize(("step", "turns"), [(32, 32), (33, 1), (2, 2)])
+def test_what_a_dispatch_asks_of_memory_is_counted(step: int, turns: int, each_compiler: str) -> None:
+    counts = metalmm.count(
+        COUNTED.replace("STEP", str(step)), grid=2, threadgroup=64, buffers={0: np.zeros(256, np.float32), 1: np.zeros(129, np.float32), 2: 128}
+    )  # fmt: skip
+    accesses, of_atomics = 2 * 2, 2 * 2  # simdgroups of both threadgroups
+    assert counts == {
+        "device_bytes_read": 2 * 512, "device_bytes_written": 2 * 512, "device_accesses": 2 * accesses + of_atomics,
+        "device_lines": 2 * accesses + accesses + of_atomics, "constant_bytes_read": 512, "constant_bytes_written": 0,
+        "constant_accesses": accesses, "constant_lines": accesses, "threadgroup_bytes_read": 512, "threadgroup_bytes_written": 512,
+        "threadgroup_accesses": 2 * accesses, "threadgroup_turns": 2 * accesses * turns, "atomics": 128, "barriers": 2,
+        "simdgroup_operations": accesses, "threadgroups": 2,
+    }  # fmt: skip
+
+
+def test_the_command_tells_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("k.metal").write_text(COUNTED.replace("STEP", "32").replace("  atomic", "  if (n == 0) atomic"))
+    run = [
+        "check",
+        "k.metal",
+        "--grid",
+        "2",
+        "--threadgroup",
+        "64",
+        "--buffer",
+        "0=float32[256]",
+        "--buffer",
+        "1=float32[129]",
+        "--buffer",
+        "2=128",
+    ]
+    assert cli.main([*run, "--counts", "--json", "check.json"]) == 0
+    out = capsys.readouterr().out
+    assert "threadgroup: 512 bytes read, 512 written; 8 accesses of a simdgroup, 32.00 turns of a bank each" in out
+    assert "2 barriers; 4 simdgroup operations; 0 atomics" in out
+    assert json.loads(Path("check.json").read_text())["counts"]["device_lines"] == 12
+    with pytest.raises(metalmm.DeviceError, match="debug=True"):
+        metalmm.Device("cpu")._count_accesses()

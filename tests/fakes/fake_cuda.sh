@@ -14,5 +14,5 @@ build() {  # target sources
   "$cxx" "${flags[@]}" "$@" -o "$target.new" -ldl
   mv "$target.new" "$target"
 }
-build "$dir/libfakecuda.so" tests/fakes/fake_cuda/fake_core.cpp tests/fakes/fake_cuda/fake_cublas.cpp tests/fakes/fake_cuda/fake_cuda.cpp tests/fakes/fake_cuda/fake_kernels.cpp csrc/cpu/executor.cpp csrc/cpu/executor_debug.cpp csrc/cpu/shadow.cpp csrc/cpu/source_lines.cpp
+build "$dir/libfakecuda.so" tests/fakes/fake_cuda/fake_core.cpp tests/fakes/fake_cuda/fake_cublas.cpp tests/fakes/fake_cuda/fake_cuda.cpp tests/fakes/fake_cuda/fake_kernels.cpp csrc/cpu/counts.cpp csrc/cpu/executor.cpp csrc/cpu/executor_debug.cpp csrc/cpu/shadow.cpp csrc/cpu/source_lines.cpp
 build "$dir/libfakenvrtc.so" tests/fakes/fake_cuda/fake_nvrtc.cpp

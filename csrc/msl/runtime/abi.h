@@ -65,8 +65,8 @@ struct Simdgroup {
   u32 base;   // index in the threadgroup of lane 0
   u32 all;    // the lanes that exist: fewer than 32 in the last simdgroup of an odd threadgroup
   // In debug mode alone: how often lanes have met at an operation that orders threadgroup memory, and device memory; and which of them
-  // the operation that completes orders: kDevice, kThreadgroup.
-  u32 met, met_device, orders;
+  // the operation that completes orders: kDevice, kThreadgroup; and how many operations there were.
+  u32 met, met_device, orders, operations;
   SimdWait first;  // where the first lane in simd_wait stands
   u32 arg[kSimdWidth];
   SimdWait wait[kSimdWidth];  // written only once lanes differ
@@ -78,6 +78,7 @@ struct Simdgroup {
 };
 
 inline void has_met(Simdgroup* g) {
+  g->operations++;
   g->met += g->orders / kThreadgroup % 2;
   g->met_device += g->orders % 2;
   g->orders = kDevice | kThreadgroup;
