@@ -273,6 +273,7 @@ class Device : public std::enable_shared_from_this<Device> {
   struct Finding {
     std::string text;
     std::vector<std::string> places;  // file:line of each that the text tells
+    bool is_sure;                     // false: only if results are not the same in another run
   };
   virtual std::vector<Finding> take_findings(bool go_on);
   virtual void count_accesses();  // of kernels to memory, from zero, in counters()

@@ -335,7 +335,8 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   uint8_t* inside = memory + kThreadgroupZone;
   state_.threadgroup_memory = inside + (-reinterpret_cast<uintptr_t>(inside) % kThreadgroupAlignment);
   uint8_t *block = state_.threadgroup_memory, *end = block + call.threadgroup_bytes;
-  std::memset(block, 0xff, call.threadgroup_bytes + kThreadgroupZone);
+  // Another pattern in some runs of those that are compared: what was never set then shows in bits.
+  std::memset(block, call.findings && call.order >> 31 ? 0 : 0xff, call.threadgroup_bytes + kThreadgroupZone);
   state_.access = call.debug ? &Executor::access : nullptr;
   state_.out_of_bounds = call.debug ? &Executor::out_of_bounds : nullptr;
   if (call.debug) begin_debug();

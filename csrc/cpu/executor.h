@@ -47,11 +47,11 @@ class Stacks {
 // Of a device that goes on where it can: what was wrong.
 struct Findings {
   std::mutex mutex;
-  std::vector<std::string> texts;  // for with_lines
+  std::vector<std::pair<std::string, bool>> texts;  // for with_lines; whether it is sure
   std::set<std::pair<Code, Code>> known;
-  void add(const std::string& text) {
+  void add(const std::string& text, bool is_sure = true) {
     std::lock_guard lock(mutex);
-    texts.push_back(text);
+    texts.emplace_back(text, is_sure);
   }
   bool is_new(Code first, Code second) {
     std::lock_guard lock(mutex);
@@ -114,7 +114,7 @@ class Executor {
   bool looks_at(Shadow& shadow, bool is_shared, const Asked& asked);
   bool settles();         // false: what was pending is a race, and ends the threadgroup
   bool settles_at_end();  // of the time until all threads have met, or have returned
-  bool tells(const Race& race);
+  bool tells(const Race& race, bool is_sure = true);
   std::string race_text(const Race& race) const;
   bool is_written(const uint8_t* at) const;
   Code callers(const void* pc, const void* frame) const;

@@ -59,18 +59,20 @@ bool Executor::settles() {
 bool Executor::settles_at_end() {
   if (!settles()) return false;
   for (const Race& race : std::exchange(unset_, {}))
-    if (!shadow_.is_set_by_others(race.second, race.at) && !tells(race)) return false;
+    if (Shadow::Set set = shadow_.is_set(race.second, race.at); set != Shadow::Set::by_others && !tells(race, set == Shadow::Set::no))
+      return false;
   return true;
 }
 
 // True: it was taken down, and the kernel goes on.
-bool Executor::tells(const Race& race) {
+bool Executor::tells(const Race& race, bool is_sure) {
   if (!call_->findings) {
+    if (!is_sure) return true;
     error_ = race_text(race);
     return false;
   }
   if (call_->findings->is_new(codes_[race.first.code], codes_[race.second.code]))
-    call_->findings->add("threadgroup " + text_of(state_.threadgroup_position) + ": " + race_text(race));
+    call_->findings->add("threadgroup " + text_of(state_.threadgroup_position) + ": " + race_text(race), is_sure);
   return true;
 }
 

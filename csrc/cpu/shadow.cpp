@@ -51,13 +51,14 @@ void Shadow::meet_at(const User& self, const uint8_t* atomic) {
   add(there, known);
 }
 
-bool Shadow::is_set_by_others(const User& self, const uint8_t* at) {
+Shadow::Set Shadow::is_set(const User& self, const uint8_t* at) {
   auto address = reinterpret_cast<uintptr_t>(at);
   std::lock_guard lock(mutex_);
   auto page = pages_.find(address / kPage);
-  if (page == pages_.end()) return false;
+  if (page == pages_.end()) return Set::no;
   const User& writer = page->second[address % kPage].writer;
-  return writer.group == self.group && (writer.many || writer.thread != self.thread);
+  if (writer.group != self.group) return Set::no;
+  return writer.many || writer.thread != self.thread ? Set::by_others : Set::by_itself;
 }
 
 Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {

@@ -44,8 +44,9 @@ class Shadow {
   explicit Shadow(bool is_shared) : is_shared_(is_shared) {}
   // Who came before this threadgroup has nothing to do with what follows.
   void begin(uint32_t group);
-  // Whether another thread of its threadgroup has written there.
-  bool is_set_by_others(const User& self, const uint8_t* at);
+  // Who of its threadgroup has written there.
+  enum class Set { no, by_itself, by_others };
+  Set is_set(const User& self, const uint8_t* at);
   Race use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending);
 
  private:

@@ -169,7 +169,7 @@ nb::list take_findings(PyDevice& d, bool go_on) {
   for (const Device::Finding& one : found) {
     nb::list places;
     for (const std::string& place : one.places) places.append(str(place));
-    all.append(nb::make_tuple(str(one.text), places));
+    all.append(nb::make_tuple(str(one.text), places, one.is_sure));
   }
   return all;
 }

@@ -187,7 +187,7 @@ def _keep(found: dict[Any, Finding], one: Finding) -> None:
 
 def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding], given: Mapping[int, Any]) -> None:
     """Until one ends with an error, or bits differ. given: what results were before."""
-    first: dict[int, Any] | None = None
+    first, doubts = None, dict[Any, Finding]()
     for _ in range(runs):
         device._take_findings(True)
         ended, before = None, device.counters["threadgroups"]
@@ -198,10 +198,10 @@ def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Fi
                 raise ArgumentError(f"check: {error}") from None
             ended = str(error)
         told = device._take_findings(False)
-        for text, places in told:
-            _keep(found, _finding(text, places, what))
+        for text, places, is_sure in told:
+            _keep(found if is_sure else doubts, _finding(text, places, what))
         if ended is not None:
-            if not any(text in ended for text, _ in told):
+            if not any(text in ended for text, *_ in told):
                 _keep(found, _finding(ended, (), what))
             return
         if first is None:
@@ -209,8 +209,13 @@ def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Fi
         if any(f.what == what and f.kind in ("race", "unset") for f in found.values()):
             continue  # why bits may differ is known
         for i, x in results.items():
-            _look_for_fill(given.get(i), x, f"buffer {i}", what, found)
+            if fill := _fill_in(given.get(i), x, f"buffer {i}", what):
+                for one in doubts.values() or [fill]:
+                    _keep(found, one)
             if (differs := np.flatnonzero(first[i].view(np.uint8).reshape(-1) != x.view(np.uint8).reshape(-1))).size:
+                if doubts:
+                    found.update(doubts)
+                    return
                 where = f"buffer {i}" if i >= 0 else "the result"
                 text = f"{where} depends on the order of threads, or on what was never set: byte {differs[0]} and {differs.size - 1} more differ"
                 _keep(found, Finding("order", text, (), what))
@@ -225,17 +230,18 @@ def _covered(counts: Any, itemsize: int, where: str, what: str, found: dict[Any,
             _keep(found, Finding("coverage", text, (), what))
 
 
-def _look_for_fill(given: Any, result: Any, where: str, what: str, found: dict[Any, Finding]) -> None:
+def _fill_in(given: Any, result: Any, where: str, what: str) -> Finding | None:
     """Finds what a compiler puts into variables that a kernel does not set: bytes of 0xfe (g++) or 0xaa (clang), floats of 0xff."""
     if given is None or result.itemsize < 2 or (result.dtype.kind in "iu" and result.itemsize < 4):
-        return  # they are numbers, too
+        return None  # they are numbers, too
     old, new = (np.ascontiguousarray(x).view(np.uint8).reshape(-1, result.itemsize) for x in (given, result))
     is_fill = np.zeros(len(new), bool)
     for fill in (0xFE, 0xAA) if result.dtype.kind in "iu" else (0xFE, 0xAA, 0xFF):
         is_fill |= (new == fill).all(axis=1) & (old != fill).any(axis=1)
-    if is_fill.any():
-        text = f"{where}: {int(is_fill.sum())} of {len(new)} elements are a variable that was never set, the first is {int(np.argmax(is_fill))}"
-        _keep(found, Finding("unset", text, (), what))
+    if not is_fill.any():
+        return None
+    text = f"{where}: {int(is_fill.sum())} of {len(new)} elements are a variable that was never set, the first is {int(np.argmax(is_fill))}"
+    return Finding("unset", text, (), what)
 
 
 def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[int, Any]) -> dict[int, Any]:

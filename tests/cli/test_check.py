@@ -111,6 +111,17 @@ def test_a_variable_that_nobody_set_shows_in_what_is_stored(body: str, each_comp
     assert metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ {twin} }}", **options) == []
 
 
+def test_unset_memory_that_its_reader_sets_is_told_where_bits_depend_on_it(each_compiler: str) -> None:
+    """MLX's scan reads all of an array, and takes no notice of what nobody wrote."""
+    options: dict[str, Any] = {"grid": 1, "threadgroup": 128, "buffers": {0: x(), 1: np.zeros(1024, np.float32)}}
+    for body, kinds in (
+        (f"s[t] += x[t]; {MET} y[t] = s[127 - t];", ["unset"]),
+        (f"float v = simd_max(s[t]); s[t] = x[t] + 0 * (v > 3 ? 1 : 2); {MET} y[t] = s[127 - t];", []),
+    ):
+        found = metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ threadgroup float s[128]; {body} }}", **options)
+        assert [f.kind for f in found] == kinds and all("which no thread wrote" in f.text and f.places for f in found), found
+
+
 def test_what_is_bound_twice_is_one_array() -> None:
     array = np.zeros(1024, np.float32)
     source = HEAD + f"kernel void k({ARGUMENTS}) {{ y[t] = x[t + 1]; }}"
