@@ -244,7 +244,7 @@ def test_a_file_of_k_quants_runs_whole_with_its_own_weights(
     few = ["--shapes", "q6_k", "--backends", "gemv_nt_thread" if DEVICE == "cpu" else "gemm", "--json", "run.json"]
     assert cli.main(["tune", "small.md", *QUICK, *few, "-o", "tuned.json"]) == 0
     run = ["step", "--model", "small.gguf", "--context", "8", "--iters", "2", "--choice", "tuned", "--json", "step.json"]
-    assert cli.main([*run, "--weights"]) == 0
+    assert cli.main([*run, "--weights"]) == 0 and "each call with weights of small.gguf" in capsys.readouterr().out
     data = json.loads(Path("step.json").read_text())
     assert data["policies"][0]["calls"] == 2 * 7 + 1 and not data["policies"][0]["wrong"] and not data["left_out"]
     assert cli.main(["report", "step.json", "-o", "step.html"]) == 0

@@ -317,7 +317,7 @@ def main(args: argparse.Namespace) -> int:
         done = measure(device, plan, policies, rule, _Weights(device, plan, args.seed, file, found.tensors), progress)
     data = as_json(plan, done, copy, runner.environment(device))
     if args.json != "-":
-        show(plan, done, copy, device, found)
+        show(plan, done, copy, device, found, f"weights of {args.model}" if args.weights else "")
     files.give_json(args.json, data)
     return 1 if any(m.wrong for m in done) else 0
 
@@ -377,12 +377,13 @@ def as_json(plan: Plan, done: Sequence[Measured], copy: float, environment: dict
     }
 
 
-def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, found: Sizes) -> None:
+def show(plan: Plan, done: Sequence[Measured], copy: float, device: Device, found: Sizes, source: str = "") -> None:
+    """source: whose weights they are, where they were not drawn."""
     count = sum(c for _, c in plan.calls)
     size = sum(c * s.bytes for s, c in plan.calls)
     steps = f", from a profile of {plan.steps} steps" if plan.steps and plan.steps > 1 else ""
     terminal.say(
-        f"A step of {count} matmuls, {size / 1e6:.0f} MB of operands and results, each call with weights of its own{steps}; "
+        f"A step of {count} matmuls, {size / 1e6:.0f} MB of operands and results, each call with {source or 'weights of its own'}{steps}; "
         f"device {device.name}, where a copy moves {copy:.1f} GB/s",
         "bold",
     )
