@@ -15,6 +15,10 @@ struct Bound {
   bool is_bytes = false;    // it was given as bytes
 };
 
+inline bool is_atomic(abi::Access kind) { return kind >= abi::Access::atomic; }
+inline bool reads(abi::Access kind) { return kind != abi::Access::store && kind != abi::Access::atomic_store; }
+inline bool writes(abi::Access kind) { return kind != abi::Access::load && kind != abi::Access::atomic_load; }
+
 // Where an address stands to the buffer that has it, or to the nearest; empty: near none.
 inline std::string place_of(const uint8_t* address, const Bound* bound, size_t count) {
   ptrdiff_t least = 1 << 20;

@@ -13,9 +13,9 @@ constexpr uintptr_t kLine = 128, kBanks = 32, kWord = 4;
 
 void Counts::add(Space space, uint32_t thread, const void* pc, uintptr_t at, size_t size, abi::Access kind) {
   Total& total = of_[space];
-  if (kind != abi::Access::store) total.read += size;
-  if (kind != abi::Access::load) total.written += size;
-  atomics_ += kind == abi::Access::atomic;
+  total.read += reads(kind) ? size : 0;
+  total.written += writes(kind) ? size : 0;
+  atomics_ += is_atomic(kind);
   uint32_t turn = turns_[{thread, pc}]++;
   Access& access = open_[{reinterpret_cast<uintptr_t>(pc), thread / abi::kSimdWidth, turn}];
   access.space = space;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "../msl/runtime/abi.h"
+#include "../core/bound.h"
 
 namespace metalmm::cpu {
 

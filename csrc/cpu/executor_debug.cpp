@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
+#include <new>
 
 #include "executor.h"
 #include "source_lines.h"
@@ -39,10 +40,10 @@ bool Executor::looks_at(Shadow& shadow, bool is_shared, const Asked& asked) {
   self.epoch = is_shared ? epoch_device_ : epoch_;
   self.met = is_shared ? g.met_device : g.met;
   self.thread = static_cast<uint16_t>(state_.lane);
-  self.is_atomic = asked.kind == abi::Access::atomic;
+  self.is_atomic = is_atomic(asked.kind);
   self.code = number_of(callers(asked.pc, asked.frame));
   Race race = shadow.use(self, asked.at, asked.size, asked.kind, pending_);
-  if (race.is_unset) {
+  if (race.is_unset && !self.is_atomic) {
     if (unset_.size() < 256) unset_.push_back(race);
   } else if (race.at && !tells(race)) {
     return false;
@@ -156,7 +157,7 @@ bool Executor::allows(const Asked& asked, const void* frame) {
       count(call_->bound[i].is_bytes ? Counts::kConstant : Counts::kDevice, asked, (i << 48) + (at - call_->bound[i].begin));
       return !is_written(at) || looks_at(*call_->shared, true, asked);
     }
-  if (kind == abi::Access::load && at >= call_->image.begin && end <= call_->image.end) return true;
+  if (!writes(kind) && at >= call_->image.begin && end <= call_->image.end) return true;
   busy_ = 1;
   if (call_->is_reachable && call_->is_reachable(at, end, kind)) {
     busy_ = 0;
@@ -186,7 +187,12 @@ void Executor::refuse(const Asked& asked) {
 
 void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame) {
   Executor& self = *static_cast<State*>(context)->executor;
-  if (!self.allows({static_cast<const uint8_t*>(at), size, kind, pc, frame}, __builtin_frame_address(0))) self.leave();
+  try {
+    if (self.allows({static_cast<const uint8_t*>(at), size, kind, pc, frame}, __builtin_frame_address(0))) return;
+  } catch (const std::bad_alloc&) {  // nothing may pass the kernel's frames
+    self.error_ = "out of memory";   // short enough to need none
+  }
+  self.leave();
 }
 
 void Executor::out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed) {

@@ -21,34 +21,47 @@ Race Pending::settle() {
 void Shadow::begin(uint32_t group) {
   first_ = group;
   used_.clear();
-  known_.clear();
   writers_.clear();
 }
 
 bool Shadow::conflicts(const User& user, const User& self) const {
   if (!user.group || !is_current(user, self) || (user.is_atomic && self.is_atomic)) return false;
+  auto came = [&](const Times& times, uint32_t simdgroup) {
+    auto at = times.find({user.group, simdgroup});
+    return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
+  };
+  bool is_running = running_ == self.group;
   if (user.group != self.group) {
-    auto it = known_.find(self.group);
-    if (it == known_.end()) return true;
-    auto came = [&, &times = it->second](uint32_t simdgroup) {
-      auto at = times.find({user.group, simdgroup});
-      return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
-    };
-    return !came(kAll) && !came(user.simdgroup());
+    if (!is_running) return true;
+    if (user.is_atomic) return !known_.count({user.group, kAll});  // atomics of one place are in order themselves
+    return !came(known_, kAll) && !came(known_, user.simdgroup());
   }
   if (user.thread == self.thread || user.epoch != self.epoch) return false;
-  return !is_of(user, self) || user.met == self.met;
+  if (is_of(user, self)) return user.met == self.met;
+  auto own = known_to_.find(self.simdgroup());
+  return !is_running || own == known_to_.end() || !came(own->second, user.simdgroup());
 }
 
 void Shadow::meet_at(const User& self, const uint8_t* atomic) {
-  Times &known = known_[self.group], &there = used_[atomic];
-  known[{self.group, kAll}] = {self.epoch, 0};
-  known[{self.group, self.simdgroup()}] = {self.epoch, self.met};
+  if (running_ != self.group) {
+    running_ = self.group;
+    known_.clear(), known_to_.clear(), last_.clear();
+    if (!is_shared_) used_.clear();
+  }
+  Times &there = used_[atomic], &own = known_to_[self.simdgroup()];
+  Time now(self.epoch, self.met);
+  for (auto it = there.lower_bound({self.group, 0}); it != there.end() && it->first.first == self.group; ++it)
+    own[it->first] = std::max(own[it->first], it->second);
+  auto [last, is_first] = last_.try_emplace({atomic, self.simdgroup()}, now);
+  if (!is_first && last->second == now) return;
+  last->second = now;
+  known_[{self.group, kAll}] = {self.epoch, 0};
+  known_[{self.group, self.simdgroup()}] = now;
   auto add = [](Times& to, const Times& from) {
     for (const auto& [whose, time] : from) to[whose] = std::max(to[whose], time);
   };
-  add(known, there);
-  add(there, known);
+  add(known_, there);
+  add(there, known_);
 }
 
 Shadow::Set Shadow::is_set(const User& self, const uint8_t* at) {
@@ -61,10 +74,15 @@ Shadow::Set Shadow::is_set(const User& self, const uint8_t* at) {
   return writer.many || writer.thread != self.thread ? Set::by_others : Set::by_itself;
 }
 
+bool Shadow::has_written(const User& self, const uint8_t* at) const {
+  auto it = writers_.find(at);
+  return it != writers_.end() && it->second.group == self.group && it->second.threads.test(self.thread);
+}
+
 Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {
-  bool reads = kind != abi::Access::store, writes = kind != abi::Access::load;
+  bool reads = metalmm::reads(kind), writes = metalmm::writes(kind);
   std::lock_guard lock(mutex_);
-  if (kind == abi::Access::atomic && is_shared_) meet_at(self, at);
+  if (self.is_atomic) meet_at(self, at);
   Race race{nullptr, {}, self, false, writes, false};
   auto found = [&](const uint8_t* where, const User& first, bool first_wrote) {
     if (!race.at) race.at = where, race.first = first, race.first_wrote = first_wrote;
@@ -81,9 +99,11 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
     Cell& cell = page[address % kPage];
     bool beside_writer = conflicts(cell.writer, self);
     if (reads) {
-      if (beside_writer && !(cell.writer.many && writers_[p].count({self.group, self.thread}))) found(p, cell.writer, true);
-      if (!is_shared_ && !writes && cell.writer.group != self.group) unset++;
-      if (cell.reader.group && is_current(cell.reader, self) && !is_of(cell.reader, self)) cell.another = cell.reader;
+      if (beside_writer && !(cell.writer.many && has_written(self, p))) found(p, cell.writer, true);
+      if (!is_shared_ && (!writes || self.is_atomic) && cell.writer.group != self.group) unset++;
+      // One of another threadgroup is kept before one of another simdgroup: a barrier may order that.
+      bool is_kept = cell.another.group != self.group && cell.reader.group == self.group && is_current(cell.another, self);
+      if (cell.reader.group && is_current(cell.reader, self) && !is_of(cell.reader, self) && !is_kept) cell.another = cell.reader;
       cell.reader = self;
     }
     if (!writes) continue;
@@ -93,9 +113,10 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
       pending.before.emplace_back(p, *p);
     }
     if (beside_writer) {
-      std::set<Whose>& writers = writers_[p];
-      if (!cell.writer.many) writers = {{cell.writer.group, cell.writer.thread}};
-      writers.insert({self.group, self.thread});
+      Writers& writers = writers_[p];
+      if (!cell.writer.many || writers.group != self.group) writers = {self.group, {}};
+      if (cell.writer.group == self.group) writers.threads.set(cell.writer.thread);
+      writers.threads.set(self.thread);
     }
     cell.writer = self;
     cell.writer.many = beside_writer;

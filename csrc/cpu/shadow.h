@@ -1,16 +1,16 @@
 // Of memory that threads share on a debug device: who used each byte, and whether two of them race.
 #pragma once
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "../msl/runtime/abi.h"
+#include "../core/bound.h"
 
 namespace metalmm::cpu {
 
@@ -62,16 +62,26 @@ class Shadow {
 
   bool is_current(const User& user, const User& self) const { return is_shared_ ? user.group >= first_ : user.group == self.group; }
   bool conflicts(const User& user, const User& self) const;
+  bool has_written(const User& self, const uint8_t* at) const;
   void meet_at(const User& self, const uint8_t* atomic);
 
   const bool is_shared_;  // by threadgroups
   uint32_t first_ = 1;
   std::mutex mutex_;
   std::unordered_map<uintptr_t, std::unique_ptr<Cell[]>> pages_;
-  std::unordered_map<const uint8_t*, std::set<Whose>> writers_;  // threadgroup and thread
-  // What threadgroups did before a barrier and an atomic is ordered for those that use the same atomic later.
+  // Of one threadgroup, the last that wrote there.
+  struct Writers {
+    uint32_t group = 0;
+    std::bitset<1024> threads;
+  };
+  std::unordered_map<const uint8_t*, Writers> writers_;
+  // What threads did before a barrier, or a fence, and an atomic is ordered for those that use the same atomic later: other threadgroups,
+  // and simdgroups of the same.
   std::unordered_map<const uint8_t*, Times> used_;
-  std::unordered_map<uint32_t, Times> known_;  // by threadgroup
+  uint32_t running_ = 0;  // the threadgroup that the following are of: one runs after another
+  Times known_;
+  std::map<uint32_t, Times> known_to_;                        // by simdgroup, of those of the same threadgroup
+  std::map<std::pair<const uint8_t*, uint32_t>, Time> last_;  // of an atomic and a simdgroup: when it was used
 };
 
 }  // namespace metalmm::cpu

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -60,8 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 where something was found."""
+    """0; 1 where something was found; 2 where something could not be checked, and nothing was found."""
     start, found, failed, counts = time.perf_counter(), list[checking.Finding](), list[str](), dict[str, int]()
+    if args.sarif:
+        files.check_output(args.sarif, "sarif-2.1.0", "a SARIF file")
     metal = [Path(x) for x in args.what if x.endswith(".metal")]
     if metal:
         if len(args.what) > 1 or args.all or args.spec:
@@ -108,9 +112,9 @@ def run(args: argparse.Namespace) -> int:
         _show_counts(counts)
         _show(found, failed, count, time.perf_counter() - start)
     if args.sarif:
-        args.sarif.write_text(json.dumps(sarif(found), indent=1), encoding="utf-8")
+        args.sarif.write_text(json.dumps(sarif(found, failed), indent=1), encoding="utf-8")
     files.give_json(args.json, data)
-    return 1 if found or failed else 0
+    return 1 if found else 2 if failed else 0
 
 
 def _variants(args: argparse.Namespace) -> list[Any]:
@@ -194,15 +198,15 @@ def _show(found: list[checking.Finding], failed: list[str], count: int, seconds:
         terminal.say(f"  {finding.text}")
     for text in failed:
         print(f"metalmm: {text}", file=sys.stderr)
-    terminal.say(f"{count} checked, {len(found) or 'no'} finding{'s' * (len(found) != 1)}, {seconds:.1f} s")
+    terminal.say(f"{count - len(failed)} checked, {len(found) or 'no'} finding{'s' * (len(found) != 1)}, {seconds:.1f} s")
 
 
-def sarif(found: list[checking.Finding]) -> dict[str, Any]:
+def sarif(found: list[checking.Finding], failed: Sequence[str] = ()) -> dict[str, Any]:
     """As SARIF 2.1.0 has them; files relative to the current folder where they are in it."""
 
     def location(place: str) -> dict[str, Any]:
         file, _, line = place.rpartition(":")
-        path = Path(file).absolute()
+        path = Path(os.path.abspath(file))
         uri = quote(path.relative_to(Path.cwd()).as_posix()) if path.is_relative_to(Path.cwd()) else path.as_uri()
         return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": int(line)}}}
 
@@ -215,8 +219,10 @@ def sarif(found: list[checking.Finding]) -> dict[str, Any]:
         results.append(result)
     rules = [{"id": kind, "shortDescription": {"text": text}} for kind, text in _RULES.items()]
     tool = {"driver": {"name": "metalmm check", "version": __version__, "rules": rules}}
+    told = [{"level": "error", "message": {"text": text}} for text in failed]
+    invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": told}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": tool, "results": results}],
+        "runs": [{"tool": tool, "results": results, "invocations": [invocation]}],
     }

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, manifest, pipelines
+from . import _core, manifest, modules, pipelines
 from .device import Device
 from .errors import ArgumentError, KernelError
-from .kernel_source import Constants, known_arguments, pack_number
+from .kernel_source import Code, Constants, known_arguments, pack_number
 from .variant import Variant
 
 Sizes = int | Sequence[int]
@@ -74,7 +74,7 @@ def check(
     constants: Constants | None = None,
     include_dirs: Sequence[str | Path] = (),
     specs: Iterable[_core.MatmulSpec] = (),
-    outputs: Iterable[int] = (),
+    outputs: int | Iterable[int] = (),
     runs: int = _RUNS,
     timeout: float = 60.0,
 ) -> list[Finding]:
@@ -89,7 +89,7 @@ def check(
         threadgroup_memory: Bytes of threadgroup arguments, by index.
         constants: Function constants, by name or index.
         specs: Of a variant, the shapes; a few of its own otherwise.
-        outputs: Buffers of which each element must be written once.
+        outputs: Buffers of which each element, of 2 bytes or more, must be written once.
         runs: How many, at least 2.
         timeout: Seconds of a run.
 
@@ -99,29 +99,38 @@ def check(
         raise ArgumentError(f"check: runs is {runs!r}; it takes a whole number of at least 2")
     with Device("cpu", debug=True, timeout=timeout) as device:
         if isinstance(kernel, Variant) or (
-            isinstance(kernel, str) and name is None and "\n" not in kernel and not kernel.endswith(".metal")
+            isinstance(kernel, str) and name is None and not re.search(r"[\n{]", kernel) and not kernel.endswith(".metal")
         ):
             return _of_variant(device, manifest.get(str(kernel)), list(specs), runs)
-        made, name, arguments, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
+        made, text, name, arguments, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
         assert grid is not None and threadgroup is not None
-        outputs = list(outputs)
-        for i in outputs:
-            if not isinstance(given.get(i), np.ndarray):
-                raise ArgumentError(f"check: output {i} is no buffer of the kernel; they are {sorted(given)}")
+        outputs = [outputs] if isinstance(outputs, int) else list(outputs)
+        written = {a.index for a in arguments if a.is_buffer and not a.is_const}
+        if wrong := [i for i in outputs if i not in written or not isinstance(given.get(i), np.ndarray)]:
+            raise ArgumentError(f"check: output {wrong[0]} is no buffer that the kernel may write; they are {sorted(written)}")
+        if narrow := [i for i in outputs if given[i].itemsize < 2]:
+            raise ArgumentError(
+                f"check: output {narrow[0]} is of {given[narrow[0]].dtype}; writes are counted by two bytes: of elements of 2 and more"
+            )
 
-        def run() -> dict[int, Any]:
+        def run(kernel: _core.Kernel = made) -> dict[int, Any]:
             counts = {}
             for i in [*outputs] or [-1]:  # a device watches one array
                 own = _copies(given)
                 if i >= 0:
                     counts[i] = device.count_writes(own[i])
-                made(own, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
+                kernel(own, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
             for i, count in counts.items():
                 _covered(count, own[i].itemsize, f"buffer {i}", name, found)
             return {a.index: own[a.index] for a in arguments if a.is_buffer and not a.is_const and isinstance(own.get(a.index), np.ndarray)}
 
+        def run_zeros() -> dict[int, Any]:
+            """Variables that the kernel does not set begin with zeros."""
+            file = modules.build(modules.Job(text, name, dict(constants or {}), debug=True, zeros=True))
+            return run(_core.Kernel(device, Code(name, file=str(file), arguments=arguments).as_tuple(), name, {}))
+
         found = dict[Any, Finding]()
-        _several(device, run, name, runs, found, given)
+        _several(device, run, name, runs, found, given, run_zeros)
     return list(found.values())
 
 
@@ -145,7 +154,7 @@ def count(
     simdgroups, their barriers too. A compiler for the CPU has made the accesses: it may have put some together, or left some out.
     """
     with Device("cpu", debug=True, timeout=timeout) as device:
-        made, _, _, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
+        made, _, _, _, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
         assert grid is not None and threadgroup is not None
         device._count_accesses()
         before = device.counters
@@ -162,21 +171,23 @@ def _prepared(
     buffers: Mapping[int, Any] | None,
     constants: Constants | None,
     include_dirs: Sequence[str | Path],
-) -> tuple[_core.Kernel, str, Sequence[Any], dict[int, Any]]:
-    """The kernel, its name and arguments, and what each buffer is."""
+) -> tuple[_core.Kernel, Any, str, Sequence[Any], dict[int, Any]]:
+    """The kernel, its text, name and arguments, and what each buffer is."""
     if grid is None or threadgroup is None:
         raise ArgumentError("check: a kernel takes grid= and threadgroup=: how many threadgroups, and threads of each")
     library = device.compile(kernel, include_dirs)
     if name is None and len(library.kernel_names) != 1:
-        raise ArgumentError(f"check: name one of {', '.join(library.kernel_names)}")
+        raise ArgumentError(
+            f"check: name one of {', '.join(library.kernel_names)}" if library.kernel_names else "check: there is no kernel"
+        )
     name = name or library.kernel_names[0]
     made = library.kernel(name, constants)
     arguments = known_arguments(library._text, name, dict(constants or {}))
-    return made, name, arguments, _operands(made, arguments, buffers or {})
+    return made, library._text, name, arguments, _operands(made, arguments, buffers or {})
 
 
 def _copies(given: Mapping[int, Any]) -> dict[int, Any]:
-    """What is bound twice is one array again."""
+    """What is bound twice is one array again; arrays that share a part of their memory are refused before."""
     arrays = {id(x): x.copy() for x in given.values() if isinstance(x, np.ndarray)}
     return {i: arrays.get(id(x), x) for i, x in given.items()}
 
@@ -185,8 +196,10 @@ def _keep(found: dict[Any, Finding], one: Finding) -> None:
     found.setdefault((one.kind, frozenset(one.places) or one.text), one)
 
 
-def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding], given: Mapping[int, Any]) -> None:
-    """Until one ends with an error, or bits differ. given: what results were before."""
+def _several(
+    device: Device, run: Any, what: str, runs: int, found: dict[Any, Finding], given: Mapping[int, Any], zeros: Any = None
+) -> None:
+    """Until one ends with an error, or bits differ. given: what results were before. zeros: runs it with variables that begin with zeros."""
     first, doubts = None, dict[Any, Finding]()
     for _ in range(runs):
         device._take_findings(True)
@@ -209,9 +222,16 @@ def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Fi
         if any(f.what == what and f.kind in ("race", "unset") for f in found.values()):
             continue  # why bits may differ is known
         for i, x in results.items():
-            if fill := _fill_in(given.get(i), x, f"buffer {i}", what):
-                for one in doubts.values() or [fill]:
-                    _keep(found, one)
+            if zeros and (fill := _fill_in(given.get(i), x)).any():
+                again, device_found = zeros()[i], device._take_findings(False)
+                fill &= (_bytes_of(x) != _bytes_of(again)).any(axis=1)
+                zeros = None if device_found or not fill.any() else zeros
+                if fill.any():
+                    count, what_is = int(fill.sum()), "a variable that was never set"
+                    text = f"buffer {i}: {count} of {len(fill)} elements are {what_is}, the first is {int(np.argmax(fill))}"
+                    for one in doubts.values() or [Finding("unset", text, (), what)]:
+                        _keep(found, one)
+                    return
             if (differs := np.flatnonzero(first[i].view(np.uint8).reshape(-1) != x.view(np.uint8).reshape(-1))).size:
                 if doubts:
                     found.update(doubts)
@@ -223,25 +243,27 @@ def _several(device: Device, run: Any, what: str, runs: int, found: dict[Any, Fi
 
 
 def _covered(counts: Any, itemsize: int, where: str, what: str, found: dict[Any, Finding]) -> None:
-    each = counts.reshape(-1, max(1, itemsize // 2)).max(axis=1)
-    for wrong, text in ((each == 0, "not written"), (each > 1, "written more than once")):
+    parts = counts.reshape(-1, itemsize // 2)
+    for wrong, text in (((parts == 0).any(axis=1), "not written"), ((parts > 1).any(axis=1), "written more than once")):
         if wrong.any():
-            text = f"{where}: {int(wrong.sum())} of {each.size} elements are {text}, the first is {int(np.argmax(wrong))}"
+            text = f"{where}: {int(wrong.sum())} of {len(parts)} elements are {text}, the first is {int(np.argmax(wrong))}"
             _keep(found, Finding("coverage", text, (), what))
 
 
-def _fill_in(given: Any, result: Any, where: str, what: str) -> Finding | None:
-    """Finds what a compiler puts into variables that a kernel does not set: bytes of 0xfe (g++) or 0xaa (clang), floats of 0xff."""
-    if given is None or result.itemsize < 2 or (result.dtype.kind in "iu" and result.itemsize < 4):
-        return None  # they are numbers, too
-    old, new = (np.ascontiguousarray(x).view(np.uint8).reshape(-1, result.itemsize) for x in (given, result))
-    is_fill = np.zeros(len(new), bool)
-    for fill in (0xFE, 0xAA) if result.dtype.kind in "iu" else (0xFE, 0xAA, 0xFF):
-        is_fill |= (new == fill).all(axis=1) & (old != fill).any(axis=1)
-    if not is_fill.any():
-        return None
-    text = f"{where}: {int(is_fill.sum())} of {len(new)} elements are a variable that was never set, the first is {int(np.argmax(is_fill))}"
-    return Finding("unset", text, (), what)
+def _bytes_of(x: Any) -> Any:
+    """Of each element."""
+    return np.ascontiguousarray(x).view(np.uint8).reshape(-1, x.itemsize)
+
+
+def _fill_in(given: Any, result: Any) -> Any:
+    """Which elements became what a compiler puts into variables that a kernel does not set: bytes of 0xfe (g++) or 0xaa (clang), floats of
+    0xff. They may be numbers, too."""
+    new = _bytes_of(result)
+    found = np.zeros(len(new), bool)
+    if result.itemsize >= 2:
+        for fill in (0xFE, 0xAA, 0xFF):
+            found |= (new == fill).all(axis=1) & (_bytes_of(given) != fill).any(axis=1)
+    return found
 
 
 def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[int, Any]) -> dict[int, Any]:
@@ -257,6 +279,13 @@ def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[i
             found[i] = pack_number(buffers[i], kind, f"check: buffer {i}")
         else:
             found[i] = buffers[i]
+    arrays = {id(x): (i, x) for i, x in found.items() if isinstance(x, np.ndarray)}
+    for i, x in arrays.values():
+        if not x.flags.c_contiguous or not x.ndim:
+            raise ArgumentError(f"check: buffer {i} is no C-contiguous array; pass numpy.ascontiguousarray of it")
+        for j, y in arrays.values():
+            if i < j and np.may_share_memory(x, y):
+                raise ArgumentError(f"check: buffers {i} and {j} share memory; pass one array for both, or copies")
     return found
 
 

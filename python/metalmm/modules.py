@@ -58,6 +58,10 @@ _DEBUG_FLAGS = {
         "tsan-instrument-func-entry-exit=0",
     ],
 }
+_ZEROS = {
+    "clang": ["-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"],
+    "gcc": list[str](),
+}  # clang 16 needs no leave
 _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
 # A compiler's words where parsed headers are damaged. g++ takes no notice of a file that is none, and looks for the header by that name.
 _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
@@ -87,12 +91,14 @@ class Job:
         kernel: Its name in the source.
         constants: Values of function constants.
         debug: Whether it is for a device with debug=True.
+        zeros: Of such a device: variables that a kernel does not set begin with zeros, in place of a pattern.
     """
 
     source: KernelText
     kernel: str
     constants: Constants = field(default_factory=dict)
     debug: bool = False
+    zeros: bool = False
 
 
 class _Kernel:
@@ -101,6 +107,8 @@ class _Kernel:
     def __init__(self, job: Job, cxx: Compiler) -> None:
         self.job, self.cxx = job, cxx
         debug = [*_DEBUG_FLAGS[cxx.kind], *(["-DMETALMM_CONVERGED"] if job.source.is_ours else [])] if job.debug else []
+        if job.zeros:
+            debug = [f.replace("init=pattern", "init=zero") for f in debug] + _ZEROS[cxx.kind]
         self.flags = [*cxx.flags, *debug]
         self._lowered = ""
 

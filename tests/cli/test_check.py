@@ -111,6 +111,27 @@ def test_a_variable_that_nobody_set_shows_in_what_is_stored(body: str, each_comp
     assert metalmm.check(HEAD + f"kernel void k({ARGUMENTS}) {{ {twin} }}", **options) == []
 
 
+def test_numbers_that_look_like_what_a_compiler_fills_with_are_numbers(each_compiler: str) -> None:
+    """A second module, whose variables begin with zeros, tells."""
+    halfs = np.arange(65536, dtype=np.uint16).view(np.float16)
+    copies = "kernel void k(const device ushort* x, device ushort* y, uint i [[thread_position_in_grid]]) { y[i] = x[i]; }"
+    assert metalmm.check(HEAD + copies, grid=64, threadgroup=1024, buffers={0: halfs, 1: np.zeros(65536, np.float16)}) == []
+    masks = f"kernel void k({ARGUMENTS}) {{ y[t] = as_type<float>(t & 1 ? 0xaaaaaaaau : t & 2 ? 0xfefefefeu : 0xffffffffu); }}"
+    assert metalmm.check(HEAD + masks, grid=1, threadgroup=128, buffers={0: x(), 1: np.zeros(128, np.float32)}) == []
+
+
+def test_an_element_is_written_where_all_of_it_is() -> None:
+    for body, kinds in (
+        ("y[t] = 1;", []),
+        ("((device half*)y)[2 * t] = 1;", ["coverage"]),
+        ("y[t] = 1; ((device half*)y)[2 * t] = 1;", ["coverage"]),
+    ):
+        found = metalmm.check(
+            HEAD + f"kernel void k({ARGUMENTS}) {{ {body} }}", grid=1, threadgroup=128, buffers={0: x(), 1: np.zeros(128, np.float32)}, outputs=1
+        )  # fmt: skip
+        assert [f.kind for f in found] == kinds, body
+
+
 def test_unset_memory_that_its_reader_sets_is_told_where_bits_depend_on_it(each_compiler: str) -> None:
     """MLX's scan reads all of an array, and takes no notice of what nobody wrote."""
     options: dict[str, Any] = {"grid": 1, "threadgroup": 128, "buffers": {0: x(), 1: np.zeros(1024, np.float32)}}
@@ -190,8 +211,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_variants_and_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt"]) == 0
     assert "1 checked, no findings" in capsys.readouterr().out
-    assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt q8_0"]) == 1
+    assert cli.main(["check", "gemv_columns/bn64_bk64_vec4_tg128", "--spec", "m=1 n=67 k=200 nt q8_0"]) == 2
     assert "it takes no --spec that is given" in capsys.readouterr().err
+    invocation = check_command.sarif([], ["what could not be checked"])["runs"][0]["invocations"][0]
+    assert not invocation["executionSuccessful"] and "could not" in invocation["toolExecutionNotifications"][0]["message"]["text"]
     Path("own.metal").write_text(
         '#include "params.h"\nusing namespace metal;\ntemplate <class T, int TG>\n[[kernel]] void own(const device T* A [[buffer(0)]],'
         " const device T* B [[buffer(1)]], device T* D [[buffer(2)]], constant MatmulParams& p [[buffer(5)]], uint t"
@@ -208,6 +231,9 @@ def test_variants_and_manifests(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 1 and {"race", "result"} <= {f["kind"] for f in data["findings"]}, data
 
 
+SHARED = np.zeros(16, np.float32)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -215,12 +241,19 @@ def test_variants_and_manifests(capsys: pytest.CaptureFixture[str]) -> None:
         ({"grid": None}, metalmm.ArgumentError, "takes grid= and threadgroup="),
         ({"outputs": [0.5]}, metalmm.ArgumentError, r"output 0.5 is no buffer"),
         ({"name": "nobody"}, metalmm.CompileError, "nobody"),
+        (
+            {"buffers": {0: np.zeros(8, np.uint8)}, "outputs": 0},
+            metalmm.ArgumentError,
+            "output 0 is of uint8; writes are counted by two bytes",
+        ),
+        ({"buffers": {0: np.zeros(())}}, metalmm.ArgumentError, "buffer 0 is no C-contiguous array"),
+        ({"buffers": {0: SHARED[:8], 1: SHARED[4:]}}, metalmm.ArgumentError, "buffers 0 and 1 share memory"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], message: str) -> None:
     given: dict[str, Any] = {"grid": 1, "threadgroup": 1, **change}
     with pytest.raises(error, match=message):
-        metalmm.check(HEAD + "kernel void k(device float* y [[buffer(0)]]) { y[0] = 1; }", **given)
+        metalmm.check(HEAD + "kernel void k(device float* y [[buffer(0)]], device float* z [[buffer(1)]]) { y[0] = 1; }", **given)
 
 
 def test_a_variant_of_which_there_are_shapes_of_its_own() -> None:

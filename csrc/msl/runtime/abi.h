@@ -88,7 +88,7 @@ struct Uint3 {
   u32 x, y, z;
 };
 
-enum class Access : u8 { load, store, atomic };
+enum class Access : u8 { load, store, atomic, atomic_load, atomic_store };  // atomic: it reads and writes
 
 // One per worker thread: the threadgroup it is running.
 struct Context {

@@ -18,7 +18,7 @@ METALMM_UNTRACED inline void ask(const void* at, unsigned long size, abi::Access
 METALMM_UNTRACED inline void reads(const void* at, unsigned long size, const void* pc, const void* frame) {
   ask(at, size, abi::Access::load, pc, frame);
 }
-METALMM_UNTRACED inline void touch(const void* at, unsigned long size) { ask(at, size, abi::Access::atomic, METALMM_CALLERS); }
+METALMM_UNTRACED inline void touch(const void* at, unsigned long size, abi::Access kind) { ask(at, size, kind, METALMM_CALLERS); }
 
 // A thread's fence counts as if all of its simdgroup came to it.
 METALMM_UNTRACED inline void order_by(unsigned flags) {

@@ -151,7 +151,7 @@ template <class T> struct atomic { T value; };
 template <class T> using _atomic = atomic<T>;
 #ifdef METALMM_DEBUG  // g++'s sanitizer would call its library
 #define METALMM_ATOMIC METALMM_UNTRACED
-#define METALMM_TOUCH(object) ::metalmm::debug::touch(const_cast<const T*>(&object->value), sizeof(T))
+#define METALMM_TOUCH(object, kind) ::metalmm::debug::touch(const_cast<const T*>(&object->value), sizeof(T), ::metalmm::abi::Access::kind)
 METALMM_UNTRACED inline void atomic_thread_fence(mem_flags flags, memory_order, thread_scope = thread_scope_device) {
   ::metalmm::debug::order_by(static_cast<unsigned>(flags));
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -159,11 +159,11 @@ METALMM_UNTRACED inline void atomic_thread_fence(mem_flags flags, memory_order, 
 #else
 METALMM_INLINE void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #define METALMM_ATOMIC METALMM_INLINE
-#define METALMM_TOUCH(object) static_cast<void>(0)
+#define METALMM_TOUCH(object, kind) static_cast<void>(0)
 #endif
 #define METALMM_FETCH(name, ...)                                                                                  \
   template <class T, class U> METALMM_ATOMIC T atomic_fetch_##name##_explicit(volatile atomic<T>* object, U operand, memory_order) { \
-    METALMM_TOUCH(object);                                                                                        \
+    METALMM_TOUCH(object, atomic);                                                                                \
     T old, y = static_cast<T>(operand), next;                                                                     \
     __atomic_load(&object->value, &old, __ATOMIC_SEQ_CST);                                                        \
     do {                                                                                                          \
@@ -178,25 +178,25 @@ METALMM_FETCH(xor, x ^ y) METALMM_FETCH(min, x < y ? x : y) METALMM_FETCH(max, x
 METALMM_INLINE void atomic_min_explicit(volatile atomic<ulong>* object, ulong operand, memory_order o) { atomic_fetch_min_explicit(object, operand, o); }
 METALMM_INLINE void atomic_max_explicit(volatile atomic<ulong>* object, ulong operand, memory_order o) { atomic_fetch_max_explicit(object, operand, o); }
 template <class T, class U> METALMM_ATOMIC void atomic_store_explicit(volatile atomic<T>* object, U desired, memory_order) {
-  METALMM_TOUCH(object);
+  METALMM_TOUCH(object, atomic_store);
   T d = static_cast<T>(desired);
   __atomic_store(&object->value, &d, __ATOMIC_SEQ_CST);
 }
 template <class T> METALMM_ATOMIC T atomic_load_explicit(const volatile atomic<T>* object, memory_order) {
-  METALMM_TOUCH(object);
+  METALMM_TOUCH(object, atomic_load);
   T r;
   __atomic_load(&object->value, &r, __ATOMIC_SEQ_CST);
   return r;
 }
 template <class T, class U> METALMM_ATOMIC T atomic_exchange_explicit(volatile atomic<T>* object, U desired, memory_order) {
-  METALMM_TOUCH(object);
+  METALMM_TOUCH(object, atomic);
   T d = static_cast<T>(desired), r;
   __atomic_exchange(&object->value, &d, &r, __ATOMIC_SEQ_CST);
   return r;
 }
 template <class T, class U>
 METALMM_ATOMIC bool atomic_compare_exchange_weak_explicit(volatile atomic<T>* object, T* expected, U desired, memory_order, memory_order) {
-  METALMM_TOUCH(object);
+  METALMM_TOUCH(object, atomic);
   T d = static_cast<T>(desired);
   return __atomic_compare_exchange(&object->value, expected, &d, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }

@@ -219,6 +219,16 @@ PLANTED = {
     "an atomic and a load": (
         "atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); x[i] = y[0];", "a race: thread",
     ),
+    "an atomic that nobody set": (
+        "threadgroup atomic_uint n; atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);"
+        " threadgroup_barrier(mem_flags::mem_threadgroup); y[t] = atomic_load_explicit(&n, memory_order_relaxed);",
+        r"thread \d+ \(<source>:5\) reads byte 0 of the \d+ bytes of threadgroup memory, which no thread wrote",
+    ),
+    "what other threadgroups read, written by the last": (
+        "threadgroup int last; y[i + 4] = x[400]; if (t == 0) last = atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed);"
+        " threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup); if (last == 1 && t == 0) x[400] = 9;",
+        "a race: .*nothing orders threadgroups",
+    ),
     "threadgroups after their atomics": (
         "if (t == 0) { atomic_fetch_add_explicit((device atomic_int*)x, 1, memory_order_relaxed); y[0] = i; }",
         "a race: .*nothing orders threadgroups",
@@ -242,6 +252,13 @@ TWINS = {
     " if (last == 1) x[t] = y[t + 4] + y[t + 68];",
     "fences in place of barriers": "if (t == 0) { y[i + 4] = 1; atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst); if"
     " (atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed) == 1) x[0] = y[4] + y[68]; }",
+    "a counter that the last threadgroup resets": "threadgroup int last; if (t == 0) last = atomic_fetch_add_explicit((device atomic_int*)y,"
+    " 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup); if (last == 1 && t == 0) y[0] = 0;",
+    "loads, plain and atomic": "y[i] = x[400] + atomic_load_explicit((device atomic_uint*)(x + 400), memory_order_relaxed) + x[400];",
+    "the last simdgroup of a threadgroup": "threadgroup atomic_int n; threadgroup float p[2]; if (t == 0) atomic_store_explicit(&n, 0,"
+    " memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup); if (lane == 0) { p[group] = 1;"
+    " atomic_thread_fence(mem_flags::mem_threadgroup, memory_order_seq_cst); if (atomic_fetch_add_explicit(&n, 1, memory_order_relaxed) == 1)"
+    " { atomic_thread_fence(mem_flags::mem_threadgroup, memory_order_seq_cst); y[i] = p[0] + p[1]; } }",
     "a counter": "atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed);",
     "a vector of three": "threadgroup float3 q[64]; q[t].x = 1; q[t].y = 2; q[t].z = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup);"
     " float3 z = q[63 - t]; y[i] = z.x + z.z;",
