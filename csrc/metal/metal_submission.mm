@@ -50,14 +50,14 @@ void check_mps_size(const MetalDevice& device, const MatmulParams& p) {
 }
 
 void check_ndarray(const MetalDevice& device, const MetalPipeline& pipeline, const MatmulParams& p) {
-  auto check = [](const char* name, uint64_t columns, uint64_t ld) {
-    if (ld != columns)
+  auto check = [](const char* name, uint64_t rows, uint64_t columns, uint64_t ld) {
+    if (ld != columns && rows > 1)
       throw Error(ErrorKind::layout, std::string("mps/ndarray: rows of ") + name + " have " + std::to_string(columns) +
                                          " elements and are " + std::to_string(ld) +
                                          " apart; it takes rows without gaps: copy it with device.array(" + name + ")");
   };
-  check("a", p.k, p.lda);
-  check("b", pipeline.transpose_b ? p.k : p.n, p.ldb);
+  check("a", p.m, p.k, p.lda);
+  check("b", pipeline.transpose_b ? p.n : p.k, pipeline.transpose_b ? p.k : p.n, p.ldb);
   std::string sizes = "mps/ndarray: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) + ": ";
   if (device.ndarray_fails_at(p.m, p.n, p.k))
     throw Error(ErrorKind::unsupported,

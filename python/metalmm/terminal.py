@@ -30,7 +30,7 @@ class TerminalError(Error, RuntimeError):
 def console(file: IO[str] | None = None) -> Any:
     """Colours on a terminal alone; elsewhere lines as wide as they are."""
     if rich is None:
-        raise TerminalError("this command draws with the package rich: pip install rich")
+        raise TerminalError("this command draws tables with the package rich: pip install rich, or metalmm with its extra [cli]")
     file = file or sys.stdout
     made = rich.console.Console(file=file, highlight=False, soft_wrap=True)
     if not made.is_terminal:
@@ -81,7 +81,10 @@ def table(
 
 def say(text: str, style: str | None = None) -> None:
     """A line, as it stands; style: for a terminal."""
-    console().print(rich.markup.escape(text), style=style)
+    if rich is None:
+        print(text)
+    else:
+        console().print(rich.markup.escape(text), style=style)
 
 
 class Progress:
@@ -94,8 +97,8 @@ class Progress:
         self._done, self._total, self._started, self._last, self._what = 0.0, 0.0, time.monotonic(), time.monotonic(), ""
 
     def __enter__(self) -> Progress:
-        err = console(sys.stderr)
-        if err.is_terminal and not self._quiet:
+        err = console(sys.stderr) if rich is not None else None
+        if err and err.is_terminal and not self._quiet:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.fields[what]}"),
                 rich.progress.BarColumn(bar_width=20),

@@ -10,7 +10,7 @@ import pytest
 from metalmm.variant import LAYOUTS
 from support.here import DEVICE, FAKE, FAKE_CUDA
 from support.numbers import right
-from support.operands import draw, placed
+from support.operands import Call, draw, placed
 from support.rows import Row, What, array, known
 
 ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense"]
@@ -22,7 +22,8 @@ STRATEGIES = {
     for row in (array(known()) if DEVICE != "cpu" else ())  # there tests/kernels runs every row
     if row.dtype == "float16" or not IS_FAKE
 }
-OF_LIBRARIES = [Row(v, dtype, layout, "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
+OF_ALL = [Row(v, dtype, layout, "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
+OF_LIBRARIES = [row for row in OF_ALL if row.variant.supports.get("bias", True)]
 
 
 @pytest.mark.parametrize("row", [*STRATEGIES.values(), *OF_LIBRARIES], ids=str)
@@ -44,6 +45,20 @@ def test_libraries_are_within_the_bound(row: Row, device: metalmm.Device) -> Non
     assert call.bias
     call.a.flat[5], call.b[0].flat[7], call.bias[0][1] = np.inf, np.nan, -np.inf
     call.check(device)
+
+
+@pytest.mark.parametrize("row", [row for row in OF_ALL if row not in OF_LIBRARIES], ids=str)
+def test_a_library_without_bias_and_gaps_is_within_the_bound(row: Row, device: metalmm.Device) -> None:
+    for i, (m, n, k) in enumerate(((1, 1, 1), (1, 64, 64), (17, 63, 65), (2, 131, 257), (64, 5, 1031), (1, 51, 896), (257, 19, 37))):
+        packed(draw(row, m, n, k, alpha=0.75, seed=i)).check(device)
+        packed(draw(row, m, n, 4 * k, seed=i, exact=True)).check_equal(device)
+    packed(draw(row, 5, 67, 133, batch=2, exact=True)).check_equal(device)
+
+
+def packed(call: Call) -> Call:
+    """Without gaps between rows."""
+    call.a, call.b = np.ascontiguousarray(call.a), [np.ascontiguousarray(b) for b in call.b]
+    return call
 
 
 @pytest.mark.parametrize("v", [v for v in ALL if v.supports.get("m") == 1])
