@@ -269,12 +269,12 @@ class Device : public std::enable_shared_from_this<Device> {
   virtual void stop_capture() {}
   // From now on kernels count their writes to [begin, end), one count for each two bytes.
   virtual void watch(uint8_t* begin, uint8_t* end, uint8_t* counts);
-  // What debug mode found since the last call that said go_on. go_on: from now on kernels go on where they can, else they end at the first.
   struct Finding {
     std::string text;
     std::vector<std::string> places;  // file:line of each that the text tells
     bool is_sure;                     // false: only if results are not the same in another run
   };
+  // What debug mode found since the last call that said go_on. go_on: from now on kernels go on where they can, else they end at the first.
   virtual std::vector<Finding> take_findings(bool go_on);
   virtual void count_accesses();  // of kernels to memory, from zero, in counters()
   // What went wrong and was mended, or had nobody to be told, in words, once.

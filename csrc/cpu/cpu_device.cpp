@@ -297,11 +297,12 @@ std::vector<Device::Finding> CpuDevice::take_findings(bool go_on) {
   if (!options_.debug) return Device::take_findings(go_on);
   TakenTurn turn(*turn_);
   std::vector<Finding> found;
-  for (const auto& [text, is_sure] : findings_ ? findings_->texts : decltype(findings_->texts){}) {
-    Finding& one = found.emplace_back();
-    one.is_sure = is_sure;
-    one.text = with_lines(text, &one.places);
-  }
+  if (findings_)
+    for (const auto& [text, is_sure] : findings_->texts) {
+      Finding& one = found.emplace_back();
+      one.is_sure = is_sure;
+      one.text = with_lines(text, &one.places);
+    }
   findings_ = go_on ? std::make_unique<Findings>() : nullptr;
   return found;
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -142,8 +143,8 @@ class Executor {
   std::vector<Race> unset_;  // reads of what nobody had written: mistakes, unless a race shows that somebody does
   uint32_t number_ = 0;      // of the threadgroup: User
   uint32_t epoch_ = 0, epoch_device_ = 0;
-  std::vector<Code> codes_;        // by User::code
-  std::vector<uint32_t> numbers_;  // of codes, by a hash of them; their number is a power of two
+  std::vector<Code> codes_{Code{}};  // by User::code; of 0 nothing is known
+  std::unordered_map<Code, uint32_t, HashOfCode> numbers_;
   uint32_t group_count_ = 0;
   const KernelCall* call_ = nullptr;
   std::string error_;

@@ -79,22 +79,9 @@ bool Executor::tells(const Race& race, bool is_sure) {
 
 // Few places of a kernel use memory, many times: a number stands for each.
 uint32_t Executor::number_of(const Code& code) {
-  if (2 * codes_.size() >= numbers_.size()) {
-    std::vector<Code> again = codes_.empty() ? std::vector<Code>{Code{}} : std::exchange(codes_, {});
-    numbers_.assign(std::max<size_t>(64, 4 * again.size()), 0);
-    codes_ = {again[0]};
-    for (size_t i = 1; i < again.size(); i++) number_of(again[i]);
-  }
-  uintptr_t hash = 0;
-  for (const void* pc : code.pc) hash = (hash ^ reinterpret_cast<uintptr_t>(pc)) * 0x9e3779b97f4a7c15u;
-  for (size_t i = hash >> 32;; i++) {
-    uint32_t& number = numbers_[i & (numbers_.size() - 1)];
-    if (!number) {
-      number = static_cast<uint32_t>(codes_.size());
-      codes_.push_back(code);
-    }
-    if (codes_[number] == code) return number;
-  }
+  auto [known, is_new] = numbers_.try_emplace(code, static_cast<uint32_t>(codes_.size()));
+  if (is_new) codes_.push_back(code);
+  return known->second;
 }
 
 // From the frame of the function that the compiler calls before an access.

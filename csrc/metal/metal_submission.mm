@@ -42,11 +42,15 @@ bool is_lost(NSError* error) {
   return [error code] == MTLCommandBufferErrorAccessRevoked || [error code] == MTLCommandBufferErrorDeviceRemoved;
 }
 
+std::string sizes_of(const MatmulParams& p) {
+  return "m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) + ": ";
+}
+
 void check_mps_size(const MetalDevice& device, const MatmulParams& p) {
   if (!device.mps_fails_at(p.m, p.n, p.k)) return;
-  throw Error(ErrorKind::unsupported,
-              "mps: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) +
-                  ": MPS gives NaN on this GPU where (m + 2k) * n * 2 reaches 2^31; use gemm_tiled/baseline, or parts of n");
+  throw Error(
+      ErrorKind::unsupported,
+      "mps: " + sizes_of(p) + "MPS gives NaN on this GPU where (m + 2k) * n * 2 reaches 2^31; use gemm_tiled/baseline, or parts of n");
 }
 
 void check_ndarray(const MetalDevice& device, const MetalPipeline& pipeline, const MatmulParams& p) {
@@ -58,7 +62,7 @@ void check_ndarray(const MetalDevice& device, const MetalPipeline& pipeline, con
   };
   check("a", p.m, p.k, p.lda);
   check("b", pipeline.transpose_b ? p.n : p.k, pipeline.transpose_b ? p.k : p.n, p.ldb);
-  std::string sizes = "mps/ndarray: m=" + std::to_string(p.m) + " n=" + std::to_string(p.n) + " k=" + std::to_string(p.k) + ": ";
+  std::string sizes = "mps/ndarray: " + sizes_of(p);
   if (device.ndarray_fails_at(p.m, p.n, p.k))
     throw Error(ErrorKind::unsupported,
                 sizes + "it reads past its operands on this GPU where k reaches 32767 and m and n 16; use mps/baseline");

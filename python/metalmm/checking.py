@@ -13,7 +13,7 @@ import numpy as np
 from . import _core, manifest, modules, pipelines
 from .device import Device
 from .errors import ArgumentError, KernelError
-from .kernel_source import Code, Constants, known_arguments, pack_number
+from .kernel_source import Code, Constants, KernelText, known_arguments, pack_number
 from .variant import Variant
 
 Sizes = int | Sequence[int]
@@ -102,8 +102,8 @@ def check(
             isinstance(kernel, str) and name is None and not re.search(r"[\n{]", kernel) and not kernel.endswith(".metal")
         ):
             return _of_variant(device, manifest.get(str(kernel)), list(specs), runs)
-        made, text, name, arguments, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
-        assert grid is not None and threadgroup is not None
+        case = _prepared(device, kernel, name, grid, threadgroup, threadgroup_memory, buffers, constants, include_dirs)
+        name, arguments, given = case.name, case.arguments, case.given
         outputs = [outputs] if isinstance(outputs, int) else list(outputs)
         written = {a.index for a in arguments if a.is_buffer and not a.is_const}
         if wrong := [i for i in outputs if i not in written or not isinstance(given.get(i), np.ndarray)]:
@@ -113,20 +113,20 @@ def check(
                 f"check: output {narrow[0]} is of {given[narrow[0]].dtype}; writes are counted by two bytes: of elements of 2 and more"
             )
 
-        def run(kernel: _core.Kernel = made) -> dict[int, Any]:
+        def run(kernel: _core.Kernel = case.kernel) -> dict[int, Any]:
             counts = {}
             for i in [*outputs] or [-1]:  # a device watches one array
                 own = _copies(given)
                 if i >= 0:
                     counts[i] = device.count_writes(own[i])
-                kernel(own, grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
+                kernel(own, **case.sizes)
             for i, count in counts.items():
                 _covered(count, own[i].itemsize, f"buffer {i}", name, found)
             return {a.index: own[a.index] for a in arguments if a.is_buffer and not a.is_const and isinstance(own.get(a.index), np.ndarray)}
 
         def run_zeros() -> dict[int, Any]:
             """Variables that the kernel does not set begin with zeros."""
-            file = modules.build(modules.Job(text, name, dict(constants or {}), debug=True, zeros=True))
+            file = modules.build(modules.Job(case.text, name, dict(constants or {}), debug=True, zeros=True))
             return run(_core.Kernel(device, Code(name, file=str(file), arguments=arguments).as_tuple(), name, {}))
 
         found = dict[Any, Finding]()
@@ -154,12 +154,23 @@ def count(
     simdgroups, their barriers too. A compiler for the CPU has made the accesses: it may have put some together, or left some out.
     """
     with Device("cpu", debug=True, timeout=timeout) as device:
-        made, _, _, _, given = _prepared(device, kernel, name, grid, threadgroup, buffers, constants, include_dirs)
-        assert grid is not None and threadgroup is not None
+        case = _prepared(device, kernel, name, grid, threadgroup, threadgroup_memory, buffers, constants, include_dirs)
         device._count_accesses()
         before = device.counters
-        made(_copies(given), grid=grid, threadgroup=threadgroup, threadgroup_memory=threadgroup_memory)
+        case.kernel(_copies(case.given), **case.sizes)
         return {what: number - before[what] for what, number in device.counters.items()}
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A kernel with what each of its runs takes: buffers, to be copied, and sizes by name."""
+
+    kernel: _core.Kernel
+    text: KernelText
+    name: str
+    arguments: Sequence[Any]
+    given: dict[int, Any]
+    sizes: dict[str, Any]
 
 
 def _prepared(
@@ -168,11 +179,11 @@ def _prepared(
     name: str | None,
     grid: Sizes | None,
     threadgroup: Sizes | None,
+    threadgroup_memory: Mapping[int, int] | None,
     buffers: Mapping[int, Any] | None,
     constants: Constants | None,
     include_dirs: Sequence[str | Path],
-) -> tuple[_core.Kernel, Any, str, Sequence[Any], dict[int, Any]]:
-    """The kernel, its text, name and arguments, and what each buffer is."""
+) -> _Case:
     if grid is None or threadgroup is None:
         raise ArgumentError("check: a kernel takes grid= and threadgroup=: how many threadgroups, and threads of each")
     library = device.compile(kernel, include_dirs)
@@ -183,7 +194,8 @@ def _prepared(
     name = name or library.kernel_names[0]
     made = library.kernel(name, constants)
     arguments = known_arguments(library._text, name, dict(constants or {}))
-    return made, library._text, name, arguments, _operands(made, arguments, buffers or {})
+    sizes = {"grid": grid, "threadgroup": threadgroup, "threadgroup_memory": threadgroup_memory}
+    return _Case(made, library._text, name, arguments, _operands(made, arguments, buffers or {}), sizes)
 
 
 def _copies(given: Mapping[int, Any]) -> dict[int, Any]:
@@ -223,15 +235,13 @@ def _several(
             continue  # why bits may differ is known
         for i, x in results.items():
             if zeros and (fill := _fill_in(given.get(i), x)).any():
-                again, device_found = zeros()[i], device._take_findings(False)
-                fill &= (_bytes_of(x) != _bytes_of(again)).any(axis=1)
-                zeros = None if device_found or not fill.any() else zeros
+                fill &= (_bytes_of(x) != _bytes_of(zeros()[i])).any(axis=1)
                 if fill.any():
-                    count, what_is = int(fill.sum()), "a variable that was never set"
-                    text = f"buffer {i}: {count} of {len(fill)} elements are {what_is}, the first is {int(np.argmax(fill))}"
-                    for one in doubts.values() or [Finding("unset", text, (), what)]:
+                    few = f"{int(fill.sum())} of {len(fill)} elements are a variable that was never set"
+                    for one in doubts.values() or [Finding("unset", f"buffer {i}: {few}, the first is {int(np.argmax(fill))}", (), what)]:
                         _keep(found, one)
                     return
+                zeros = None  # they are numbers that look like it
             if (differs := np.flatnonzero(first[i].view(np.uint8).reshape(-1) != x.view(np.uint8).reshape(-1))).size:
                 if doubts:
                     found.update(doubts)

@@ -58,10 +58,7 @@ _DEBUG_FLAGS = {
         "tsan-instrument-func-entry-exit=0",
     ],
 }
-_ZEROS = {
-    "clang": ["-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"],
-    "gcc": list[str](),
-}  # clang 16 needs no leave
+_LEAVE = "-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"  # what zeros need before clang 16
 _parsed: dict[str, Path | None] = {}  # by key; None: there is none in this process
 # A compiler's words where parsed headers are damaged. g++ takes no notice of a file that is none, and looks for the header by that name.
 _BLAMES = re.compile(r"PCH|precompiled|AST file|error in backend|frontend command failed|\.parsed\.h|internal compiler error")
@@ -108,7 +105,7 @@ class _Kernel:
         self.job, self.cxx = job, cxx
         debug = [*_DEBUG_FLAGS[cxx.kind], *(["-DMETALMM_CONVERGED"] if job.source.is_ours else [])] if job.debug else []
         if job.zeros:
-            debug = [f.replace("init=pattern", "init=zero") for f in debug] + _ZEROS[cxx.kind]
+            debug = [f.replace("init=pattern", "init=zero") for f in debug] + [_LEAVE] * (cxx.kind == "clang" and cxx.major < 16)
         self.flags = [*cxx.flags, *debug]
         self._lowered = ""
 

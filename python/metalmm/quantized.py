@@ -126,8 +126,9 @@ class QuantizedArray:
         values: Of int8 (q8_0, q6_k) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
             or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
             of k.
-        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. q6_k, fp4 and fp8 have [..., 2], of each
-            half of the group. q4_k and q5_k have [..., 2], scale and minimum; q2_k has [..., 4], both for each half.
+        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. Formats q6_k, fp4 and fp8 have [..., 2], of
+            each half of the group. Formats q4_k and q5_k have [..., 2], scale and minimum. Format q2_k has [..., 4], both for
+            each half.
         biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
             [..., 2], those of scales and of minima. None in the other formats.
         experts: Matrices that it is made of, one behind another: each of n / experts rows (:func:`matmul_gathered`).

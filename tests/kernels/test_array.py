@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, array, debug_array, kinds, known, of_halves, on_tensor_cores, possible, values_of, ways_of
+from support.rows import What, array, debug_array, kinds, known, on_tensor_cores, own_scales, possible, values_of, ways_of
 
 ROWS = array()
 
@@ -27,7 +27,7 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
     some = {What.of(row.variant) for row in ROWS}
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
-        if of_halves(What.of(row.variant)):
+        if own_scales(What.of(row.variant)):
             assert What.of(row.variant) in some, row
             continue
         assert (What.of(row.variant), row.layout[1], row.dtype, row.compiler) in have, row

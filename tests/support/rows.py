@@ -38,10 +38,10 @@ class What:
         return What(v.kernel, v.storage, v.end.replace("3", "2"), on_tensor_cores(v))
 
     def pairs(self) -> set[tuple[Any, ...]]:
-        """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused. Those with two
-        scales a block are one."""
+        """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused. Those of
+        `own_scales` are one."""
         has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.storage.partition(":")[2])}
-        stored = "halves" if of_halves(self) else self.storage
+        stored = "own" if own_scales(self) else self.storage
         return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", stored)}
 
 
@@ -68,7 +68,7 @@ class Row:
         return f"{self.variant}{b}-{self.dtype}-{self.layout}-{self.compiler}{'-debug' if self.debug else ''}"
 
 
-def of_halves(what: What) -> bool:
+def own_scales(what: What) -> bool:
     """Of the formats whose scales have nothing to do with the operands' type."""
     form = what.storage.partition(":")[0]
     return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
@@ -110,10 +110,10 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or of_halves(what) else compilers for what in members}
+    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or own_scales(what) else compilers for what in members}
     types = itertools.cycle(OPERAND_TYPES)
     rows = [
-        row for what, vs in members.items() for row in _product(vs, by[what], have, [next(types)] if of_halves(what) else OPERAND_TYPES)
+        row for what, vs in members.items() for row in _product(vs, by[what], have, [next(types)] if own_scales(what) else OPERAND_TYPES)
     ]
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
@@ -123,7 +123,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     for what, vs in members.items():
-        for row in () if of_halves(what) else possible(vs, by[what]):
+        for row in () if own_scales(what) else possible(vs, by[what]):
             if ways_of(row) - have:
                 rows.append(_newest([row], have))
     return rows
