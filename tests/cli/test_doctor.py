@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from metalmm import cli, doctor, doctor_rows, tuning
 from metalmm.bench.sizes import Shape
-from support.here import DEVICE, FAKE, ROOT
+from support.here import DEVICE, FAKE, FAKE_CUDA, ROOT
 
 needs_fake = pytest.mark.skipif(not FAKE, reason="injects faults, which only the fake Metal allows")
+of_any_device = pytest.mark.skipif(bool(FAKE_CUDA), reason="compiles for seconds what device cpu and the fake Metal have shown")
 
 
 def run(tmp_path: Path, *arguments: str, seconds: float = 100) -> tuple[int, dict[str, Any]]:
@@ -71,6 +72,7 @@ def test_what_was_finished_before_ctrl_c_is_kept(tmp_path: Path, monkeypatch: py
     assert not data["finished"] and data["checks"] and {c["section"].split(":")[0] for c in data["checks"]} == {"kernels", "results"}
 
 
+@of_any_device
 def test_a_wrong_variant_is_wrong_and_the_others_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "bad.metal").write_text(
         '#include <metal_stdlib>\n#include "params.h"\nusing namespace metal;\n'
@@ -191,6 +193,7 @@ def test_an_abort_keeps_what_came_before(section: str, tmp_path: Path) -> None:
     assert {c["state"] for c in kept} <= {"ok"} and len({c["section"] for c in kept}) == SECTIONS.index(section)
 
 
+@of_any_device
 def test_each_failure_keeps_its_whole_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * 500 + "\nerror: one\nand more"
 
@@ -243,6 +246,7 @@ def test_a_bad_file_among_the_shared_stops_nobody(tmp_path: Path, monkeypatch: p
         tuning._collected.cache_clear()
 
 
+@of_any_device
 def test_a_shared_file_is_a_table_for_auto_and_names_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, shape = tmp_path / "share.json", doctor_rows.shapes()[0]
     run(tmp_path, "--share", str(path))

@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import What, array, debug_array, kinds, known, on_tensor_cores, own_scales, possible, values_of, ways_of
+from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, own_scales, possible, values_of, ways_of
 
 ROWS = array()
 
@@ -20,18 +20,27 @@ def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
     assert set(every_variant) >= set(kinds(metalmm.variants())) or DEVICE != "cpu"
 
 
+def what_is_there(row: Row) -> set[tuple[Any, ...]]:
+    """What the array has to have of this instance."""
+    what, b = What.of(row.variant), row.layout[1]
+    form = what.storage.partition(":")[0]
+    if own_scales(what):  # which have nothing to do with the type
+        return {(what,)}
+    if form == "dense":
+        return {(what, b, row.dtype, row.compiler)}
+    plain = (what.kernel, form, what.end, what.tensor_cores, b, row.dtype)
+    if what.end != "1" and not what.tensor_cores:
+        return {(what, b), plain, (what.kernel, what.end, b, row.dtype, row.compiler)}
+    return {(what, b, row.dtype), (*plain, row.compiler)}
+
+
 def test_every_kernel_has_each_type_layout_and_compiler() -> None:
-    """The full product with B's layout, as the registry says what each takes; A's layouts and ways through the columns with each part of it.
-    Of formats whose scales have nothing to do with the type, one of each."""
-    have = {(What.of(row.variant), row.layout[1], row.dtype, row.compiler) for row in ROWS}
+    """As the registry says what each takes; A's layouts and ways through the columns with each part of it."""
+    have = set[tuple[Any, ...]]().union(*map(what_is_there, ROWS))
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
-    some = {What.of(row.variant) for row in ROWS}
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
-        if own_scales(What.of(row.variant)):
-            assert What.of(row.variant) in some, row
-            continue
-        assert (What.of(row.variant), row.layout[1], row.dtype, row.compiler) in have, row
-        assert ways_of(row) <= ways, row
+        assert what_is_there(row) <= have, row
+        assert own_scales(What.of(row.variant)) or ways_of(row) <= ways, row
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:

@@ -1,7 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type by compiler. A's layouts take turns:
-each is there with each of these alone. So are four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
+`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type. Dense weights have it by each
+compiler. Of quantized ones compilers take turns, so that each kernel has each format, type and compiler; where matrices are fused, layouts
+take turns too. A's layouts do: each is there with each of these alone. So are four ways to walk: one row of A or several, by lanes that
+share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -112,9 +114,10 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
     have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or own_scales(what) else compilers for what in members}
     types = itertools.cycle(OPERAND_TYPES)
-    rows = [
-        row for what, vs in members.items() for row in _product(vs, by[what], have, [next(types)] if own_scales(what) else OPERAND_TYPES)
-    ]
+    rows = list[Row]()
+    for what, vs in members.items():
+        chosen = [(next(types), quickest)] if own_scales(what) else [*_types_and_compilers(what, by[what])]
+        rows += _product(vs, chosen, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
@@ -127,6 +130,17 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             if ways_of(row) - have:
                 rows.append(_newest([row], have))
     return rows
+
+
+def _types_and_compilers(what: What, compilers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Of dense weights all. Of quantized ones both layouts together have each type by each compiler, or, where matrices are fused, each type."""
+    form, _, layout = what.storage.partition(":")
+    for i, dtype in enumerate(OPERAND_TYPES):
+        turn = i + bool(layout)
+        if form == "dense":
+            yield from itertools.product([dtype], compilers)
+        elif what.end == "1" or what.tensor_cores or (i == 0) == bool(layout):
+            yield dtype, compilers[(turn + [*FORMATS].index(form)) % len(compilers)]
 
 
 def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
@@ -160,12 +174,13 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
-def _product(vs: Sequence[metalmm.Variant], compilers: Sequence[str], have: set[tuple[Any, ...]], types: Sequence[str]) -> Iterator[Row]:
-    """Of what one kernel computes: layout of B by type by compiler."""
-    types = types if any(set(types) & set(v.types) for v in vs) else OPERAND_TYPES[:1]
-    for b, dtype in itertools.product(("n", "t"), types):
+def _product(vs: Sequence[metalmm.Variant], chosen: Sequence[tuple[str, str]], have: set[tuple[Any, ...]]) -> Iterator[Row]:
+    """Of what one kernel computes: layout of B by types and compilers. Where it takes none of these types, one that it takes."""
+    if not any(dtype in v.types for v in vs for dtype, _ in chosen):
+        chosen = [(vs[0].types[0], chosen[0][1])]
+    for b, (dtype, compiler) in itertools.product(("n", "t"), chosen):
         fitting = [(v, a + b) for a in ("n", "t") for v in vs if a + b in v.supports["layouts"] and dtype in v.types]
-        for compiler in compilers if fitting else ():
+        if fitting:
             yield _newest([Row(v, dtype, layout, compiler) for v, layout in fitting], have)
 
 
