@@ -39,24 +39,25 @@ METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const device T* const thre
   for (uint r = 0; r < ROWS; r++) x[r] = load_octet(from[r] + at);
 }
 
-// A block of 32 of k, or of its halves the first. half_of: the half that this lane has of A. MMA: x0 is what cuda/tensor.h wants, of a row
-// of A, and x1 nothing.
+// A block of 32 of k, or of its halves the first. place: the lane's, which has of A the eighth row / 2, of the weights column / 2. MMA: x0
+// is what cuda/tensor.h wants, of a row of A, and x1 nothing.
 template <bool MMA, int FORMAT, class By, int ROWS, int TILES, class T>
 METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, bool second, uint half_of, uint halves, uint low) {
+                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, Place place, uint halves, uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
   static_assert(MMA || ROWS == 1, "without tensor cores a simdgroup has eight rows of A");
   if (MMA) {
-    TensorCores<MMA>::add_tiles(y, by, x0, half_of, halves, low, totals);
+    TensorCores<MMA>::add_tiles(y, by, x0, place.column / 2, halves, low, totals);
     return;
   }
+  bool second = place.row % 2 == 1;
   thread float2(&total)[TILES] = totals[0];
   vec<T, 4> own0 = Eighth<FORMAT>::own(x0[0], second), own1 = Eighth<FORMAT>::own(x1, second);
   simdgroup_matrix<T, 8, 8> ones = make_filled_simdgroup_matrix<T, 8, 8>(T(1.0f));
 #pragma clang loop unroll(full)
   for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) {
     if (h >= halves) break;
-    bool is_other = Packing<FORMAT>::HALVES > 1 && half_of != h;
+    bool is_other = Packing<FORMAT>::HALVES > 1 && place.row / 4 != h;
     simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     float zero[TILES];
 #pragma clang loop unroll(full)
@@ -72,7 +73,7 @@ METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eigh
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         simdgroup_matrix<T, 8, 8> w;
-        put(w, Integers<T>::pair(y[t].pair(i, low, zero[t])));
+        put(w, Integers<T>::pair(y[t].pair(i, low, high_of(by[t], place.column / 2), zero[t])));
         simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
       }
     }
@@ -159,7 +160,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
         load_rows(x0, own, 32 * d);
-        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, brought / 2, 2, low);
+        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), place, 2, low);
 #pragma clang loop unroll(full)
         for (uint t = 0; t < TILES; t++) {
           Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
@@ -176,7 +177,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     for (uint d = 0; d < DEPTH; d++) {
       Octet<T> x0[ROWS];
       load_rows(x0, own, 32 * d);
-      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), row % 2 == 1, brought / 2, 2, low);
+      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), place, 2, low);
     }
     k += 32 * DEPTH;
   } else {
@@ -199,7 +200,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) x0[r] = whole && left >= 8 ? load_octet(from0[r] + at) : load_some(from0[r] + at, left);
     Octet<T> x1 = whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
-    multiply<MMA>(total, y, by, x0, x1, row % 2 == 1, brought / 2, end - k > 16 ? 2 : 1, low);
+    multiply<MMA>(total, y, by, x0, x1, place, end - k > 16 ? 2 : 1, low);
   }
   wait_for_operands();
   // Where a sum that waits for its scale overflows, or is not within the bound.

@@ -10,22 +10,23 @@ namespace metalmm {
 
 struct Storage {
   // kernels/include/weights.h numbers them likewise.
-  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4, q5_k, q4_k, q6_k, q2_k, fp4, fp8 };
+  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4, q5_k, q4_k, q8_k, q6_k, q2_k, fp4, fp8 };
   Format format = dense;
   bool canonical = false;  // blocks of 32 along K, [k / 32, n, 32]; else rows, [n, k]
   uint32_t group = 0;      // neighbours along K that share a scale
 
   bool is_dense() const { return format == dense; }
-  unsigned per_byte() const { return format == q4_0 || format == affine4 || format == q4_k || format == q2_k || format == fp4 ? 2 : 1; }
+  unsigned per_byte() const { return format == q4_0 || format == affine4 || (format >= q5_k && format != q8_k && format != fp8) ? 2 : 1; }
   bool is_affine() const { return format == affine8 || format == affine4; }  // scales and biases of the operands' type; any group
   bool is_k() const { return format >= q5_k && format <= q2_k; }             // in place of biases factors of 256
   bool has_biases() const { return is_affine() || is_k(); }
-  DType value_type() const { return format == q8_0 || format == q6_k ? kInt8 : kUInt8; }
+  DType value_type() const { return format == q8_0 || format == q8_k ? kInt8 : kUInt8; }
   DType scale_type(DType operands) const { return is_affine() ? operands : is_k() ? kInt8 : format >= fp4 ? kUInt16 : kFloat16; }
   DType bias_type(DType operands) const { return is_k() ? kFloat16 : operands; }
-  // Of a group, and of 256 weights: more than one are an axis of their own.
-  unsigned scales_each() const { return format == q2_k ? 4 : format >= q5_k ? 2 : 1; }
-  unsigned biases_each() const { return is_k() && format != q6_k ? 2 : 1; }
+  // Of a group, and of 256 weights: more than one are an axis of their own. Beside q5_k's and q6_k's stand two of nothing, and 4 and 8 of
+  // upper bits.
+  unsigned scales_each() const { return format == q6_k ? 12 : format == q5_k ? 8 : format == q2_k ? 4 : format >= q5_k ? 2 : 1; }
+  unsigned biases_each() const { return is_k() && format != q8_k && format != q6_k ? 2 : 1; }
   bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }
   bool operator!=(const Storage& o) const { return !(*this == o); }
 
@@ -43,7 +44,7 @@ struct Storage {
   static std::string name_of(unsigned index);
   static std::optional<Storage> parse(const std::string& text);
 };
-constexpr unsigned kFormats = 11, kStorages = 2 * kFormats - 1;
+constexpr unsigned kFormats = 12, kStorages = 2 * kFormats - 1;
 extern const char* const kFormatNames[kFormats];
 
 }  // namespace metalmm

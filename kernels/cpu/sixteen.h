@@ -15,6 +15,12 @@ METAL_FUNC Sixteen sixteen_bytes(const device uchar* p, int shift, int mask, int
   metal::floats_of_bytes(p, shift, mask, flip, offset, x);
   return sixteen_of(x);
 }
+// The upper bits of a block of 32, times 16: of weights with an even k, or an odd. Each eighth has its own from every fourth bit on.
+METAL_FUNC Sixteen sixteen_times(const thread uint (&high)[4], uint which, uint mask) {
+  float x[16];
+  for (uint i = 0; i < 16; i++) x[i] = float(int(high[i / 4] >> (i % 4 * 2 + which) * 4 & mask) * 16);
+  return sixteen_of(x);
+}
 // Of the low or the high halves of sixteen bytes, e2m1, twice its value.
 METAL_FUNC Sixteen sixteen_of_e2m1(const device uchar* p, int shift) {
   float x[16];

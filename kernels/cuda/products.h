@@ -169,7 +169,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     FACTORS_EACH = (Of::FACTORS + TG - 1) / TG,
     OF_FACTORS = Of::FACTORS * WORDS,  // words
     OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
-    BYTES = 4 * (OF_ZEROS + HAS_BIAS * Of::FACTORS)
+    OF_HIGH = OF_ZEROS + HAS_BIAS * Of::FACTORS,
+    BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Of::FACTORS)
   };
   const device uchar* next[EACH];
   Cursor factor[FACTORS_EACH];
@@ -225,6 +226,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       float s = by[j].scale(i / BN % 2), b = by[j].bias(i / BN % 2), zero = zero_of<Pack::ID>(s, b);
       reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[i] = Of::factor(s, b, zero);
       if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
+      if (Pack::HIGH > 0) words[OF_HIGH + i] = high_of(by[j], Pack::HALVES == 2 ? i / BN % 2 * 2 : 0);
     }
   }
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
@@ -240,12 +242,19 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint h = 0; h < Pack::HALVES; h++)
       zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
                          : offset(float(uint(Pack::OFFSET)));
+    uint high[Pack::HALVES];
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Of::EACH + h) * BN + beyond] : 0;
     metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
     metal::uint4 y;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
       uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
-      y[i] = as_type<uint>(Integers<T>::pair(numbers(metal::pick_bytes(first, second, which(lane)), zero[i / 2 % Pack::HALVES], low)));
+      uint own = metal::pick_bytes(first, second, which(lane));
+      uint half_of = i / 2 % Pack::HALVES, more = 0;
+      if (Pack::HIGH > 0)
+        more = (metal::pick_bytes(high[half_of], high[half_of], which(lane)) >> i * Pack::HIGH % 4 << 4) & Pack::HIGH_MASK * 0x01000010u;
+      y[i] = as_type<uint>(Integers<T>::pair(numbers(own, more, zero[half_of], low)));
     }
     return y;
   }
@@ -258,10 +267,12 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     uint pair = lane % 4;
     return Pack::BITS == 8 ? 0x100u + 0x202u * pair : 0x101u * pair;
   }
-  static METAL_FUNC metal::half2 numbers(uint bytes, metal::half2 zero, uint low) {
+  // more: their upper bits, where these belong.
+  static METAL_FUNC metal::half2 numbers(uint bytes, uint more, metal::half2 zero, uint low) {
     if (Pack::IS_FLOAT) return halves_of_floats<Pack::ID>(Pack::BITS == 8 ? bytes : (bytes & 0xffffu) | (bytes >> 4 & 0xffff0000u));
     uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::SIGNED ? 0x00800080u : 0;
-    metal::half2 x = as_type<metal::half2>((bytes & mask) ^ (0x64006400u | signs));
+    uint bits = signs != 0 ? (bytes & mask) ^ (0x64006400u | signs) : (bytes & mask) | 0x64006400u;
+    metal::half2 x = as_type<metal::half2>(bits ^ more);
     return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
   }
 };

@@ -74,30 +74,30 @@ struct TensorCores<true> {
     }
   }
   // Adds a block of 32 of k to TILES times eight columns of eight rows of A. A lane has of column lane / 4 of each tile, and of row lane /
-  // 4 of A, the eighth lane % 4, of half `half_of`, if that is among the first `halves`: of its sums that column's of rows 2 * (lane % 4)
-  // and the next. Cut off as is said below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32
-  // sums 74 of the bound's 129 at K = SURE.
+  // 4 of A, the eighth lane % 4, if its half is among the first `halves`: of its sums that column's of rows 2 * (lane % 4) and the next.
+  // Cut off as is said below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the
+  // bound's 129 at K = SURE.
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                                   const thread Octet<T> (&own)[ROWS], uint half_of, uint halves, uint low,
+                                   const thread Octet<T> (&own)[ROWS], uint eighth, uint halves, uint low,
                                    thread metal::float2 (&sums)[ROWS][TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Packing<FORMAT>::HALVES; h++)
-      if (h < halves) add_half<FORMAT>(y, by, own, h, half_of, low, sums);
+      if (h < halves) add_half<FORMAT>(y, by, own, h, eighth, low, sums);
   }
 
  private:
-  // Half h of the block; half_of: which one a lane has of it.
+  // Half h of the block; eighth: the lane's.
   template <int FORMAT, class By, int ROWS, int TILES, class T>
   static METAL_FUNC void add_half(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], const thread Octet<T> (&own)[ROWS],
-                                  uint h, uint half_of, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
+                                  uint h, uint eighth, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
     metal::uint4 x[ROWS], ones = metal::uint4(as_type<uint>(metal::vec<T, 2>(T(1.0f))));
     float4 of_a[ROWS];
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) {
       x[r] = arranged<FORMAT>(bits_of(own[r]));
-      if (Packing<FORMAT>::HALVES > 1 && half_of != h) x[r] = metal::uint4(0);
+      if (Packing<FORMAT>::HALVES > 1 && eighth / 2 != h) x[r] = metal::uint4(0);
       of_a[r] = float4(0.0f);
       if (!Packing<FORMAT>::HAS_BIAS) continue;
       of_a[r] = metal::mma_16x8x16<T>(of_a[r], ones, x[r].xy);
@@ -106,11 +106,12 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t += 2) {
       float zero[2] = {zero_of<FORMAT>(by[t].scale(h), by[t].bias(h)), zero_of<FORMAT>(by[t + 1].scale(h), by[t + 1].bias(h))};
+      uint high[2] = {high_of(by[t], eighth), high_of(by[t + 1], eighth)};
       metal::uint4 weights[2];
 #pragma clang loop unroll(full)
       for (uint j = 0; j < 2; j++)
-        weights[j] = {pair<T>(y[t], 2 * j, low, zero[0]), pair<T>(y[t + 1], 2 * j, low, zero[1]), pair<T>(y[t], 2 * j + 1, low, zero[0]),
-                      pair<T>(y[t + 1], 2 * j + 1, low, zero[1])};
+        weights[j] = {pair<T>(y[t], 2 * j, low, high[0], zero[0]), pair<T>(y[t + 1], 2 * j, low, high[1], zero[1]),
+                      pair<T>(y[t], 2 * j + 1, low, high[0], zero[0]), pair<T>(y[t + 1], 2 * j + 1, low, high[1], zero[1])};
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         float4 sum = metal::mma_16x8x16<T>(float4(0.0f), weights[0], x[r].xy);
@@ -143,10 +144,11 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
         for (uint i = h * EACH; i < (h + 1) * EACH; i++) {
           Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
+          uint high = high_of(left.by, i), beside_high = high_of(right.by, i);
 #pragma clang loop unroll(full)
           for (uint j = 0; j < 2; j++) {
-            metal::uint4 weights = {pair<half>(y, 2 * j, low, zero), pair<half>(z, 2 * j, low, zero_beside),
-                                    pair<half>(y, 2 * j + 1, low, zero), pair<half>(z, 2 * j + 1, low, zero_beside)};
+            metal::uint4 weights = {pair<half>(y, 2 * j, low, high, zero), pair<half>(z, 2 * j, low, beside_high, zero_beside),
+                                    pair<half>(y, 2 * j + 1, low, high, zero), pair<half>(z, 2 * j + 1, low, beside_high, zero_beside)};
             both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
           }
         }
@@ -177,14 +179,17 @@ struct TensorCores<true> {
     for (uint j = 0; j < WORDS; j++) y.word[j] = piece.bits[(WORDS * i + j) / 4][(WORDS * i + j) % 4];
     return y;
   }
+  // Of numbers of few bits in UNITs, by which the sum is multiplied.
   template <class T, int FORMAT>
-  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, float zero) {
-    return as_type<uint>(Integers<T>::pair(y.pair(i, low, zero)));
+  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, uint high, float zero) {
+    bool is_float = Packing<FORMAT>::IS_FLOAT;
+    metal::half2 x = is_float ? as_type<metal::half2>(bits_of_floats<FORMAT>(y.two_floats(i))) : y.pair(i, low, high, zero);
+    return as_type<uint>(Integers<T>::pair(x));
   }
   template <int FORMAT, class By>
   static METAL_FUNC float added(By by, uint half_of, float zero, float sum, float of_a, float to) {
     float scale = by.scale(half_of);
-    to = metal::fma(scale, sum, to);
+    to = metal::fma(scale, Packing<FORMAT>::IS_FLOAT ? sum * float(uint(Packing<FORMAT>::UNIT)) : sum, to);
     return Packing<FORMAT>::HAS_BIAS ? metal::fma(metal::fma(scale, zero, by.bias(half_of)), of_a, to) : to;
   }
 };

@@ -34,22 +34,26 @@ struct Eighth {
     return x;
   }
   // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; less `zero`. low: two that are
-  // 0xff, or 0xf, from the host (weights.h says why).
-  METAL_FUNC metal::half2 pair(uint i, uint low, float zero) const {
+  // 0xff, or 0xf, from the host (weights.h says why). high: as `high_of` says.
+  METAL_FUNC metal::half2 pair(uint i, uint low, uint high, float zero) const {
     constexpr uint SIGNS = Packing<FORMAT>::SIGNED ? 0x00800080u : 0;
-    if (Packing<FORMAT>::IS_FLOAT) {
-      uint own = Packing<FORMAT>::BITS == 8 ? word[i / 2 % WORDS] : word[0] >> i / 2 * 8;
-      return halves_of_floats<FORMAT>(own >> i % 2 * Packing<FORMAT>::BITS);
-    }
+    if (Packing<FORMAT>::IS_FLOAT) return halves_of_floats<FORMAT>(two_floats(i));
     if (Packing<FORMAT>::BITS == 8) {
       uint bits = word[i / 2 % WORDS];
       return as_type<metal::half2>(((i % 2 ? bits >> 8 : bits) & low) ^ (0x64006400u | SIGNS)) - metal::half2(half(1024.0f + zero));
     }
-    uint bits = i / 2 ? word[0] >> 8 : word[0];
+    // "Or" and "exclusive or" by turns, which no compiler puts in another order: each has three operands in one of NVIDIA's instructions.
+    uint bits = i / 2 ? word[0] >> 8 : word[0], more = 0;
+    if (Packing<FORMAT>::HIGH > 0) more = (i / 2 ? high >> 4 : high << 4) & Packing<FORMAT>::HIGH_MASK * 0x00100010u << i % 2 * 4;
     if (i % 2)
-      return metal::fma(as_type<metal::half2>((bits & low << 4) | 0x64006400u), metal::half2(half(0.0625f)),
+      return metal::fma(as_type<metal::half2>(((bits & low << 4) | 0x64006400u) ^ more), metal::half2(half(0.0625f)),
                         metal::half2(half(-64.0f - zero)));
-    return as_type<metal::half2>((bits & low) | 0x64006400u) - metal::half2(half(1024.0f + zero));
+    return as_type<metal::half2>(((bits & low) | 0x64006400u) ^ more) - metal::half2(half(1024.0f + zero));
+  }
+  // The same as `bits_of_floats` takes them.
+  METAL_FUNC uint two_floats(uint i) const {
+    uint own = Packing<FORMAT>::BITS == 8 ? word[i / 2 % WORDS] : word[0] >> i / 2 * 8;
+    return own >> i % 2 * Packing<FORMAT>::BITS;
   }
   // Of eight neighbours of A what a lane needs for the four: the first of each pair, or the second.
   template <class T>
@@ -87,9 +91,10 @@ METAL_FUNC uint low_pair(uint low_byte) {
 
 // All eight in their order, less `zero`.
 template <int FORMAT>
-METAL_FUNC Octet<half> in_order(Eighth<FORMAT> y, float zero, uint low_byte) {
+METAL_FUNC Octet<half> in_order(Eighth<FORMAT> y, uint high, float zero, uint low_byte) {
   uint low = low_pair<FORMAT>(low_byte);
-  metal::half2 a = y.pair(0, low, zero), b = y.pair(1, low, zero), c = y.pair(2, low, zero), d = y.pair(3, low, zero);
+  metal::half2 a = y.pair(0, low, high, zero), b = y.pair(1, low, high, zero), c = y.pair(2, low, high, zero),
+               d = y.pair(3, low, high, zero);
   if (Packing<FORMAT>::BITS == 8) return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
   return {{a.x, b.x, c.x, d.x}, {a.y, b.y, c.y, d.y}};
 }

@@ -43,7 +43,7 @@ struct QuantizedTile {
     uint along = eight % ACROSS * 8;
     float scale = stored.scale(along / 16 % 2), bias = stored.bias(along / 16 % 2);
     float zero = Pack::HAS_BIAS && IN_FLOAT ? 0.0f : zero_of<Pack::ID>(scale, bias);
-    store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, zero, low_byte), scale, bias)));
+    store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, high_of(stored, along / 8 % 4), zero, low_byte), scale, bias)));
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor(scale, bias, zero);
   }
   static METAL_FUNC Factor factor(float scale, float bias, float zero) {

@@ -1,5 +1,5 @@
-// Rows of weights as they are stored: dense, or integers of 8 or 4 bits that a scale for each group along K turns into weights
-// (python/metalmm/quantized.py says the formats).
+// Rows of weights as they are stored: dense, or integers of 4 to 8 bits that a scale for each group along K turns into weights
+// (python/metalmm/quantized.py says the formats). Of 5 and 6 bits the upper ones stand beside the scale.
 //
 // From an integer to a float without a conversion, which takes Apple's GPUs 4 cycles and NVIDIA's four times an addition: its bits are set
 // into the mantissa of a power of two, which is taken away again. A mask, an exclusive or that also makes a signed byte an offset one, and
@@ -16,26 +16,32 @@
 #include "../cpu/sixteen.h"
 #include "octet.h"
 
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q6_K, Q2_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
+enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q8_K, Q6_K, Q2_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
   enum : uint {
     ID = FORMAT,
-    BITS = FORMAT == DENSE                                                                     ? 16
-    : FORMAT == Q4_0 || FORMAT == AFFINE4 || FORMAT == Q4_K || FORMAT == Q2_K || FORMAT == FP4 ? 4
-                                                                                               : 8,
-    COUNT = FORMAT == DENSE ? 8 : 32,  // weights of a piece; of quantized ones all of a block
+    BITS = FORMAT == DENSE                                                                       ? 16
+    : FORMAT == Q4_0 || FORMAT == AFFINE4 || (FORMAT >= Q5_K && FORMAT != Q8_K && FORMAT != FP8) ? 4
+                                                                                                 : 8,
+    COUNT = FORMAT == DENSE ? 8 : 32,                // weights of a piece; of quantized ones all of a block
+    HIGH = (FORMAT == Q5_K) + 2 * (FORMAT == Q6_K),  // bits of an integer beside its scale
+    HIGH_MASK = (1 << HIGH) - 1,
     PER_BYTE = BITS == 4 ? 2 : 1,
-    SIGNED = FORMAT == Q8_0 || FORMAT == Q6_K,
+    SIGNED = FORMAT == Q8_0 || FORMAT == Q8_K,
     OFFSET = SIGNED  ? 128
     : FORMAT == Q4_0 ? 8
+    : FORMAT == Q6_K ? 32
                      : 0,
-    IS_FLOAT = FORMAT >= FP4,                       // a value is a number of few bits, no integer
-    SCALED = SIGNED || FORMAT == Q4_0 || IS_FLOAT,  // by a factor alone
+    IS_FLOAT = FORMAT >= FP4,          // a value is a number of few bits, no integer
+    SCALED = OFFSET != 0 || IS_FLOAT,  // by a factor alone
     HAS_BIAS = FORMAT != DENSE && !SCALED,
     IS_K = FORMAT >= Q5_K && !IS_FLOAT,
-    HALVES = FORMAT >= Q6_K ? 2 : 1  // of a block, each with a scale of its own
+    HALVES = FORMAT >= Q8_K ? 2 : 1,  // of a block, each with a scale of its own
+    UNIT = FORMAT == FP4 ? 32768
+    : FORMAT == FP8      ? 256
+                         : 1  // of `bits_of_floats`
   };
 };
 
@@ -78,12 +84,13 @@ METAL_FUNC metal::float4 bytes_of(uint word, uint low_byte) {
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 32768.0f + OFFSET, 8388608.0f + OFFSET, 32768.0f + OFFSET);
 }
 
-// The four lowest halves of bytes, likewise: below 2^23, 2^19, 2^15 and 2^11.
+// The four lowest halves of bytes, likewise: below 2^23, 2^19, 2^15 and 2^11. high: their upper bits, where they have some, likewise.
 template <int FORMAT>
-METAL_FUNC metal::float4 nibbles_of(uint word, uint low_byte) {
-  constexpr uint OFFSET = Packing<FORMAT>::OFFSET;
+METAL_FUNC metal::float4 nibbles_of(uint word, uint high, uint low_byte) {
+  constexpr uint OFFSET = Packing<FORMAT>::OFFSET, MORE = Packing<FORMAT>::HIGH_MASK * 16u;
   uint low = low_byte / 17;  // 15: a shift would be seen through, and four masks made of one at an instruction each time
   metal::uint4 bits = metal::uint4(word) & metal::uint4(low, low << 4, low << 8, low << 12);
+  if (MORE != 0) bits |= metal::uint4(high << 4) & metal::uint4(MORE, MORE << 4, MORE << 8, MORE << 12);
   bits |= metal::uint4(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 524288.0f + OFFSET, 32768.0f + OFFSET, 2048.0f + OFFSET);
 }
@@ -96,12 +103,15 @@ struct Cursor {
   uint group;
 };
 
-// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too.
+// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too, and UNITs of them.
+template <int FORMAT>
+METAL_FUNC uint bits_of_floats(uint two) {
+  if (Packing<FORMAT>::BITS == 4) return (two & 0x00070007u) << 9 | (two & 0x00080008u) << 12;
+  return (two & 0x007f007fu) << 7 | (two & 0x00800080u) << 8;
+}
 template <int FORMAT>
 METAL_FUNC metal::half2 halves_of_floats(uint two) {
-  if (Packing<FORMAT>::BITS == 4)
-    return as_type<metal::half2>((two & 0x00070007u) << 9 | (two & 0x00080008u) << 12) * metal::half2(half(32768.0f));
-  return as_type<metal::half2>((two & 0x007f007fu) << 7 | (two & 0x00800080u) << 8) * metal::half2(half(256.0f));
+  return as_type<metal::half2>(bits_of_floats<FORMAT>(two)) * metal::half2(half(float(uint(Packing<FORMAT>::UNIT))));
 }
 
 // The scale of a block of 32, and its bias, as they are stored.
@@ -127,9 +137,8 @@ struct ScalesOfK {
   metal::char2 bytes;
   metal::half2 factors;
 
-  static METAL_FUNC ScalesOfK load(Cursor c) {
-    return {*reinterpret_cast<const device metal::char2*>(c.scales), *reinterpret_cast<const device metal::half2*>(c.biases)};
-  }
+  static METAL_FUNC ScalesOfK load(Cursor c) { return of(*reinterpret_cast<const device metal::char2*>(c.scales), c); }
+  static METAL_FUNC ScalesOfK of(metal::char2 bytes, Cursor c) { return {bytes, *reinterpret_cast<const device metal::half2*>(c.biases)}; }
   static METAL_FUNC ScalesOfK none() { return {metal::char2(0), metal::half2(half(0.0f))}; }
   METAL_FUNC float scale(uint) const thread { return float(factors.x) * float(bytes.x); }
   METAL_FUNC float bias(uint) const thread { return -(float(factors.y) * float(bytes.y)); }
@@ -140,9 +149,8 @@ struct ScalesOfK<false, true> {
   metal::char2 bytes;
   half factor;
 
-  static METAL_FUNC ScalesOfK load(Cursor c) {
-    return {*reinterpret_cast<const device metal::char2*>(c.scales), *reinterpret_cast<const device half*>(c.biases)};
-  }
+  static METAL_FUNC ScalesOfK load(Cursor c) { return of(*reinterpret_cast<const device metal::char2*>(c.scales), c); }
+  static METAL_FUNC ScalesOfK of(metal::char2 bytes, Cursor c) { return {bytes, *reinterpret_cast<const device half*>(c.biases)}; }
   static METAL_FUNC ScalesOfK none() { return {metal::char2(0), half(0.0f)}; }
   METAL_FUNC float scale(uint half_of) const thread { return float(factor) * float(half_of != 0 ? bytes.y : bytes.x); }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
@@ -160,6 +168,34 @@ struct ScalesOfK<true, true> {
   METAL_FUNC float scale(uint half_of) const thread { return float(factors.x) * float(half_of != 0 ? bytes.z : bytes.x); }
   METAL_FUNC float bias(uint half_of) const thread { return -(float(factors.y) * float(half_of != 0 ? bytes.w : bytes.y)); }
 };
+// And, behind two bytes of nothing, the HIGH upper bits of the block's integers: of each half's, or of all, a word. `high_of` an eighth
+// has them where a word of half bytes has the lower ones, with others between.
+template <class S, uint HIGH>
+struct ScalesAndBits {
+  enum : uint { BYTES = 4 + 4 * HIGH, OF_BIASES = S::OF_BIASES, SHORT = 0 };
+  S scales;
+  metal::uint2 bits;
+
+  static METAL_FUNC ScalesAndBits load(Cursor c) {
+    if (HIGH == 1) {
+      metal::uint2 both = *reinterpret_cast<const device metal::uint2*>(c.scales);
+      return {S::of(as_type<metal::char4>(both.x).xy, c), both.yy};
+    }
+    metal::uint3 all = *reinterpret_cast<const device metal::packed_uint3*>(c.scales);
+    return {S::of(as_type<metal::char4>(all.x).xy, c), all.yz};
+  }
+  static METAL_FUNC ScalesAndBits none() { return {S::none(), metal::uint2(0)}; }
+  METAL_FUNC float scale(uint half_of) const thread { return scales.scale(half_of); }
+  METAL_FUNC float bias(uint half_of) const thread { return scales.bias(half_of); }
+};
+template <class By>
+METAL_FUNC uint high_of(By, uint) {
+  return 0;
+}
+template <class S, uint HIGH>
+METAL_FUNC uint high_of(ScalesAndBits<S, HIGH> by, uint eighth) {
+  return (HIGH == 2 && eighth >= 2 ? by.bits.y : by.bits.x) >> eighth * HIGH % 4;
+}
 // Of numbers of few bits: of each half the upper 16 bits of a float.
 struct ScalesOfFloats {
   enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
@@ -193,6 +229,14 @@ struct ScalesFor<T, AFFINE4, false> {
 template <class T, int FORMAT>
 struct ScalesFor<T, FORMAT, true> {
   typedef ScalesOfK<Packing<FORMAT>::HAS_BIAS, Packing<FORMAT>::HALVES == 2> type;
+};
+template <class T>
+struct ScalesFor<T, Q5_K, true> {
+  typedef ScalesAndBits<ScalesOfK<true, false>, 1> type;
+};
+template <class T>
+struct ScalesFor<T, Q6_K, true> {
+  typedef ScalesAndBits<ScalesOfK<false, true>, 2> type;
 };
 
 // What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
@@ -332,8 +376,8 @@ struct Weights {
       return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
     }
     if (Packing<FORMAT>::BITS == 4) {
-      uint word = piece.bits[0][i];
-      return {nibbles_of<FORMAT>(word, low_byte), nibbles_of<FORMAT>(word >> 16, low_byte)};
+      uint word = piece.bits[0][i], high = high_of(piece.by, i);
+      return {nibbles_of<FORMAT>(word, high, low_byte), nibbles_of<FORMAT>(word >> 16, high >> 16, low_byte)};
     }
     metal::uint4 bits = piece.bits[i / 2 % LOADS];
     return {bytes_of<FORMAT>(bits[i % 2 * 2], low_byte), bytes_of<FORMAT>(bits[i % 2 * 2 + 1], low_byte)};
@@ -345,7 +389,13 @@ struct Weights {
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
     if (FORMAT == FP4) return sixteen_of_e2m1(c.values, 4 * which);
     if (FORMAT == FP8) return sixteen_of_e4m3(c.values + 16 * which);
-    if (Packing<FORMAT>::BITS == 4) return sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
+    if (Packing<FORMAT>::BITS == 4) {
+      Sixteen x = sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
+      if (Packing<FORMAT>::HIGH == 0) return x;
+      By by = By::load(c);
+      const uint high[4] = {high_of(by, 0), high_of(by, 1), high_of(by, 2), high_of(by, 3)};
+      return x + sixteen_times(high, which, Packing<FORMAT>::HIGH_MASK);
+    }
     constexpr int SIGN = Packing<FORMAT>::SIGNED ? 128 : 0;
     return sixteen_bytes(c.values + 16 * which, 0, 255, SIGN, SIGN);
   }
@@ -371,6 +421,7 @@ struct Weights {
     float value = Packing<FORMAT>::SIGNED ? float(as_type<char>(uchar(bits))) : float(int(bits) - int(Packing<FORMAT>::OFFSET));
     if (Packing<FORMAT>::IS_FLOAT) value = float(halves_of_floats<FORMAT>(bits).x);
     By by = By::load(c);
+    if (Packing<FORMAT>::HIGH > 0) value += float((high_of(by, k / 8 % 4) >> k % 8 * 4 & Packing<FORMAT>::HIGH_MASK) * 16);
     return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_of), value, by.bias(half_of)) : by.scale(half_of) * value;
   }
 };

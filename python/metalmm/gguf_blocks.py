@@ -121,7 +121,7 @@ def _q2_k(data: _Numbers) -> _Parts:
 
 def _q3_k(data: _Numbers) -> _Parts:
     third = data[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # 0: four less
-    values = (_pairs(data[:, 32:96]) | third.reshape(len(data), -1) << 2).astype(np.int8) - np.int8(4)
+    values = (_pairs(data[:, 32:96]) | third.reshape(len(data), -1) << 2) + np.uint8(32 - 4)
     low, high = data[:, 96:104], data[:, 104:108]
     scales = np.concatenate([low & 15, low >> 4], axis=1) | np.concatenate([high >> i & 3 for i in (0, 2, 4, 6)], axis=1) << 4
     return _with_scales(values, data[:, 108:], scales.astype(np.int8) - np.int8(32))
@@ -129,8 +129,7 @@ def _q3_k(data: _Numbers) -> _Parts:
 
 def _q6_k(data: _Numbers) -> _Parts:
     low = _nibbles(data[:, :128], 64).reshape(len(data), 2, 128) | _pairs(data[:, 128:192]).reshape(len(data), 2, 128) << 4
-    values = low.reshape(len(data), -1).astype(np.int8) - np.int8(32)
-    return _with_scales(values, data[:, 208:], np.ascontiguousarray(data[:, 192:208]).view(np.int8))
+    return _with_scales(low.reshape(len(data), -1), data[:, 208:], np.ascontiguousarray(data[:, 192:208]).view(np.int8))
 
 
 def _iq4_xs(data: _Numbers) -> _Parts:
@@ -175,7 +174,7 @@ GGUF = {
     "q5_k": Blocks("q5_k", 256, 176, _q5_k),
     "q6_k": Blocks("q6_k", 256, 210, _q6_k),
     "iq4_nl": Blocks("q8_0", 32, 18, _iq4_nl),
-    "iq4_xs": Blocks("q6_k", 256, 136, _iq4_xs),
+    "iq4_xs": Blocks("q8_k", 256, 136, _iq4_xs),
     "mxfp4": Blocks("fp4", 32, 17, _mxfp4),
     "nvfp4": Blocks("fp4", 64, 36, _nvfp4),
 }

@@ -7,15 +7,20 @@
 | affine8, affine4 | scale * q + bias, q of 0 to 255, to 15 | 32, 64 or 128 | MLX's quantize |
 | q4_k, q5_k | scale * q - minimum, q of 0 to 15, to 31 | 32 | GGUF: q4_K, q5_K |
 | q2_k | the same, q of 0 to 15 | 16 | GGUF: q2_K |
-| q6_k | scale * q, q of -128 to 127 | 16 | GGUF: q6_K, q3_K and iq4_xs |
+| q6_k | scale * (q - 32), q of 0 to 63 | 16 | GGUF: q6_K, q3_K |
+| q8_k | scale * q, q of -128 to 127 | 16 | GGUF: iq4_xs |
 | fp4, fp8 | scale * q, q a number of 4 or 8 bits | 16 | mxfp4, nvfp4 and mxfp8 |
 
 | format | scales, and what stands beside them |
 |---|---|
 | q8_0, q4_0 | float16 |
 | affine8, affine4 | scales and biases, of the weights' type |
-| K-quants (q2_k, q4_k, q5_k, q6_k) | int8, and minima of int8; both times a float16 of 256 weights, their factor |
+| K-quants (q2_k, q4_k, q5_k, q6_k, q8_k) | int8, and minima of int8; both times a float16 of 256 weights, their factor |
 | fp4, fp8 | the upper 16 bits of a float32, as uint16 |
+
+Values of q5_k and q6_k have 4 bits. The upper ones stand behind their group's scales and two zeros, in little-endian words of four bytes.
+q5_k has one word of 32 values, where bit 4 * (i % 8) + i // 8 is the fifth of value i. q6_k has one of each 16, with two bits of value i
+from 4 * (i % 8) + 2 * (i // 8) on.
 
 The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
 NaNs no format has.
@@ -49,7 +54,8 @@ class Format:
     """A format of quantized weights.
 
     Attributes:
-        bits: Of a value.
+        bits: Of a value, as ``values`` has it.
+        upper: Further bits of a value, in ``scales``.
         groups: How many neighbours along K may share a scale, the default first.
         offset: Subtracted from a stored value.
         has_bias: A group has a bias, or a minimum, beside its scale.
@@ -66,6 +72,7 @@ class Format:
     is_k: bool = False
     is_float: bool = False
     halves: bool = False
+    upper: int = 0
 
     def scale_type(self, operands: Any) -> Any:
         """The type of scales, by that of the operands."""
@@ -82,13 +89,13 @@ class Format:
 
     @property
     def value_type(self) -> type[np.generic]:
-        return np.int8 if self.name in ("q8_0", "q6_k") else np.uint8
+        return np.int8 if self.name in ("q8_0", "q8_k") else np.uint8
 
     @property
     def each(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Axes of ``scales`` and of ``biases`` behind the group's, or the 256 weights'."""
         has_minima = self.is_k and self.has_bias
-        scales = (1 + self.halves) * (1 + has_minima)
+        scales = (1 + self.halves) * (1 + has_minima) + (2 + 4 * self.upper) * (self.upper > 0)
         return (scales,) if scales > 1 else (), (2,) if has_minima else ()
 
     def shapes(self, n: int, k: int, group: int, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -106,9 +113,10 @@ FORMATS = {
         Format("q4_0", 4, (32,), offset=8),
         Format("affine8", 8, (64, 32, 128), has_bias=True),
         Format("affine4", 4, (64, 32, 128), has_bias=True),
-        Format("q5_k", 8, (32,), has_bias=True, is_k=True),
+        Format("q5_k", 4, (32,), has_bias=True, is_k=True, upper=1),
         Format("q4_k", 4, (32,), has_bias=True, is_k=True),
-        Format("q6_k", 8, (32,), is_k=True, halves=True),
+        Format("q8_k", 8, (32,), is_k=True, halves=True),
+        Format("q6_k", 4, (32,), offset=32, is_k=True, halves=True, upper=2),
         Format("q2_k", 4, (32,), has_bias=True, is_k=True, halves=True),
         Format("fp4", 4, (32,), is_float=True, halves=True),
         Format("fp8", 8, (32,), is_float=True, halves=True),
@@ -123,13 +131,13 @@ class QuantizedArray:
     All its arrays are C-contiguous, and not to be written to. They are NumPy arrays, or Arrays of a device: :meth:`to`.
 
     Attributes:
-        values: Of int8 (q8_0, q6_k) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
+        values: Of int8 (q8_0, q8_k) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
             or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
             of k.
-        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. Formats q6_k, fp4 and fp8 have [..., 2], of
-            each half of the group. Formats q4_k and q5_k have [..., 2], scale and minimum. Format q2_k has [..., 4], both for
-            each half.
-        biases: Of the affine formats, like scales. Of q6_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
+        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. Formats q8_k, fp4 and fp8 have [..., 2], of
+            each half of the group; q6_k [..., 12], upper bits behind them. Format q4_k has [..., 2], scale and minimum; q5_k [..., 8],
+            upper bits behind them. Format q2_k has [..., 4], scale and minimum for each half.
+        biases: Of the affine formats, like scales. Of q6_k and q8_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
             [..., 2], those of scales and of minima. None in the other formats.
         experts: Matrices that it is made of, one behind another: each of n / experts rows (:func:`matmul_gathered`).
         storage: Format, group and layout in one word, as MatmulSpec has it.
@@ -232,6 +240,8 @@ class QuantizedArray:
             return each(scales.astype(np.float64), self.group), None if biases is None else each(biases, self.group)
         assert biases is not None
         halves = 1 + f.halves
+        if f.upper:
+            scales = scales[..., :2]
         parts = scales.astype(np.float64).reshape(*scales.shape[:2], halves, -1)  # of each: scale, or scale and minimum
         parts *= np.repeat(biases.reshape(*biases.shape[:2], 1, -1), SUPER // BLOCK, axis=1)[:, : parts.shape[1]]
         parts = each(parts.reshape(len(parts), halves * parts.shape[1], -1), BLOCK // halves)
@@ -242,7 +252,11 @@ class QuantizedArray:
         f, (n, k) = FORMATS[self.format], self.shape
         values = np.asarray(self.values)
         rows = values if self.layout == "nk" else values.transpose(1, 0, 2).reshape(n, -1)
-        return (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
+        found = (_unpacked(rows) if f.bits == 4 else rows)[:, :k].astype(np.int16) - np.int16(f.offset)
+        if f.upper:
+            words = np.ascontiguousarray(self._by_row(self.scales)[..., 4:]).view("<u4")[..., None]
+            found += (words >> _places(f) & (1 << f.upper) - 1).reshape(n, -1)[:, :k].astype(np.int16) << 4
+        return found
 
     def dequantize(self, dtype: Any = np.float32) -> _Numbers:
         """The weights that the integers stand for, [n, k]: computed in float64, rounded to `dtype` once. Raises DTypeError for no type of
@@ -322,8 +336,8 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
 def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
     """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 to 256 weights along k. shape: (n, k), or (experts, n, k).
 
-    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q3_k and
-    iq4_xs q6_k; mxfp4 and nvfp4 fp4.
+    Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q3_k q6_k;
+    iq4_xs q8_k; mxfp4 and nvfp4 fp4.
 
     dtype: of the scales and biases of q4_1 and q5_1, float16 or float32. It is the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
     """
@@ -351,7 +365,8 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
             f" blocks have {form.size} bytes each"
         )
     stored, scales, biases = form.apart(data.reshape(-1, form.size))
-    scales, biases = scales.reshape(n, -1, *f.each[0]), None if biases is None else biases.reshape(n, -1, *f.each[1])
+    scales = scales.reshape(n, -1, *scales.shape[2:]) if f.is_k else scales.reshape(n, -1, *f.each[0])
+    biases = None if biases is None else biases.reshape(n, -1, *f.each[1])
     if biases is not None and f.is_affine:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
     found = _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
@@ -519,6 +534,13 @@ def _check(x: Any, name: str, shape: tuple[int, ...], kinds: tuple[Any, ...]) ->
         raise ShapeError(f"{name}: shape {x.shape}; it takes {shape}")
 
 
+def _places(f: Format) -> _Numbers:
+    """Where in their word the upper bits of values stand."""
+    i: _Numbers = np.arange(BLOCK // f.upper, dtype="<u4")
+    places: _Numbers = 4 * (i % 8) + f.upper * (i // 8)
+    return places
+
+
 def _unpacked(rows: _Numbers) -> _Numbers:
     return np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
 
@@ -528,6 +550,10 @@ def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbe
     _check_layout(layout)
     f, (n, k) = FORMATS[name], stored.shape
     values = stored.astype(f.value_type)
+    if f.upper:
+        upper = np.pad(values >> 4, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, f.upper, BLOCK // f.upper).astype("<u4") << _places(f)
+        words = np.bitwise_or.reduce(upper, axis=3)
+        scales, values = np.concatenate([scales[..., :2], np.zeros_like(scales[..., :2]), words.view(np.int8)], axis=2), values & 15
     if layout == "canonical":
         values = np.pad(values, ((0, 0), (0, -k % BLOCK)))
     if f.bits == 4:

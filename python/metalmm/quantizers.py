@@ -65,16 +65,17 @@ def _stored(whole: _Numbers, factors: _Numbers) -> _Numbers:
     return np.repeat(factors.astype(np.float32), 8, axis=1)[:, : whole.shape[1], None] * whole
 
 
-def _q6_k(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Rounds to nearest, with the scales as they are stored: the greatest of 16 becomes 31."""
-    halves = blocks.reshape(*blocks.shape[:2], 2, -1)
-    scales, factors = _bytes_of(np.abs(halves).max(axis=3) / np.float32(31), 127)
-    return np.clip(np.rint(halves * _inverse(_stored(scales, factors))[..., None]), -32, 31).reshape(blocks.shape), scales, factors
+def _of_halves(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Rounds to nearest, with the scales as they are stored: the greatest of 16 becomes 31, or 127."""
+    most, halves = 2 ** (f.bits + f.upper - 1) - 1, blocks.reshape(*blocks.shape[:2], 2, -1)
+    scales, factors = _bytes_of(np.abs(halves).max(axis=3) / np.float32(most), 127)
+    values = np.clip(np.rint(halves * _inverse(_stored(scales, factors))[..., None]), -most - 1, most) + f.offset
+    return values.reshape(blocks.shape), scales, factors
 
 
 def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numbers]:
     """Rounds to nearest, with scales and minima as they are stored: of 6 bits, of halves the same for both. No minimum is above zero."""
-    steps = np.float32(31 if f.name == "q5_k" else 15)
+    steps = np.float32(2 ** (f.bits + f.upper) - 1)
     least = np.minimum(blocks.min(axis=2), 0)
     scales, of_scales = _bytes_of((np.maximum(blocks.max(axis=2), 0) - least)[..., None] / steps, 63)
     minima, of_minima = _bytes_of(-least[..., None], 63)
@@ -116,7 +117,7 @@ def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
 
 
 QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
-    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "q6_k": _q6_k, "q5_k": _with_minima, "q4_k": _with_minima,
+    "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "q8_k": _of_halves, "q6_k": _of_halves, "q5_k": _with_minima, "q4_k": _with_minima,
     "q2_k": _with_minima,
     "fp4": _few_bits, "fp8": _few_bits,
 }  # fmt: skip

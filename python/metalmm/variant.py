@@ -29,9 +29,10 @@ _BITS = {
     "q4_0": 4,
     "affine8": 8,
     "affine4": 4,
-    "q5_k": 9,  # with its scales: of these formats they are about a 16th, or more
+    "q5_k": 6,  # with its scales: of these formats they are about a 16th, or more
     "q4_k": 5,
-    "q6_k": 9,
+    "q8_k": 9,
+    "q6_k": 7,
     "q2_k": 5,
     "fp4": 5,
     "fp8": 9,

@@ -83,7 +83,7 @@ def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         ("gemv/baseline n=4 k=4 xyz", 2, "'xyz' is no part of a shape; write for example"),
         ("gemv/baseline n=4 k=4 fp16", 2, "'fp16' is no part of a shape; did you mean float16?"),
         ("gemv/baseline n=4 k=4 f16", 2, "did you mean float16?"),
-        ("gemv/baseline n=4 k=4 q8_1", 2, "did you mean q8_0?"),
+        ("gemv/baseline n=4 k=4 q8-0", 2, "did you mean q8_0?"),
         ("gemv/baseline M=1 n=4 k=4", 2, "did you mean m=1?"),
         ("gemv/baseline n=0 k=4", 2, "a size of 0"),
         ("gemv/baseline n=4 k=4 nn nt", 2, "'nn' and 'nt': a shape has one layout"),

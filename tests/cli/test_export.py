@@ -31,6 +31,8 @@ CASES = [
     ("gemv_nt/l4_d7_tg64", "m=1 n=40+40 k=96 nt q8_0 swiglu bias"),
     ("gemv_nt/l8_d14_x_tg128", "m=1 n=40+40 k=96 nt swiglu"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt q4_k"),
+    ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt q5_k"),
+    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=320 nt q2_k"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=320 nt q6_k:canonical"),
     ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt fp4"),
     ("gemv_nt_octet/c4_tg128", "m=1 n=67 k=203 nt"),

@@ -184,7 +184,7 @@ def made(
         return quantized._stored(form, layout or "nk", integers, size or 32, scales.astype(kind), of_biases)
     parts = [scales] if biases is None else [scales, -biases]
     halves = 1 + f.halves
-    whole = np.stack([x.reshape(len(scales), -1, halves) for x in parts], axis=3).reshape(len(scales), -1, *f.each[0])
+    whole = np.stack([x.reshape(len(scales), -1, halves) for x in parts], axis=3).reshape(len(scales), -1, halves * len(parts))
     factors = np.broadcast_to(np.asarray(factor, np.float16), (len(scales), -(-whole.shape[1] // 8)))
     both = factors if biases is None else np.stack([factors, factors], axis=2)
     return quantized._stored(form, layout or "nk", integers, 32, whole.astype(np.int8), both)

@@ -336,6 +336,25 @@ def test_an_operation_knows_how_many_bytes_its_weights_have(format: str, layout:
         assert metalmm.MatmulSpec(1, 8, k, transpose_b=True, b_storage=storage).b_bytes == have
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_upper_bits_stand_where_the_page_says(layout: str) -> None:
+    """Of one value that is all ones among others of nothing; docs/quantized.md."""
+    for name, of_word in (("q5_k", 32), ("q6_k", 16)):
+        f, bits = FORMATS[name], 32 // of_word
+        for at in range(64):
+            stored = np.zeros((3, 70), np.uint8)
+            stored[1, at] = 2 ** (4 + bits) - 1
+            q = quantized._stored(name, layout, stored, 32, np.ones((3, 3, 2), np.int8), np.ones((3, 1, *f.each[1]), np.float16))
+            records = q.scales if layout == "nk" else q.scales.swapaxes(0, 1)
+            assert (records[..., :2] == 1).all() and (records[..., 2:4] == 0).all()
+            words = np.ascontiguousarray(records[..., 4:]).view("<u4")
+            i = at % of_word
+            expected = np.zeros_like(words)
+            expected[1, at // 32, at % 32 // of_word] = (2**bits - 1) << 4 * (i % 8) + bits * (i // 8)
+            np.testing.assert_array_equal(words, expected)
+            np.testing.assert_array_equal(q.integers() + f.offset, stored)
+
+
 def test_rows_of_quantized_weights() -> None:
     q = metalmm.quantize(np.random.default_rng(1).standard_normal((8, 64)).astype(np.float16), "q8_0")
     for rows in (slice(2, 5), slice(2, 5, 1), slice(-3, None)):

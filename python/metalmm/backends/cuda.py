@@ -109,8 +109,7 @@ class _Cuda:
         ("affine8", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine8", "nt", 896, 896, "gemv_nt/l4_s7_tg448"),
         ("affine8:canonical", "nt", 896, 4864, "gemv_nt_mma/c2_s10_d4_tg320"),
-        *((form, "nt", 4096, 4096, "gemv_nt_mma/s8_d2_tg256") for form in ("q4_k", "q5_k", "q6_k", "fp4")),
-        *((form, "nt", 14336, 4096, "gemv_nt_mma/s4_d4_tg128") for form in ("q4_k", "q5_k", "q6_k")),
+        *((form, "nt", 14336, 4096, "gemv_nt_mma/c2_s4_d2_tg128") for form in ("q4_k", "fp4")),
         ("affine4", "nt", 9728, 896, "gemv_nt_mma/d7_tg128"),
         ("affine4", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
@@ -138,9 +137,8 @@ class _Cuda:
         *((storage, end, "gemv_nt/l4_s4_d2_x_tg128") for storage in _core._STORAGES[2::2] for end in ("2", "3", "swiglu")),
         ("", "swiglu", _splits(96e3, "gemv_nt_mma", "d7_tg32", "s2_d4_tg64")),
         ("", "swiglu", "gemv_nt/l4_s2_d4_x_tg128"),  # no tensor cores but of half
-        ("", "3", Splits(64e3, ("gemv_nt/l4_s7_tg448", "gemv_nt_mma/s4_d4_tg128"))),
-        *((f"q2_k{layout}", "1", "gemv_nt_mma/s4_d4_tg128") for layout in ("", ":canonical")),  # no room for more ahead
-        ("", "1", _splits(48e3, "gemv_nt_mma", "s2_d4_tg64", "s4_d7_tg128", "s8_d2_tg256", "s8_d4_tg256", "s10_d4_tg320")),
+        ("", "3", Splits(64e3, ("gemv_nt/l4_s7_tg448", "gemv_nt_mma/c2_s4_d4_tg128"))),
+        ("", "1", _splits(48e3, "gemv_nt_mma", "s4_d7_tg128", "s10_d4_tg320", "c2_s4_d2_tg128", "c2_s4_d4_tg128", "c2_s8_d4_tg256")),
         ("", "", "gemv_nt_mma/d7_tg128"),
         ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
