@@ -166,15 +166,16 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     WORDS = From::BLOCK / 4,         // of a block
     PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
     EACH = (PIECES * BN + TG - 1) / TG,
-    FACTORS_EACH = (Of::FACTORS + TG - 1) / TG,
+    BLOCKS = BK / 32 * BN,  // of 32 of k, whose scales lie together
+    BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
     OF_FACTORS = Of::FACTORS * WORDS,  // words
     OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
     OF_HIGH = OF_ZEROS + HAS_BIAS * Of::FACTORS,
     BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Of::FACTORS)
   };
   const device uchar* next[EACH];
-  Cursor factor[FACTORS_EACH];
-  By by[FACTORS_EACH];
+  Cursor factor[BLOCKS_EACH];
+  By by[BLOCKS_EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
@@ -184,8 +185,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       next[i] = Of::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
     }
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < FACTORS_EACH; j++) {
-      uint i = tid + j * TG, k_i = k + i / BN * Of::EACH;
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
+      uint i = tid + j * TG, k_i = k + i / BN * 32;
       factor[j] = Of::at(w, col0 + i % BN, k_i);
       by[j] = Of::scales(w, factor[j], k_i);
     }
@@ -210,8 +211,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   // What the next step's `put` stores.
   METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < FACTORS_EACH; j++) {
-      uint k = k0 + (tid + j * TG) / BN * Of::EACH;
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
+      uint k = k0 + (tid + j * TG) / BN * 32;
       factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
       by[j] = Of::scales(w, factor[j], k);
     }
@@ -220,13 +221,17 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < FACTORS_EACH; j++) {
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG;
-      if (Of::FACTORS % TG != 0 && i >= Of::FACTORS) continue;
-      float s = by[j].scale(i / BN % 2), b = by[j].bias(i / BN % 2), zero = zero_of<Pack::ID>(s, b);
-      reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[i] = Of::factor(s, b, zero);
-      if (HAS_BIAS) words[OF_ZEROS + i] = as_type<uint>(offset(zero));
-      if (Pack::HIGH > 0) words[OF_HIGH + i] = high_of(by[j], Pack::HALVES == 2 ? i / BN % 2 * 2 : 0);
+      if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
+#pragma clang loop unroll(full)
+      for (uint h = 0; h < Pack::HALVES; h++) {
+        uint at = (i / BN * Pack::HALVES + h) * BN + i % BN;
+        float s = by[j].scale(h), b = by[j].bias(h), zero = zero_of<Pack::ID>(s, b);
+        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = Of::factor(s, b, zero);
+        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(offset(zero));
+        if (Pack::HIGH > 0) words[OF_HIGH + at] = high_of(by[j], 2 * h);
+      }
     }
   }
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
