@@ -133,7 +133,7 @@ void check_quantized(const MatmulArgs& args) {
   auto check_scales = [&](const char* name, const Tensor& t, uint64_t groups, unsigned each, DType type) {
     std::vector<uint64_t> shape = {q.storage.canonical ? groups : n, q.storage.canonical ? n : groups};
     if (each > 1) shape.push_back(each);
-    check_part(name, t, shape, type, as_a, (each & -each) * type.size);  // six and ten are loaded by twos
+    check_part(name, t, shape, type, as_a, (each & -each) * type.size);  // twelve bytes stand on four
   };
   check_scales("b's scales", *q.scales, q.storage.groups(k), q.storage.scales_each(), q.storage.scale_type(args.a->dtype));
   if (q.biases)

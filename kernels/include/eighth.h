@@ -5,7 +5,7 @@
 #include "octet.h"
 #include "weights.h"
 
-// A lane's eight weights of a block of 32 of k.
+// A lane's eight weights of a block of 32 of k; of 5 and 6 bits the lowest four, beside which `pair` wants the others.
 template <int FORMAT>
 struct Eighth {
   enum : uint { WORDS = Packing<FORMAT>::BITS / 4, BYTES = 4 * WORDS };
@@ -64,13 +64,14 @@ struct Eighth {
   }
 };
 
-// What is taken from a group's integers. Of a weight that is scale * q + bias the integer next to -bias / scale, for q - zero is exact in
-// 16 bits (bfloat has 8 of a number), and scale * (q - zero) + rest, the rest being scale * zero + bias, can be multiplied apart: rest by
-// the sum of A over the block, that of products by ones. The rest is about half a scale at most (and 1.0067 times a weight, for zero is
-// taken from a reciprocal within 2^-17), so that the two terms are at most 3.02 times the weight where they cancel; where zero stops, at 0
-// or 255, they have one sign. Without zero they could be any number of times larger. The sums of a block round by no more than (31 + 2 * K
-// / 32) * 3.02 parts in 2^24 of all |w| |a|, within the K + 1 of the bound where K is SURE or more: else, and where something is infinite,
-// of which the two terms may have both signs, kernels go product by product.
+// Zero is what is taken from a group's integers: of weights that are scale * q + bias the integer next to -bias / scale. q - zero is exact
+// in 16 bits; bfloat has 8 of a number. A weight is scale * (q - zero) + rest, where rest is scale * zero + bias. The two terms are
+// multiplied apart: rest by the sum of A over the block.
+//
+// Rest is about half a scale at most, and 1.0067 times a weight, for zero is taken from a reciprocal within 2^-17. So the terms are at most
+// 3.02 times the weight where they cancel. Where zero stops, at 0 or 255, they have one sign. Without zero they could be any number of
+// times larger. A block's sums round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's K +
+// 1 where K is SURE or more. Else, and where something is infinite, so that the terms may have both signs, kernels go product by product.
 constexpr constant uint SURE = 128;
 template <int FORMAT>
 METAL_FUNC float zero_of(float scale, float bias) {

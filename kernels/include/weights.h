@@ -1,4 +1,4 @@
-// Rows of weights as they are stored: dense, or integers of 4 to 8 bits that a scale for each group along K turns into weights
+// Rows of weights as they are stored: dense, or integers or floats of 4 to 8 bits that a scale for each group along K turns into weights
 // (python/metalmm/quantized.py says the formats). Of 5 and 6 bits the upper ones stand beside the scale.
 //
 // From an integer to a float without a conversion, which takes Apple's GPUs 4 cycles and NVIDIA's four times an addition: its bits are set
@@ -27,7 +27,7 @@ struct Packing {
                                                                                                  : 8,
     COUNT = FORMAT == DENSE ? 8 : 32,                // weights of a piece; of quantized ones all of a block
     HIGH = (FORMAT == Q5_K) + 2 * (FORMAT == Q6_K),  // bits of an integer beside its scale
-    HIGH_MASK = (1 << HIGH) - 1,
+    HIGH_MASK = (1 << HIGH) - 1,                     // no more than two: 16 times an integer is set into half's ten bits
     PER_BYTE = BITS == 4 ? 2 : 1,
     SIGNED = FORMAT == Q8_0 || FORMAT == Q8_K,
     OFFSET = SIGNED  ? 128
@@ -84,7 +84,7 @@ METAL_FUNC metal::float4 bytes_of(uint word, uint low_byte) {
   return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 32768.0f + OFFSET, 8388608.0f + OFFSET, 32768.0f + OFFSET);
 }
 
-// The four lowest halves of bytes, likewise: below 2^23, 2^19, 2^15 and 2^11. high: their upper bits, where they have some, likewise.
+// The four lowest halves of bytes, each set into the mantissa of 2^23, 2^19, 2^15 or 2^11, less the offset. high: as `high_of` says.
 template <int FORMAT>
 METAL_FUNC metal::float4 nibbles_of(uint word, uint high, uint low_byte) {
   constexpr uint OFFSET = Packing<FORMAT>::OFFSET, MORE = Packing<FORMAT>::HIGH_MASK * 16u;
@@ -103,7 +103,8 @@ struct Cursor {
   uint group;
 };
 
-// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too, and UNITs of them.
+// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too; times UNIT they
+// are the numbers.
 template <int FORMAT>
 METAL_FUNC uint bits_of_floats(uint two) {
   if (Packing<FORMAT>::BITS == 4) return (two & 0x00070007u) << 9 | (two & 0x00080008u) << 12;
@@ -168,8 +169,8 @@ struct ScalesOfK<true, true> {
   METAL_FUNC float scale(uint half_of) const thread { return float(factors.x) * float(half_of != 0 ? bytes.z : bytes.x); }
   METAL_FUNC float bias(uint half_of) const thread { return -(float(factors.y) * float(half_of != 0 ? bytes.w : bytes.y)); }
 };
-// And, behind two bytes of nothing, the HIGH upper bits of the block's integers: of each half's, or of all, a word. `high_of` an eighth
-// has them where a word of half bytes has the lower ones, with others between.
+// Two bytes of scales, two of nothing, and the HIGH upper bits of the block's integers: one word, or one of each half. Of `high_of` an
+// eighth bits 4 * i to 4 * i + HIGH - 1 are value i's; those between are other eighths'.
 template <class S, uint HIGH>
 struct ScalesAndBits {
   enum : uint { BYTES = 4 + 4 * HIGH, OF_BIASES = S::OF_BIASES, SHORT = 0 };
@@ -327,11 +328,11 @@ struct Weights {
   // `exact` stays true if the weights that `eight` makes with them lose nothing to a bias that is tiny beside its scale; else `one` makes
   // them.
   static METAL_FUNC Factors factors(Piece piece, uint half_of, thread bool& exact) {
-    constexpr float HIGH = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, LOW = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
+    constexpr float NEAR = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, FAR = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
     float scale = piece.by.scale(half_of), bias = piece.by.bias(half_of);
     if (!SHIFTED) return {scale, metal::float2(bias)};
-    metal::float2 rest = metal::float2(metal::fma(-HIGH, scale, bias), metal::fma(-LOW, scale, bias));
-    exact = exact && metal::fma(HIGH, scale, rest.x) == bias;
+    metal::float2 rest = metal::float2(metal::fma(-NEAR, scale, bias), metal::fma(-FAR, scale, bias));
+    exact = exact && metal::fma(NEAR, scale, rest.x) == bias;
     return {scale, rest};
   }
   // Weights 8 * i to 8 * i + 7 of a piece; of those that are SCALED by a factor alone, without it.

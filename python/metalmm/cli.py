@@ -316,7 +316,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the life of the process)
     try:
         try:
-            args = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
+            parser = _parser(sys.argv[1:] if argv is None else argv)
+            args, rest = parser.parse_known_args(argv)
+            if rest and (not hasattr(args, "spec") or not isinstance(args.spec, list) or any(x.startswith("-") for x in rest)):
+                parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            if rest:  # of a shape, behind an option: argparse takes such words in one place alone
+                args.spec += rest
         except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
             return stop.code if isinstance(stop.code, int) else 2
         files.check_json(args.json, args.schema)

@@ -145,6 +145,6 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
         raise DTypeError(f"matmul_gathered: scales of {form} are {experts.scales.dtype}; x is {dtype}")
     biases = experts.scales if experts.biases is None else experts.biases
     for name, array, each in zip(("scales", "biases"), (experts.scales, biases), f.each, strict=True):
-        count = each[0] if each else 1
+        count = each[0] if each else 1  # twelve bytes stand on four
         _aligned(array, f"experts' {name}", array.itemsize * (count & -count))
     return experts.experts, rows // experts.experts, k, [experts.values, experts.scales, biases], form, group

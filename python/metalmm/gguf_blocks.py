@@ -1,7 +1,7 @@
 """Blocks of weights as GGUF has them: which of our formats says the same, and how a block is taken apart.
 
-A weight keeps its value bit for bit. One of 5 or 6 bits, and one that a table gives, takes a byte here; one of 2 takes 4 bits. A scale of
-4 or 6 bits takes a byte.
+A weight keeps its value bit for bit. Those of q5_K and q6_K keep their bits, and those of q3_K take six. Those of q5_0 and q5_1, and those
+that a table gives, take a byte; those of q2_K take 4 bits. A scale of 4 or 6 bits takes a byte.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Blocks:
         format: Ours that holds its weights.
         weights: Of a block.
         size: Of a block, bytes.
-        apart: Of uint8 [blocks, size]: stored values [blocks, weights], and what QuantizedArray has as scales and biases, block by block.
+        apart: Of uint8 [blocks, size]: stored values [blocks, weights], and what QuantizedArray has as scales, without upper bits, and
+            biases, block by block.
     """
 
     format: str

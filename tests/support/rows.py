@@ -1,9 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by layout of B by operand type. Dense weights have it by each
-compiler. Of quantized ones compilers take turns, so that each kernel has each format, type and compiler; where matrices are fused, layouts
-take turns too. A's layouts do: each is there with each of these alone. So are four ways to walk: one row of A or several, by lanes that
-share a column or by threads alone.
+`array()` has each kernel by number and end of matrices by weight format by transposition of B by operand type. Dense weights have it by
+each compiler. Of quantized ones compilers take turns, so that each kernel has each format, type and compiler; where matrices are fused, rows
+and blocks have some of the types. Formats of `own_scales` have one type by turns. A's layouts take turns too: each is there with each of these
+alone. So are four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -105,7 +105,7 @@ def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
     """The rows; with METALMM_TEST_ALL every instance of every variant."""
     compilers = compilers if DEVICE == "cpu" else ["-"]
-    # Clang, where there is one. Of an id, of tensor cores' stand-in, of scales of half blocks and in debug mode one compiler is enough.
+    # Clang, where there is one. Of an id, of tensor cores' stand-in, of `own_scales` and in debug mode one compiler is enough.
     quickest = compilers[-1]
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:

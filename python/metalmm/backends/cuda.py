@@ -110,6 +110,7 @@ class _Cuda:
         ("affine8", "nt", 896, 896, "gemv_nt/l4_s7_tg448"),
         ("affine8:canonical", "nt", 896, 4864, "gemv_nt_mma/c2_s10_d4_tg320"),
         *((form, "nt", 14336, 4096, "gemv_nt_mma/c2_s4_d2_tg128") for form in ("q4_k", "fp4")),
+        *((form, "nt", 4096, 4096, "gemv_nt_mma/c2_s8_d4_tg256") for form in ("q5_k", "q6_k")),
         ("affine4", "nt", 9728, 896, "gemv_nt_mma/d7_tg128"),
         ("affine4", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
