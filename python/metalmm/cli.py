@@ -154,7 +154,7 @@ _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 
 
 def _explain(args: argparse.Namespace) -> int:
-    words = " ".join([*args.spec, args.spec_text or ""]).split()
+    words = " ".join([*args.words, args.spec or ""]).split()
     spec = parse_spec([w for w in words if not w.startswith("calls=")])  # which --spec of others says
     device = default_device()
     facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
@@ -261,11 +261,12 @@ def _arguments_of_variants(parser: argparse.ArgumentParser) -> None:
 def _arguments_of_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id")
     parser.add_argument(
-        "spec",
+        "words",
         nargs="*",
+        metavar="spec",
         help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32), q8_0 …, or n=4864+4864 swiglu; default layout: nn, of quantized weights nt",
     )
-    parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
+    parser.add_argument("--spec", help="the same in one argument")
     parser.set_defaults(run=_explain)
 
 
@@ -318,10 +319,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             parser = _parser(sys.argv[1:] if argv is None else argv)
             args, rest = parser.parse_known_args(argv)
-            if rest and (not hasattr(args, "spec") or not isinstance(args.spec, list) or any(x.startswith("-") for x in rest)):
+            if rest and (not hasattr(args, "words") or any(word.startswith("-") for word in rest)):
                 parser.error(f"unrecognized arguments: {' '.join(rest)}")
             if rest:  # of a shape, behind an option: argparse takes such words in one place alone
-                args.spec += rest
+                args.words += rest
         except SystemExit as stop:  # argparse's: 2 after a message, 0 after --help
             return stop.code if isinstance(stop.code, int) else 2
         files.check_json(args.json, args.schema)
