@@ -171,7 +171,8 @@ def _buffer(text: str) -> tuple[int, Any]:
     if number is not None:
         return int(index), _number(number)
     try:
-        dtype, sizes = np.dtype(kind), [int(x) for x in shape.split(",")]
+        # MSL's names are MSL's: NumPy's float and int are of 64 bits.
+        dtype, sizes = np.dtype(checking.NUMPY_OF.get(kind, kind)), [int(x) for x in shape.split(",")]
         if value is not None:
             return int(index), np.full(sizes, _number(value), dtype)
         return int(index), checking.random_of(np.random.default_rng(int(index)), dtype, 0, sizes)

@@ -32,7 +32,7 @@ _KINDS = {
         "timeout": ".*it took longer than the device's timeout",
     }.items()
 }
-_MSL = {
+NUMPY_OF = {
     "char": np.int8, "uchar": np.uint8, "bool": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32,
     "long": np.int64, "ulong": np.uint64, "half": np.float16, "float": np.float32,
 }  # fmt: skip
@@ -284,8 +284,8 @@ def _operands(kernel: _core.Kernel, arguments: Sequence[Any], buffers: Mapping[i
     for i in kernel.buffer_indices:
         kind = types.get(i, "")
         if i not in buffers:
-            found[i] = random_of(rng, _MSL.get(re.sub(r"(packed_)|[234](x[234])?$", "", kind), np.uint8), _SIZE)
-        elif isinstance(buffers[i], (int, float)) and kind in _MSL:
+            found[i] = random_of(rng, NUMPY_OF.get(re.sub(r"(packed_)|[234](x[234])?$", "", kind), np.uint8), _SIZE)
+        elif isinstance(buffers[i], (int, float)) and kind in NUMPY_OF:
             found[i] = pack_number(buffers[i], kind, f"check: buffer {i}")
         else:
             found[i] = buffers[i]

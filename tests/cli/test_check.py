@@ -173,6 +173,18 @@ def test_the_order_of_threads_shows_in_bits() -> None:
     assert [f.kind for f in found] == ["order"] and "depends on the order of threads" in found[0].text
 
 
+def test_a_buffer_of_msls_types_is_of_msls_widths() -> None:
+    for word, kind in (
+        ("float", "float32"),
+        ("int", "int32"),
+        ("half", "float16"),
+        ("uint", "uint32"),
+        ("long", "int64"),
+        ("float32", "float32"),
+    ):
+        assert check_command._buffer(f"0={word}[3,2]")[1].dtype == kind == check_command._buffer(f"0={word}[3]:1")[1].dtype
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     source = text_of("llama.cpp #3057: the mean is read while the next sum begins", False)
     Path("k.metal").write_text(
