@@ -395,6 +395,8 @@ def from_mlx(
     if hasattr(packed, "group_size") and hasattr(packed, "scales"):
         if any(x is not None for x in (scales, biases, bits, group)):
             raise ArgumentError("from_mlx: a layer comes alone: it knows its scales, biases, bits and group")
+        if getattr(packed, "global_scale", None) is not None:
+            raise UnsupportedError("from_mlx: the layer has a global scale: give its arrays, and that scale to matmul as alpha")
         mode = getattr(packed, "mode", "affine")
         names = ("weight", "scales", "bits", "group_size", "biases")
         packed, scales, bits, group, biases = parts = [getattr(packed, name, None) for name in names]

@@ -272,6 +272,7 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.from_mlx(layer(), bits=4), metalmm.ArgumentError, "a layer comes alone"),
         (lambda: metalmm.from_mlx(layer(bits="4")), metalmm.UnsupportedError, "bits is '4'; there are 2, 3, 4, 5, 6, 8"),
         (lambda: metalmm.from_mlx(layer(biases=None)), metalmm.ArgumentError, "the layer has no biases"),
+        (lambda: metalmm.from_mlx(layer(global_scale=np.float32(2))), metalmm.UnsupportedError, "a global scale: .* to matmul as alpha"),
         *[
             (lambda word=word: A.dequantize(word), metalmm.DTypeError, "dequantize: dtype is")
             for word in ("U4", "S3", "M8[s]", "M8", "i4,i4", object, "c8", {"names": ["a"], "formats": []})
