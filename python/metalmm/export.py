@@ -173,11 +173,9 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
     if f.is_k:
         both, where_by = ("a scale and a minimum", "each their own factor") if f.has_bias else ("a scale", "a factor")
         for_each = f"for each 16 along k, two of {order}" if f.halves else f"for each {group} along k, {order}"
-        place = f"4 * (i % 8) + {f.upper} * (i / 8)"
-        upper = (
-            f"; behind them two zeros, and words of 4 bytes, which have bits 4 and up of value i of {32 // max(f.upper, 1)} at {place}"
-            * (f.upper > 0)
-        )
+        words = f"a little-endian word of 4 bytes{' for each half' * (f.upper > 1)}"
+        bits = f"{f.upper} upper bit{'s' * (f.upper > 1)} of its value i, worth 16 and up, from bit 4 * (i % 8) + {f.upper} * (i / 8) on"
+        upper = f"; behind them two zeros and {words}, which has the {bits}" if f.upper else ""
         of_scales = f"{both} of int8 {for_each}{upper}; {where_by} of half for each 256 in biases"
     if f.is_float:
         scale = f"scale * value, a value of {'e2m1, times 2' if f.bits == 4 else 'e4m3'}"

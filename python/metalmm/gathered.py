@@ -50,19 +50,20 @@ def _checked(x: Any, name: str, dimensions: tuple[int, ...], kinds: tuple[str, .
         raise DTypeError(f"matmul_gathered: {name} is {x.dtype}; it takes {', '.join(kinds)}")
     if x.ndim not in dimensions or 0 in x.shape:
         raise ShapeError(f"matmul_gathered: {name} has shape {x.shape}; it takes {' or '.join(map(str, dimensions))} dimensions, none of 0")
+    _contiguous(x, name, x.itemsize)
+    return x
+
+
+def _contiguous(x: Any, name: str, size: int) -> None:
+    """And on `size` bytes."""
     try:
         is_contiguous = x.flags.c_contiguous if isinstance(x, np.ndarray) else x.reshape(x.shape).ndim > 0
     except LayoutError:
         is_contiguous = False
     if not is_contiguous:
-        raise LayoutError(f"matmul_gathered: {name} is not C-contiguous; pass numpy.ascontiguousarray of it")
-    _aligned(x, name, x.itemsize)
-    return x
-
-
-def _aligned(x: Any, name: str, size: int) -> None:
+        raise LayoutError(f"matmul_gathered: {name}: not C-contiguous; pass numpy.ascontiguousarray of it")
     if _address(x) % size:
-        raise LayoutError(f"matmul_gathered: {name} is not aligned to {size} bytes")
+        raise LayoutError(f"matmul_gathered: {name}: not aligned to {size} bytes")
 
 
 def matmul_gathered(
@@ -146,5 +147,5 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
     biases = experts.scales if experts.biases is None else experts.biases
     for name, array, each in zip(("scales", "biases"), (experts.scales, biases), f.each, strict=True):
         count = each[0] if each else 1  # twelve bytes stand on four
-        _aligned(array, f"experts' {name}", array.itemsize * (count & -count))
+        _contiguous(array, f"experts' {name}", array.itemsize * (count & -count))
     return experts.experts, rows // experts.experts, k, [experts.values, experts.scales, biases], form, group

@@ -55,7 +55,9 @@ def _bytes_of(x: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
     n, count, each = x.shape
     padded = np.pad(x, ((0, 0), (0, -count % 8), (0, 0))).reshape(n, -1, 8, each)
     with np.errstate(over="ignore"):
-        factor = (np.abs(padded).max(axis=(2, 3)) / np.float32(most)).astype(np.float16)
+        needed = np.abs(padded).max(axis=(2, 3)) / np.float32(most)
+        factor = needed.astype(np.float16)
+        factor = np.where(factor < needed, np.nextafter(factor, np.float16(np.inf)), factor)  # else the largest would be cut off
     whole = np.rint(padded * _inverse(factor.astype(np.float32))[..., None, None])
     return np.clip(whole, -most, most).reshape(n, -1, each)[:, :count], factor
 

@@ -88,7 +88,7 @@ X, IDS = np.ones((2, K), np.float16), np.zeros((2, 2), np.int32)
         ({"x": X.tolist()}, metalmm.DTypeError, "x is list"),
         ({"x": X.astype(np.float64)}, metalmm.DTypeError, "x is float64; it takes float16, bfloat16, float32"),
         ({"x": X[0]}, metalmm.ShapeError, r"x has shape \(288,\); it takes 2 or 3 dimensions"),
-        ({"x": X[:, ::2]}, metalmm.LayoutError, "x is not C-contiguous"),
+        ({"x": X[:, ::2]}, metalmm.LayoutError, "x: not C-contiguous"),
         ({"x": X[:1]}, metalmm.ShapeError, r"x \(1, 288\) and ids \(2, 2\) for experts of 37 x 288"),
         ({"ids": IDS.astype(np.int64)}, metalmm.DTypeError, "ids is int64; it takes int32"),
         ({"ids": IDS + 5}, metalmm.ArgumentError, "ids are 5 to 5; there are 5 experts"),
@@ -119,14 +119,14 @@ def test_nothing_that_is_read_is_overwritten_or_misplaced(device: metalmm.Device
         metalmm.matmul_gathered(
             device.array(X), dense, device.array(IDS), out=dense.reshape((EXPERTS * N * K,))[: 4 * N].reshape((2, 2, N))
         )
-    with pytest.raises(metalmm.LayoutError, match="x is not C-contiguous"):
+    with pytest.raises(metalmm.LayoutError, match="x: not C-contiguous"):
         metalmm.matmul_gathered(device.array(np.ones((2, 2 * K), np.float16))[:, :K], experts.to(device), device.array(IDS))
     with pytest.raises(metalmm.LayoutError, match="out is read-only"):
         out = np.empty((2, 2, N), np.float16)
         out.flags.writeable = False
         metalmm.matmul_gathered(X, experts, IDS, out=out, device=device)
     off = np.frombuffer(bytearray(experts.scales.nbytes + 2), np.int8)[2:].reshape(experts.scales.shape)
-    with pytest.raises(metalmm.LayoutError, match="experts' scales is not aligned to 4 bytes"):
+    with pytest.raises(metalmm.LayoutError, match="experts' scales: not aligned to 4 bytes"):
         metalmm.matmul_gathered(X, replace(experts, scales=off), IDS, device=device)
     object.__setattr__(experts, "values", experts.values[:10])
     with pytest.raises(metalmm.ShapeError, match="values: shape"):

@@ -52,6 +52,19 @@ def test_what_it_stands_for_is_near(name: str, group: int, layout: str, dtype: A
         assert q.to_layout(layout) is q
 
 
+@pytest.mark.parametrize("name", [name for name, f in FORMATS.items() if f.is_k])
+def test_small_weights_are_as_near_as_others(name: str) -> None:
+    """A factor of 256 weights that float16 has as denormal, or as too small, must not cut off the largest of them."""
+
+    def off(size: float) -> float:
+        w = (np.random.default_rng(3).uniform(-1, 1, (8, 512)) * size).astype(np.float32)
+        return float(np.abs(metalmm.quantize(w, name).dequantize(np.float64) - w).max() / size)
+
+    assert all(off(size) < off(1.0) * 1.1 + 0.004 for size in (1e-1, 1e-2, 3e-3, 1e-3))
+    for size in (3e-4, 1e-5, 1e-7):  # a scale is a few times the least there is
+        assert off(size) < off(1.0) + 2**-24 * 127 / size
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", ["q8_0", "q4_0"])
