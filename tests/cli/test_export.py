@@ -189,6 +189,15 @@ def test_what_is_fixed_is_in_the_name_and_auto_is_a_macs(tmp_path: Path, capsys:
         (tmp_path / "told").unlink()
 
 
+def test_where_upper_bits_lie_is_told() -> None:
+    for form, bits, words in (
+        ("q5_k", 1, "4 bytes, which has the 1 upper bit of"),
+        ("q6_k", 2, "4 bytes for each half, which has the 2 upper bits of"),
+    ):
+        text = export._weights_text(parse_spec(["n=67", "k=320", "nt", form]))
+        assert f"a little-endian word of {words} its value i" in text and f"from bit 4 * (i % 8) + {bits} * (i / 8) on" in text
+
+
 def test_the_example_that_reads_ggmls_blocks_is_right() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     exec(example, {})

@@ -233,6 +233,13 @@ def test_wrong_operands_are_refused(device: metalmm.Device) -> None:
     ]:  # fmt: skip
         with pytest.raises(error, match=text):
             call()
+    for form, off, on in (("q6_k", 2, 4), ("q5_k", 4, 8), ("q2_k", 2, 4), ("q4_k", 1, 2)):  # what a record is loaded by
+        k_quant = weights(37, 96, form)
+        store = np.zeros(k_quant.scales.nbytes + 32, np.int8)
+        start = -store.ctypes.data % 16 + off
+        moved = store[start : start + k_quant.scales.nbytes].reshape(k_quant.scales.shape)
+        with pytest.raises(metalmm.LayoutError, match=f"b's scales .* is not aligned to {on} bytes"):
+            metalmm.matmul("auto", a, bad(k_quant, scales=moved))
     check(v, a, q, {}, device)
 
 

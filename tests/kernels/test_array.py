@@ -25,7 +25,7 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     what, b = What.of(row.variant), row.layout[1]
     form = what.storage.partition(":")[0]
     if own_scales(what):  # which have nothing to do with the type
-        return {(what,)}
+        return {(what,)} if what.tensor_cores else {(what,), (form, row.compiler)}
     if form == "dense":
         return {(what, b, row.dtype, row.compiler)}
     plain = (what.kernel, form, what.end, what.tensor_cores, b, row.dtype)
@@ -41,6 +41,9 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
         assert what_is_there(row) <= have, row
         assert own_scales(What.of(row.variant)) or ways_of(row) <= ways, row
+    cores = coverage.tensor_cores() if DEVICE == "cpu" else []
+    have = set().union(*map(what_is_there, array(cores))) if cores else set()
+    assert all(what_is_there(row) <= have for row in possible(cores, COMPILERS[-1:]))
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:

@@ -81,6 +81,16 @@ def test_quantized_weights(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 
+@pytest.mark.parametrize("storage", ["q5_k", "q6_k", "q8_k:canonical", "q2_k", "fp4", "fp8:canonical"])
+def test_formats_with_upper_bits_and_with_two_scales(large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str) -> None:
+    """K that ends in either half of a block, in a block, and in a tile."""
+    rng, (form, _, layout) = np.random.default_rng(2), storage.partition(":")
+    for m, n, k in ((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113)):
+        a, q = operand(rng, "float16", m, k), metalmm.quantize(operand(rng, "float16", n, k), form, layout=layout or "nk")
+        found = metalmm.matmul(on_cpu["gemm/bm32_bn32_bk128_wm1"], a, q, device=large).astype(np.float64)
+        assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
+
+
 @pytest.mark.parametrize(("storage", "k"), [("dense", 64), ("dense", 128), ("affine8", 128), ("affine8", 256)])
 def test_what_tensor_cores_cut_off(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, k: int) -> None:
     """One large product, and 63 that are each just below the last bit that is kept of it: no random draw has that."""

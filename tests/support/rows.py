@@ -105,18 +105,18 @@ def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:
 def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence[str] = COMPILERS) -> list[Row]:
     """The rows; with METALMM_TEST_ALL every instance of every variant."""
     compilers = compilers if DEVICE == "cpu" else ["-"]
-    # Clang, where there is one. Of an id, of tensor cores' stand-in, of `own_scales` and in debug mode one compiler is enough.
+    # Clang, where there is one. Of an id, of tensor cores' stand-in and in debug mode one compiler is enough.
     quickest = compilers[-1]
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in known() if variants is None else variants:
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores or own_scales(what) else compilers for what in members}
-    types = itertools.cycle(OPERAND_TYPES)
+    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
+    types, turns = itertools.cycle(OPERAND_TYPES), (itertools.cycle(compilers), itertools.cycle([quickest]))
     rows = list[Row]()
     for what, vs in members.items():
-        chosen = [(next(types), quickest)] if own_scales(what) else [*_types_and_compilers(what, by[what])]
+        chosen = [(next(types), next(turns[what.tensor_cores]))] if own_scales(what) else [*_types_and_compilers(what, by[what])]
         rows += _product(vs, chosen, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()

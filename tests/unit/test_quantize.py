@@ -11,7 +11,7 @@ import metalmm
 import ml_dtypes
 import numpy as np
 import pytest
-from metalmm import _core, gguf_blocks, quantized
+from metalmm import _core, gguf_blocks, quantized, variant
 from metalmm.kernel_source import KERNELS
 from metalmm.quantized import FORMATS, LAYOUTS
 from support.weights import blocks_of, weights
@@ -60,6 +60,8 @@ def test_small_weights_are_as_near_as_others(name: str) -> None:
         w = (np.random.default_rng(3).uniform(-1, 1, (8, 512)) * size).astype(np.float32)
         return float(np.abs(metalmm.quantize(w, name).dequantize(np.float64) - w).max() / size)
 
+    f = FORMATS[name]
+    assert off(1.0) < 1.1 / (2 ** (f.bits + f.upper) - 1), "half a step of all its bits"
     assert all(off(size) < off(1.0) * 1.1 + 0.004 for size in (1e-1, 1e-2, 3e-3, 1e-3))
     for size in (3e-4, 1e-5, 1e-7):  # a scale is a few times the least there is
         assert off(size) < off(1.0) + 2**-24 * 127 / size
@@ -341,13 +343,15 @@ def test_mlx_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("layout", ["nk", "canonical"])
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "affine8", "affine4"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_an_operation_knows_how_many_bytes_its_weights_have(format: str, layout: str) -> None:
     for k in (32, 40, 64, 896):
         q = metalmm.quantize(np.ones((8, k), np.float16), format, layout=layout)
         have = sum(part.nbytes for part in (q.values, q.scales, q.biases) if part is not None)
         storage = format + ":canonical" * (layout == "canonical")
-        assert metalmm.MatmulSpec(1, 8, k, transpose_b=True, b_storage=storage).b_bytes == have
+        spec = metalmm.MatmulSpec(1, 8, k, transpose_b=True, b_storage=storage)
+        assert spec.b_bytes == have
+    assert abs(variant._bits(spec) - 8 * have / (8 * k)) <= 1, "what the rules of auto reckon with"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
