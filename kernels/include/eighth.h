@@ -34,7 +34,7 @@ struct Eighth {
     return x;
   }
   // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; less `zero`. low: two that are
-  // 0xff, or 0xf, from the host (weights.h says why). high: as `high_of` says.
+  // 0xff, or 0xf, from the host (packing.h says why). high: as `high_of` says.
   METAL_FUNC metal::half2 pair(uint i, uint low, uint high, float zero) const {
     constexpr uint SIGNS = Packing<FORMAT>::SIGNED ? 0x00800080u : 0;
     if (Packing<FORMAT>::IS_FLOAT) return halves_of_floats<FORMAT>(two_floats(i));

@@ -1,11 +1,6 @@
 // Rows of weights as they are stored: dense, or integers or floats of 4 to 8 bits that a scale for each group along K turns into weights
 // (python/metalmm/quantized.py says the formats). Of 5 and 6 bits the upper ones stand beside the scale.
 //
-// From an integer to a float without a conversion, which takes Apple's GPUs 4 cycles and NVIDIA's four times an addition: its bits are set
-// into the mantissa of a power of two, which is taken away again. A mask, an exclusive or that also makes a signed byte an offset one, and
-// a subtraction; each is exact. `low_byte` is 0xff, from the host: a compiler that sees masks loads each anew for each use, for NVIDIA's
-// three-input logic takes but one constant. A CPU converts 8 or 16 at once in an instruction: `half_block`.
-//
 // Where scale * q + bias is asked for, nothing need be taken away: scale * (power + q) + (bias - scale * power) is the same rounding of the
 // same number if the difference is exact, and of 16-bit scales and biases it is, but where the bias is tiny beside the scale: `factors`.
 // Where it is thousands of times the scale, a difference may round, and a weight twice: the bound is K + 1 roundings, of which sums of 32
@@ -15,35 +10,8 @@
 
 #include "../cpu/sixteen.h"
 #include "octet.h"
-
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q8_K, Q6_K, Q2_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
-
-template <int FORMAT>
-struct Packing {
-  enum : uint {
-    ID = FORMAT,
-    BITS = FORMAT == DENSE                                                                       ? 16
-    : FORMAT == Q4_0 || FORMAT == AFFINE4 || (FORMAT >= Q5_K && FORMAT != Q8_K && FORMAT != FP8) ? 4
-                                                                                                 : 8,
-    COUNT = FORMAT == DENSE ? 8 : 32,                // weights of a piece; of quantized ones all of a block
-    HIGH = (FORMAT == Q5_K) + 2 * (FORMAT == Q6_K),  // bits of an integer beside its scale
-    HIGH_MASK = (1 << HIGH) - 1,                     // no more than two: 16 times an integer is set into half's ten bits
-    PER_BYTE = BITS == 4 ? 2 : 1,
-    SIGNED = FORMAT == Q8_0 || FORMAT == Q8_K,
-    OFFSET = SIGNED  ? 128
-    : FORMAT == Q4_0 ? 8
-    : FORMAT == Q6_K ? 32
-                     : 0,
-    IS_FLOAT = FORMAT >= FP4,          // a value is a number of few bits, no integer
-    SCALED = OFFSET != 0 || IS_FLOAT,  // by a factor alone
-    HAS_BIAS = FORMAT != DENSE && !SCALED,
-    IS_K = FORMAT >= Q5_K && !IS_FLOAT,
-    HALVES = FORMAT >= Q8_K ? 2 : 1,  // of a block, each with a scale of its own
-    UNIT = FORMAT == FP4 ? 32768
-    : FORMAT == FP8      ? 256
-                         : 1  // of `bits_of_floats`
-  };
-};
+#include "packing.h"
+#include "scales.h"
 
 // Whether sums of 32 products of A and a byte are far from the largest float, so that the scale can wait for them.
 template <class T>
@@ -73,172 +41,6 @@ struct Eight {
 // want the same bank.
 constexpr constant uint PITCH = 9;
 METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
-
-// Four bytes of a word, less the format's offset.
-template <int FORMAT>
-METAL_FUNC metal::float4 bytes_of(uint word, uint low_byte) {
-  constexpr uint OFFSET = Packing<FORMAT>::OFFSET;
-  uint next = word >> 16, second = low_byte << 8;  // byte 0 below 2^23, byte 1 below 2^15
-  metal::uint4 bits = metal::uint4(word & low_byte, word & second, next & low_byte, next & second) ^
-                      metal::uint4(0x4b000000u | OFFSET, 0x47000000u | OFFSET << 8, 0x4b000000u | OFFSET, 0x47000000u | OFFSET << 8);
-  return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 32768.0f + OFFSET, 8388608.0f + OFFSET, 32768.0f + OFFSET);
-}
-
-// The four lowest halves of bytes, each set into the mantissa of 2^23, 2^19, 2^15 or 2^11, less the offset. high: as `high_of` says.
-template <int FORMAT>
-METAL_FUNC metal::float4 nibbles_of(uint word, uint high, uint low_byte) {
-  constexpr uint OFFSET = Packing<FORMAT>::OFFSET, MORE = Packing<FORMAT>::HIGH_MASK * 16u;
-  uint low = low_byte / 17;  // 15: a shift would be seen through, and four masks made of one at an instruction each time
-  metal::uint4 bits = metal::uint4(word) & metal::uint4(low, low << 4, low << 8, low << 12);
-  if (MORE != 0) bits |= metal::uint4(high << 4) & metal::uint4(MORE, MORE << 4, MORE << 8, MORE << 12);
-  bits |= metal::uint4(0x4b000000u, 0x49000000u, 0x47000000u, 0x45000000u);
-  return as_type<metal::float4>(bits) - metal::float4(8388608.0f + OFFSET, 524288.0f + OFFSET, 32768.0f + OFFSET, 2048.0f + OFFSET);
-}
-
-// A column's place in memory: of weight k, and of the scale of its group, which is the `group`th. Of a K-quant `group` counts 256 weights.
-struct Cursor {
-  const device uchar* values;
-  const device uchar* scales;
-  const device uchar* biases;
-  uint group;
-};
-
-// Two numbers of few bits, each in the lowest of 16: e2m1, twice its value, or e4m3. half has their exponents, too; times UNIT they
-// are the numbers.
-template <int FORMAT>
-METAL_FUNC uint bits_of_floats(uint two) {
-  if (Packing<FORMAT>::BITS == 4) return (two & 0x00070007u) << 9 | (two & 0x00080008u) << 12;
-  return (two & 0x007f007fu) << 7 | (two & 0x00800080u) << 8;
-}
-template <int FORMAT>
-METAL_FUNC metal::half2 halves_of_floats(uint two) {
-  return as_type<metal::half2>(bits_of_floats<FORMAT>(two)) * metal::half2(half(float(uint(Packing<FORMAT>::UNIT))));
-}
-
-// The scale of a block of 32, and its bias, as they are stored.
-template <class S, bool HAS_BIAS>
-struct Scales {
-  enum : uint { BYTES = sizeof(S), OF_BIASES = sizeof(S), SHORT = sizeof(S) == 2 };
-  S of_block, added;
-
-  static METAL_FUNC Scales load(Cursor c) {
-    Scales x = {*reinterpret_cast<const device S*>(c.scales), S(0.0f)};
-    if (HAS_BIAS) x.added = *reinterpret_cast<const device S*>(c.biases);
-    return x;
-  }
-  static METAL_FUNC Scales none() { return {S(0.0f), S(0.0f)}; }
-  METAL_FUNC float scale(uint) const thread { return float(of_block); }
-  METAL_FUNC float bias(uint) const thread { return float(added); }
-};
-// Of a K-quant: a block, or each half of one, has a byte, times a factor of 256 weights. Floats have the product of 8 bits and 11 exactly.
-// With a bias it has another byte, and a factor of those, whose product is subtracted.
-template <bool HAS_BIAS, bool IN_HALVES>
-struct ScalesOfK {
-  enum : uint { BYTES = 2, OF_BIASES = 4, SHORT = 0 };
-  metal::char2 bytes;
-  metal::half2 factors;
-
-  static METAL_FUNC ScalesOfK load(Cursor c) { return of(*reinterpret_cast<const device metal::char2*>(c.scales), c); }
-  static METAL_FUNC ScalesOfK of(metal::char2 bytes, Cursor c) { return {bytes, *reinterpret_cast<const device metal::half2*>(c.biases)}; }
-  static METAL_FUNC ScalesOfK none() { return {metal::char2(0), metal::half2(half(0.0f))}; }
-  METAL_FUNC float scale(uint) const thread { return float(factors.x) * float(bytes.x); }
-  METAL_FUNC float bias(uint) const thread { return -(float(factors.y) * float(bytes.y)); }
-};
-template <>
-struct ScalesOfK<false, true> {
-  enum : uint { BYTES = 2, OF_BIASES = 2, SHORT = 0 };
-  metal::char2 bytes;
-  half factor;
-
-  static METAL_FUNC ScalesOfK load(Cursor c) { return of(*reinterpret_cast<const device metal::char2*>(c.scales), c); }
-  static METAL_FUNC ScalesOfK of(metal::char2 bytes, Cursor c) { return {bytes, *reinterpret_cast<const device half*>(c.biases)}; }
-  static METAL_FUNC ScalesOfK none() { return {metal::char2(0), half(0.0f)}; }
-  METAL_FUNC float scale(uint half_of) const thread { return float(factor) * float(half_of != 0 ? bytes.y : bytes.x); }
-  METAL_FUNC float bias(uint) const thread { return 0.0f; }
-};
-template <>
-struct ScalesOfK<true, true> {
-  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
-  metal::char4 bytes;
-  metal::half2 factors;
-
-  static METAL_FUNC ScalesOfK load(Cursor c) {
-    return {*reinterpret_cast<const device metal::char4*>(c.scales), *reinterpret_cast<const device metal::half2*>(c.biases)};
-  }
-  static METAL_FUNC ScalesOfK none() { return {metal::char4(0), metal::half2(half(0.0f))}; }
-  METAL_FUNC float scale(uint half_of) const thread { return float(factors.x) * float(half_of != 0 ? bytes.z : bytes.x); }
-  METAL_FUNC float bias(uint half_of) const thread { return -(float(factors.y) * float(half_of != 0 ? bytes.w : bytes.y)); }
-};
-// Two bytes of scales, two of nothing, and the HIGH upper bits of the block's integers: one word, or one of each half. Of `high_of` an
-// eighth bits 4 * i to 4 * i + HIGH - 1 are value i's; those between are other eighths'.
-template <class S, uint HIGH>
-struct ScalesAndBits {
-  enum : uint { BYTES = 4 + 4 * HIGH, OF_BIASES = S::OF_BIASES, SHORT = 0 };
-  S scales;
-  metal::uint2 bits;
-
-  static METAL_FUNC ScalesAndBits load(Cursor c) {
-    if (HIGH == 1) {
-      metal::uint2 both = *reinterpret_cast<const device metal::uint2*>(c.scales);
-      return {S::of(as_type<metal::char4>(both.x).xy, c), both.yy};
-    }
-    metal::uint3 all = *reinterpret_cast<const device metal::packed_uint3*>(c.scales);
-    return {S::of(as_type<metal::char4>(all.x).xy, c), all.yz};
-  }
-  static METAL_FUNC ScalesAndBits none() { return {S::none(), metal::uint2(0)}; }
-  METAL_FUNC float scale(uint half_of) const thread { return scales.scale(half_of); }
-  METAL_FUNC float bias(uint half_of) const thread { return scales.bias(half_of); }
-};
-template <class By>
-METAL_FUNC uint high_of(By, uint) {
-  return 0;
-}
-template <class S, uint HIGH>
-METAL_FUNC uint high_of(ScalesAndBits<S, HIGH> by, uint eighth) {
-  return (HIGH == 2 && eighth >= 2 ? by.bits.y : by.bits.x) >> eighth * HIGH % 4;
-}
-// Of numbers of few bits: of each half the upper 16 bits of a float.
-struct ScalesOfFloats {
-  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
-  uint both;
-
-  static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device uint*>(c.scales)}; }
-  static METAL_FUNC ScalesOfFloats none() { return {0}; }
-  METAL_FUNC float scale(uint half_of) const thread { return as_type<float>(half_of != 0 ? both & 0xffff0000u : both << 16); }
-  METAL_FUNC float bias(uint) const thread { return 0.0f; }
-};
-template <class T, int FORMAT, bool IS_K>
-struct ScalesFor {
-  typedef Scales<half, false> type;  // of GGUF's oldest formats
-};
-template <class T>
-struct ScalesFor<T, FP4, false> {
-  typedef ScalesOfFloats type;
-};
-template <class T>
-struct ScalesFor<T, FP8, false> {
-  typedef ScalesOfFloats type;
-};
-template <class T>
-struct ScalesFor<T, AFFINE8, false> {
-  typedef Scales<T, true> type;
-};
-template <class T>
-struct ScalesFor<T, AFFINE4, false> {
-  typedef Scales<T, true> type;
-};
-template <class T, int FORMAT>
-struct ScalesFor<T, FORMAT, true> {
-  typedef ScalesOfK<Packing<FORMAT>::HAS_BIAS, Packing<FORMAT>::HALVES == 2> type;
-};
-template <class T>
-struct ScalesFor<T, Q5_K, true> {
-  typedef ScalesAndBits<ScalesOfK<true, false>, 1> type;
-};
-template <class T>
-struct ScalesFor<T, Q6_K, true> {
-  typedef ScalesAndBits<ScalesOfK<false, true>, 2> type;
-};
 
 // What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
 // of bytes: 2^11), and where into 2^8 (2^7).

@@ -18,9 +18,12 @@
 | K-quants (q2_k, q4_k, q5_k, q6_k, q8_k) | int8, and minima of int8; both times a float16 of 256 weights, their factor |
 | fp4, fp8 | the upper 16 bits of a float32, as uint16 |
 
-Values of q5_k and q6_k have 4 bits. The upper ones stand behind their group's scales and two zeros, in little-endian words of four bytes.
-q5_k has one word of 32 values, where bit 4 * (i % 8) + i // 8 is the fifth of value i. q6_k has one of each 16, with two bits of value i
-from 4 * (i % 8) + 2 * (i // 8) on.
+Values of q5_k and q6_k have 4 bits. The upper ones stand behind their group's scales and two zeros, in little-endian words of four bytes:
+
+| format | a word is of | upper bits of value i stand from bit |
+|---|---|---|
+| q5_k | 32 values, one bit each | 4 * (i % 8) + i // 8 |
+| q6_k | 16 values, two bits each | 4 * (i % 8) + 2 * (i // 8) |
 
 The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
 NaNs no format has.

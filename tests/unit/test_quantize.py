@@ -384,6 +384,6 @@ def test_rows_of_quantized_weights() -> None:
 
 def test_formats_have_one_order() -> None:
     """Kernels and the extension know a format by its number."""
-    found = re.search(r"enum Format \{([^}]+)\}", (KERNELS / "include/weights.h").read_text())
+    found = re.search(r"enum Format \{([^}]+)\}", (KERNELS / "include/packing.h").read_text())
     assert found is not None
     assert [x.strip().lower() for x in found[1].split(",")] == list(_core._FORMATS) == ["dense", *FORMATS]
