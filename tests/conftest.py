@@ -67,12 +67,6 @@ def every_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return str(request.param)
 
 
-def pytest_collection_finish() -> None:
-    """What the suite is made of stays; a test that asks the garbage collector to look need not look through it."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_report_header() -> str:
     return f"metalmm {metalmm.__version__} on device {DEVICE}{' (the fake Metal)' if FAKE else ' (the fake driver)' if FAKE_CUDA else ''}: kernels compiled by {', '.join(COMPILERS)}, some by {', '.join(ALL_COMPILERS)}; cache {os.environ['METALMM_CACHE']}"
 
@@ -91,7 +85,7 @@ def _own_variants_stay_in_their_test(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_there_stays() -> None:
-    """What tests before have left is nothing that a test of this file collects."""
+    """Neither what the suite is made of nor what files before have left is what a test of this file has the garbage collector look through."""
     gc.collect()
     gc.freeze()
 

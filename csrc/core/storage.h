@@ -23,8 +23,8 @@ struct Storage {
   DType value_type() const { return format == q8_0 || format == q8_k ? kInt8 : kUInt8; }
   DType scale_type(DType operands) const { return is_affine() ? operands : is_k() ? kInt8 : format >= fp4 ? kUInt16 : kFloat16; }
   DType bias_type(DType operands) const { return is_k() ? kFloat16 : operands; }
-  // Of a group, and of 256 weights: more than one are an axis of their own. q5_k: 2, two of nothing, 4 of
-  // upper bits; q6_k: 2, 2 and 8.
+  // Of a group, and of 256 weights: more than one are an axis of their own. q5_k has 2, two of nothing and 4 of upper bits; q6_k 2, 2
+  // and 8.
   unsigned scales_each() const { return format == q6_k ? 12 : format == q5_k ? 8 : format == q2_k ? 4 : format >= q5_k ? 2 : 1; }
   unsigned biases_each() const { return is_k() && format != q8_k && format != q6_k ? 2 : 1; }
   bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }

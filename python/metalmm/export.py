@@ -292,20 +292,20 @@ def write_all(folder: Path) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", help="of a variant, or auto: what a Mac would take")
     parser.add_argument("words", nargs="*", metavar="spec", help="m=1 n=9728 k=896 nt …, as `metalmm explain` takes it")
-    parser.add_argument("--spec", dest="spec_text", help="the same in one argument")
+    parser.add_argument("--spec", help="the same in one argument")
     parser.add_argument("--all", action="store_true", help="every instance that a Mac can ask for, as a .metal file, with an index.json")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.all == bool(args.id or args.spec_text):
+    if args.all == bool(args.id or args.spec):
         print("metalmm export: name a variant and its operation, or --all", file=sys.stderr)
         return 2
     if args.all:
         print(f"{write_all(args.output)} kernels in {args.output}")
         return 0
-    spec = parse_spec(" ".join([*args.words, args.spec_text or ""]).split())
+    spec = parse_spec(" ".join([*args.words, args.spec or ""]).split())
     name = args.id
     if name == "auto":
         device = default_device()

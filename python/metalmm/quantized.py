@@ -368,8 +368,7 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
             f" blocks have {form.size} bytes each"
         )
     stored, scales, biases = form.apart(data.reshape(-1, form.size))
-    scales = scales.reshape(n, -1, *scales.shape[2:]) if f.is_k else scales.reshape(n, -1, *f.each[0])
-    biases = None if biases is None else biases.reshape(n, -1, *f.each[1])
+    scales, biases = scales.reshape(n, -1, *scales.shape[2:]), None if biases is None else biases.reshape(n, -1, *f.each[1])
     if biases is not None and f.is_affine:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
     found = _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)

@@ -145,20 +145,21 @@ def test_how_k_is_shared(
     assert tuning.choose(device, metalmm.MatmulSpec(1, n, k, transpose_b=True))[0] == f"gemv_nt_octet/{taken}"
 
 
-def test_what_an_h200_takes_of_quantized_weights() -> None:
+def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/lab/quantized.md: what was timed as the fastest there, or what the rule makes of it."""
-    gpu: Any = SimpleNamespace(name="cuda", backend=backends.get("cuda"), info={"multiprocessors": 132})
+    cuda = backends.get("cuda")
+    monkeypatch.setattr(type(cuda), "cores", lambda self, device: 132)
     for form, n, k, point in (
         ("q4_k", 14336, 4096, "c2_s4_d2_tg128"), ("fp4", 14336, 4096, "c2_s4_d2_tg128"), ("q5_k", 14336, 4096, "c2_s4_d4_tg128"),
         ("q6_k", 4096, 4096, "c2_s8_d4_tg256"), ("q4_0", 4096, 4096, "c2_s8_d4_tg256"), ("q6_k", 4096, 14336, "s4_d7_tg128"),
         ("affine4", 4096, 14336, "s4_d7_tg128"), ("q8_0", 1536, 8960, "s10_d4_tg320"), ("fp8", 9728, 896, "c2_s4_d2_tg128"),
     ):  # fmt: skip
         spec = metalmm.MatmulSpec(1, n, k, transpose_b=True, b_storage=form)
-        winner = next((name for storage, layout, *size, name in gpu.backend.winners if (storage, layout, *size) == (form, "nt", n, k)), "")
-        assert (winner or tuning._preferred(gpu, spec, lambda name: True)[0]) == f"gemv_nt_mma/{point}", (form, n, k)
+        winner = next((name for *where, name in cuda.winners if where == [form, "nt", n, k]), "")
+        assert (winner or tuning.choose_unseen("cuda", spec)[0]) == f"gemv_nt_mma/{point}", (form, n, k)
     for k, also, v in ((896, (128, 128), "gemv_nt/l4_s7_tg448"), (4096, (1024, 1024), "gemv_nt_mma/c2_s4_d4_tg128")):
         spec = metalmm.MatmulSpec(1, k, k, transpose_b=True, b_storage="q4_0", also_n=also)
-        assert tuning._preferred(gpu, spec, lambda name, spec=spec: not manifest.get(name).lacks(spec))[0] == v
+        assert tuning.choose_unseen("cuda", spec)[0] == v
 
 
 def test_rows_of_a_that_load_b_anew_are_no_loads_past_its_end() -> None:

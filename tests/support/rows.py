@@ -113,10 +113,12 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
     have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
-    types, turns = itertools.cycle(OPERAND_TYPES), (itertools.cycle(compilers), itertools.cycle([quickest]))
-    rows = list[Row]()
+    types, turns, rows = itertools.cycle(OPERAND_TYPES), itertools.cycle(compilers), list[Row]()
     for what, vs in members.items():
-        chosen = [(next(types), next(turns[what.tensor_cores]))] if own_scales(what) else [*_types_and_compilers(what, by[what])]
+        if own_scales(what):
+            chosen = [(next(types), quickest if what.tensor_cores else next(turns))]
+        else:
+            chosen = [*_types_and_compilers(what, by[what])]
         rows += _product(vs, chosen, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
@@ -136,11 +138,10 @@ def _types_and_compilers(what: What, compilers: Sequence[str]) -> Iterator[tuple
     """Of dense weights all. Of quantized ones both layouts together have each type by each compiler, or, where matrices are fused, each type."""
     form, _, layout = what.storage.partition(":")
     for i, dtype in enumerate(OPERAND_TYPES):
-        turn = i + bool(layout)
         if form == "dense":
             yield from itertools.product([dtype], compilers)
         elif what.end == "1" or what.tensor_cores or (i == 0) == bool(layout):
-            yield dtype, compilers[(turn + [*FORMATS].index(form)) % len(compilers)]
+            yield dtype, compilers[(i + bool(layout) + [*FORMATS].index(form)) % len(compilers)]
 
 
 def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:

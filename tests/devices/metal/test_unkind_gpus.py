@@ -268,12 +268,12 @@ def offered() -> list[metalmm.Variant]:
     return [v for v in map(manifest.get, dict.fromkeys(names)) if not v.library]
 
 
-@pytest.mark.parametrize("v", offered(), ids=str)
-def test_what_auto_offers_on_a_mac_is_right_and_fills_its_simdgroups(v: metalmm.Variant, like: Make) -> None:
+@pytest.mark.parametrize(("turn", "v"), [pytest.param(turn, v, id=str(v)) for turn, v in enumerate(offered())])
+def test_what_auto_offers_on_a_mac_is_right_and_fills_its_simdgroups(turn: int, v: metalmm.Variant, like: Make) -> None:
     device = like()
     assert v.threads in (32, 64, 128, 256, 512)
     takes = {kind.storage for kind in v.kinds()}
-    of_turn = ("q8_0", "q4_0:canonical", "affine4")[offered().index(v) % 3]
+    of_turn = ("q8_0", "q4_0:canonical", "affine4")[turn % 3]
     for storage in [s for s in ("dense", of_turn) if s in takes]:
         m = next(
             m
