@@ -15,10 +15,10 @@
 using namespace metal;  // what follows names its types
 
 #include "cuda/tensor.h"
-#include "include/eighth.h"
 #include "include/lanes.h"
 #include "include/next.h"
 #include "include/place.h"
+#include "include/terms.h"
 #include "include/tiles.h"
 #include "include/wait.h"
 #include "include/weights.h"
@@ -41,9 +41,10 @@ METAL_FUNC void load_rows(thread Octet<T> (&x)[ROWS], const device T* const thre
 
 // A block of 32 of k, or of its halves the first. place: the lane's, which has of A the eighth row / 2, of the weights column / 2. MMA: x0
 // is what cuda/tensor.h wants, of a row of A, and x1 nothing.
-template <bool MMA, int FORMAT, class By, int ROWS, int TILES, class T>
-METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
-                         const thread Octet<T> (&x0)[ROWS], Octet<T> x1, Place place, uint halves, uint low) {
+template <bool MMA, int FORMAT, int ROWS, int TILES, class T>
+METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eighth<FORMAT> (&y)[TILES],
+                         const thread Terms<FORMAT> (&by)[TILES], const thread Octet<T> (&x0)[ROWS], Octet<T> x1, Place place, uint halves,
+                         uint low) {
   constexpr bool HAS_BIAS = Packing<FORMAT>::HAS_BIAS;
   static_assert(MMA || ROWS == 1, "without tensor cores a simdgroup has eight rows of A");
   if (MMA) {
@@ -59,12 +60,8 @@ METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eigh
     if (h >= halves) break;
     bool is_other = Packing<FORMAT>::HALVES > 1 && place.row / 4 != h;
     simdgroup_float8x8 sum[TILES], all = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    float zero[TILES];
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-      sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-      zero[t] = zero_of<FORMAT>(by[t].scale(h), by[t].bias(h));
-    }
+    for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
       simdgroup_matrix<T, 8, 8> x;
@@ -73,16 +70,15 @@ METAL_FUNC void multiply(thread float2 (&totals)[ROWS][TILES], const thread Eigh
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         simdgroup_matrix<T, 8, 8> w;
-        put(w, Integers<T>::pair(y[t].pair(i, low, high_of(by[t], place.column / 2), zero[t])));
+        put(w, Integers<T>::pair(y[t].pair(i, low, by[t].high(place.column / 2), by[t].offset[h])));
         simdgroup_multiply_accumulate(sum[t], w, x, sum[t]);
       }
     }
     float2 block = float2(all.thread_elements()[0], all.thread_elements()[1]);
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      float scale = by[t].scale(h);
-      total[t] = fma(float2(scale), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
-      if (HAS_BIAS) total[t] = fma(float2(fma(scale, zero[t], by[t].bias(h))), block, total[t]);
+      total[t] = fma(float2(by[t].factor[h].scale), float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]), total[t]);
+      if (HAS_BIAS) total[t] = fma(float2(by[t].factor[h].rest), block, total[t]);
     }
   }
 }
@@ -95,7 +91,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int FORMAT = From::Pack::ID;
   typedef Eighth<FORMAT> Bits;
-  typedef typename From::By By;
+  typedef Terms<FORMAT> By;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
@@ -132,52 +128,48 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     const device T* own[ROWS];
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) own[r] = from0[r] + begin + 8 * brought;
-    Cursor from[TILES];
+    const device uchar* next[TILES];
+    Bits y[DEPTH][TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      from[t] = From::at(b, column[t], k);
-      from[t].values += Bits::BYTES * pair;
-    }
-    Bits y[DEPTH][TILES];
-    By by[DEPTH][TILES];
+      next[t] = From::at(b, column[t], k).values + Bits::BYTES * pair;
 #pragma clang loop unroll(full)
-    for (uint d = 0; d < DEPTH; d++) {
-#pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) {
-        Cursor c = From::template moved<1>(b, from[t], k, d);
-        y[d][t] = Bits::load(c.values);
-        by[d][t] = By::load(c);
-      }
+      for (uint d = 0; d < DEPTH; d++) y[d][t] = Bits::load(next[t] + From::bytes_along(b, d));
     }
+    // Terms cost more than a shuffle where they have a bias, or are products.
+    TurnScales<From, TILES, DEPTH, MMA && (From::Pack::HAS_BIAS || From::Pack::IS_K)> scales_of;
+    scales_of.start(b, first + row, k, lane);
     if (k + 128 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
     // What is used up makes room for what is DEPTH further: always as much in flight.
     for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
+      scales_of.template begin<true>(b, k);
 #pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) from[t] = From::template moved<1>(b, from[t], k, DEPTH);
+      for (uint t = 0; t < TILES; t++) next[t] += From::bytes_along(b, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
+        By by[TILES];
         load_rows(x0, own, 32 * d);
-        multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), place, 2, low);
+        scales_of.template take<true>(b, k, d, lane, by);
+        multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
 #pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) {
-          Cursor c = From::template moved<1>(b, from[t], k + 32 * DEPTH, d);
-          y[d][t] = Bits::load(c.values);
-          by[d][t] = By::load(c);
-        }
+        for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + From::bytes_along(b, d));
       }
       x1 += 32 * DEPTH;
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) own[r] += 32 * DEPTH;
     }
     let_next_begin();
+    scales_of.template begin<false>(b, k);
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       Octet<T> x0[ROWS];
+      By by[TILES];
       load_rows(x0, own, 32 * d);
-      multiply<MMA>(total, y[d], by[d], x0, load_octet(x1 + 32 * d), place, 2, low);
+      scales_of.template take<false>(b, k, d, lane, by);
+      multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
     }
     k += 32 * DEPTH;
   } else {
@@ -192,7 +184,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      by[t] = By::load(c);
+      by[t] = By::of(From::By::load(c));
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;

@@ -28,12 +28,12 @@ struct Products<T, 2, TN, TOGETHER> {
     for (uint i = 0; i < 4 * TN; i++) few[i] = 0.0f;
   }
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint, uint) thread {
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint, uint) thread {
     a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
     metal::multiply_group(few, a, b);
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint2, Place, uint, WeightsAt w) thread {
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt w) thread {
     metal::wait_for_groups<1>();
     if (++steps >= metal::min(w.k / SURE, 8u)) settle();
   }
@@ -64,7 +64,7 @@ struct Products<T, TM, TN, TURNED> {
   }
   METAL_FUNC void settle() thread {}
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low) thread {
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 2; i++) {
@@ -75,7 +75,7 @@ struct Products<T, TM, TN, TURNED> {
     multiply<Step>(0, 1, a, from);
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt) thread {
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt) thread {
     metal::wait_for_groups<1>();
     add_up<Step>(0, 0, b, from, lane);
     multiply<Step>(1, 0, a, from);
@@ -99,7 +99,7 @@ struct Products<T, TM, TN, TURNED> {
   float4 by[2];
 
   template <class Step>
-  METAL_FUNC void multiply(uint block, uint rows, const threadgroup T* a, uint2 from) thread {
+  METAL_FUNC void multiply(uint block, uint rows, const threadgroup T* a, uint3 from) thread {
     metal::multiply_group(few[rows], left[block], a + ((from.x + rows * 4 * TM) * Step::K + 32 * block));
   }
   // Of the lane's two columns: scale and rest of each.
@@ -110,7 +110,7 @@ struct Products<T, TM, TN, TURNED> {
     return float4(x.scale, y.scale, x.rest, y.rest);
   }
   template <class Step>
-  METAL_FUNC void add_up(uint block, uint rows, const threadgroup T* b, uint2 from, uint lane) thread {
+  METAL_FUNC void add_up(uint block, uint rows, const threadgroup T* b, uint3 from, uint lane) thread {
     metal::take_sums(few[rows]);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][i / 2 % 2], few[rows][i], of[rows][i]);

@@ -73,9 +73,9 @@ struct Products<T, TM, TN, PAIRS> {
   }
   METAL_FUNC void settle() thread {}
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint2, uint, uint) thread {}
+  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint3, uint, uint) thread {}
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place, uint lane, WeightsAt w) thread {
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
     constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
     bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
     if (most)
@@ -92,10 +92,10 @@ struct Products<T, TM, TN, PAIRS> {
   // AT_ONCE products of 16 of k are loaded. They are added to each other before the rest, and have one factor, that of the first; or, in
   // PARTS, each is for itself.
   template <class Step, int AT_ONCE>
-  METAL_FUNC void add_blocks(const threadgroup T* a, const threadgroup T* b, uint2 from, uint lane, uint low_byte) thread {
+  METAL_FUNC void add_blocks(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low_byte) thread {
     typedef typename Step::A A;
     constexpr uint K = Step::K, PARTS = Step::EACH == 16 ? AT_ONCE : 1, OF_ONE = AT_ONCE / PARTS;
-    const threadgroup Factor* by = Step::B::factors(b) + (from.y + lane % 4 * 2);
+    const threadgroup Factor* by = Step::B::factors(b) + (from.z / Step::EACH * Step::COLUMNS + from.y + lane % 4 * 2);
     uint matrix = lane / 8, row = lane % 8;
 #pragma clang loop unroll(full)
     for (uint k = 0; k < K; k += 16 * AT_ONCE) {
@@ -103,7 +103,7 @@ struct Products<T, TM, TN, PAIRS> {
       Factor factor[PARTS][TN][2];  // of the lane's columns
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j += 2) {
-        Columns<typename Step::B>::load(right[j / 2], b, k, from.y, 8 * j, lane, low_byte);
+        Columns<typename Step::B>::load(right[j / 2], b, from.z + k, from.y, 8 * j, lane, low_byte);
         if (Step::SCALING == PLAIN) continue;
 #pragma clang loop unroll(full)
         for (uint part = 0; part < PARTS; part++) {
@@ -118,7 +118,7 @@ struct Products<T, TM, TN, PAIRS> {
 #pragma clang loop unroll(full)
         for (uint s = 0; s < AT_ONCE; s++) {
           if (s % OF_ONE == 0) of_a[s / OF_ONE] = metal::float4(0.0f);
-          uint r = from.x + matrix % 2 * 8, at = k + 16 * s + matrix / 2 * 8;
+          uint r = from.x + matrix % 2 * 8, at = from.z + k + 16 * s + matrix / 2 * 8;
           left[s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r + 16 * i, at + row))
                                   : metal::load_matrices(a + A::at(r + row, at) + 16 * i * A::PITCH);  // of eight lines keys are alike
           if (Step::SCALING == SHIFTED) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones()));
@@ -168,7 +168,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     EACH = (PIECES * BN + TG - 1) / TG,
     BLOCKS = BK / 32 * BN,  // of 32 of k, whose scales lie together
     BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
-    OF_FACTORS = Of::FACTORS * WORDS,  // words
+    OF_FACTORS = BLOCKS * WORDS,  // words
     OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
     OF_HIGH = OF_ZEROS + HAS_BIAS * Of::FACTORS,
     BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Of::FACTORS)
@@ -188,7 +188,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG, k_i = k + i / BN * 32;
       factor[j] = Of::at(w, col0 + i % BN, k_i);
-      by[j] = Of::scales(w, factor[j], k_i);
+      by[j] = Of::template scales<WHOLE>(w, factor[j], k_i);
     }
   }
   template <bool WHOLE>
@@ -209,12 +209,13 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     }
   }
   // What the next step's `put` stores.
+  template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint k = k0 + (tid + j * TG) / BN * 32;
       factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
-      by[j] = Of::scales(w, factor[j], k);
+      by[j] = Of::template scales<WHOLE>(w, factor[j], k);
     }
   }
   template <class A>
@@ -228,9 +229,9 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       for (uint h = 0; h < Pack::HALVES; h++) {
         uint at = (i / BN * Pack::HALVES + h) * BN + i % BN;
         float s = by[j].scale(h), b = by[j].bias(h), zero = zero_of<Pack::ID>(s, b);
-        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = Of::factor(s, b, zero);
-        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(offset(zero));
-        if (Pack::HIGH > 0) words[OF_HIGH + at] = high_of(by[j], 2 * h);
+        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = factor_of<Pack::ID>(s, b, zero);
+        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(offset_of<Pack::ID>(zero));
+        if (Pack::HIGH > 0) words[OF_HIGH + at] = high_of<Pack::ID>(upper_bits(by[j]), 2 * h);
       }
     }
   }
@@ -246,7 +247,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++)
       zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
-                         : offset(float(uint(Pack::OFFSET)));
+                         : offset_of<Pack::ID>(float(uint(Pack::OFFSET)));
     uint high[Pack::HALVES];
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Of::EACH + h) * BN + beyond] : 0;
@@ -265,8 +266,6 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
   }
 
  private:
-  // What `numbers` adds.
-  static METAL_FUNC metal::half2 offset(float zero) { return {half(-1024.0f - zero), half((Pack::BITS == 8 ? -1024.0f : -64.0f) - zero)}; }
   // Of eight bytes a lane's: two neighbours, or the one that has both. They come where a number of type half has its lowest bits.
   static METAL_FUNC uint which(uint lane) {
     uint pair = lane % 4;

@@ -16,7 +16,7 @@
 #pragma once
 #include <metal_stdlib>
 
-#include "../include/eighth.h"
+#include "../include/terms.h"
 
 // Of a kernel that does without, nothing.
 template <bool YES>
@@ -28,9 +28,9 @@ struct TensorCores {
   template <int FORMAT, class Piece, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
                              thread metal::float4 (&)[COLS]) {}
-  template <int FORMAT, class By, int ROWS, int TILES, class T>
-  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread By (&)[TILES], const thread Octet<T> (&)[ROWS],
-                                   uint, uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
+  template <int FORMAT, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread Terms<FORMAT> (&)[TILES],
+                                   const thread Octet<T> (&)[ROWS], uint, uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
 };
 #ifdef __METALMM_CUDA__
 template <>
@@ -77,21 +77,22 @@ struct TensorCores<true> {
   // 4 of A, the eighth lane % 4, if its half is among the first `halves`: of its sums that column's of rows 2 * (lane % 4) and the next.
   // Cut off as is said below, a block's four steps lose 16 parts in 2^24 and A's as many: with zero_of's factors and K / 32 sums 74 of the
   // bound's 129 at K = SURE.
-  template <int FORMAT, class By, int ROWS, int TILES, class T>
-  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES],
+  template <int FORMAT, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&y)[TILES], const thread Terms<FORMAT> (&by)[TILES],
                                    const thread Octet<T> (&own)[ROWS], uint eighth, uint halves, uint low,
                                    thread metal::float2 (&sums)[ROWS][TILES]) {
     static_assert(TILES % 2 == 0, "a product has two tiles");
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Packing<FORMAT>::HALVES; h++)
-      if (h < halves) add_half<FORMAT>(y, by, own, h, eighth, low, sums);
+      if (h < halves) add_half(y, by, own, h, eighth, low, sums);
   }
 
  private:
   // Half h of the block; eighth: the lane's.
-  template <int FORMAT, class By, int ROWS, int TILES, class T>
-  static METAL_FUNC void add_half(const thread Eighth<FORMAT> (&y)[TILES], const thread By (&by)[TILES], const thread Octet<T> (&own)[ROWS],
-                                  uint h, uint eighth, uint low, thread metal::float2 (&sums)[ROWS][TILES]) {
+  template <int FORMAT, int ROWS, int TILES, class T>
+  static METAL_FUNC void add_half(const thread Eighth<FORMAT> (&y)[TILES], const thread Terms<FORMAT> (&by)[TILES],
+                                  const thread Octet<T> (&own)[ROWS], uint h, uint eighth, uint low,
+                                  thread metal::float2 (&sums)[ROWS][TILES]) {
     metal::uint4 x[ROWS], ones = metal::uint4(as_type<uint>(metal::vec<T, 2>(T(1.0f))));
     float4 of_a[ROWS];
 #pragma clang loop unroll(full)
@@ -105,21 +106,21 @@ struct TensorCores<true> {
     }
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t += 2) {
-      float zero[2] = {zero_of<FORMAT>(by[t].scale(h), by[t].bias(h)), zero_of<FORMAT>(by[t + 1].scale(h), by[t + 1].bias(h))};
-      uint high[2] = {high_of(by[t], eighth), high_of(by[t + 1], eighth)};
+      uint high[2] = {by[t].high(eighth), by[t + 1].high(eighth)};
+      metal::half2 offset[2] = {by[t].offset[h], by[t + 1].offset[h]};
       metal::uint4 weights[2];
 #pragma clang loop unroll(full)
       for (uint j = 0; j < 2; j++)
-        weights[j] = {pair<T>(y[t], 2 * j, low, high[0], zero[0]), pair<T>(y[t + 1], 2 * j, low, high[1], zero[1]),
-                      pair<T>(y[t], 2 * j + 1, low, high[0], zero[0]), pair<T>(y[t + 1], 2 * j + 1, low, high[1], zero[1])};
+        weights[j] = {pair<T>(y[t], 2 * j, low, high[0], offset[0]), pair<T>(y[t + 1], 2 * j, low, high[1], offset[1]),
+                      pair<T>(y[t], 2 * j + 1, low, high[0], offset[0]), pair<T>(y[t + 1], 2 * j + 1, low, high[1], offset[1])};
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         float4 sum = metal::mma_16x8x16<T>(float4(0.0f), weights[0], x[r].xy);
         sum = metal::mma_16x8x16<T>(sum, weights[1], x[r].zw);
-        sums[r][t].x = added<FORMAT>(by[t], h, zero[0], sum.x, of_a[r].x, sums[r][t].x);
-        sums[r][t].y = added<FORMAT>(by[t], h, zero[0], sum.y, of_a[r].y, sums[r][t].y);
-        sums[r][t + 1].x = added<FORMAT>(by[t + 1], h, zero[1], sum.z, of_a[r].x, sums[r][t + 1].x);
-        sums[r][t + 1].y = added<FORMAT>(by[t + 1], h, zero[1], sum.w, of_a[r].y, sums[r][t + 1].y);
+        sums[r][t].x = added<FORMAT>(by[t].factor[h], sum.x, of_a[r].x, sums[r][t].x);
+        sums[r][t].y = added<FORMAT>(by[t].factor[h], sum.y, of_a[r].y, sums[r][t].y);
+        sums[r][t + 1].x = added<FORMAT>(by[t + 1].factor[h], sum.z, of_a[r].x, sums[r][t + 1].x);
+        sums[r][t + 1].y = added<FORMAT>(by[t + 1].factor[h], sum.w, of_a[r].y, sums[r][t + 1].y);
       }
     }
   }
@@ -137,25 +138,26 @@ struct TensorCores<true> {
     for (uint c = 0; c < COLS; c += APART ? 1 : 2) {
       uint second = APART ? metal::min(d + 1, uint(DEPTH - 1)) : d, beside = APART ? c : c + 1;
       Piece left = pieces[d][c], right = pieces[second][beside];
+      Terms<FORMAT> own = Terms<FORMAT>::of(left.by), other = Terms<FORMAT>::of(right.by);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < HALVES; h++) {
-        float zero = zero_of<FORMAT>(left.by.scale(h), left.by.bias(h)), zero_beside = zero_of<FORMAT>(right.by.scale(h), right.by.bias(h));
+        metal::half2 offset = own.offset[h], beside_offset = other.offset[h];
         float4 both[2] = {float4(0.0f), float4(0.0f)};
 #pragma clang loop unroll(full)
         for (uint i = h * EACH; i < (h + 1) * EACH; i++) {
           Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
-          uint high = high_of(left.by, i), beside_high = high_of(right.by, i);
+          uint high = own.high(i), beside_high = other.high(i);
 #pragma clang loop unroll(full)
           for (uint j = 0; j < 2; j++) {
-            metal::uint4 weights = {pair<half>(y, 2 * j, low, high, zero), pair<half>(z, 2 * j, low, beside_high, zero_beside),
-                                    pair<half>(y, 2 * j + 1, low, high, zero), pair<half>(z, 2 * j + 1, low, beside_high, zero_beside)};
+            metal::uint4 weights = {pair<half>(y, 2 * j, low, high, offset), pair<half>(z, 2 * j, low, beside_high, beside_offset),
+                                    pair<half>(y, 2 * j + 1, low, high, offset), pair<half>(z, 2 * j + 1, low, beside_high, beside_offset)};
             both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
           }
         }
         float4 sum = both[0] + both[1];
-        sums[c].x = added<FORMAT>(left.by, h, zero, sum.x, sum_of(of_a, HALVES, h), sums[c].x);
+        sums[c].x = added<FORMAT>(own.factor[h], sum.x, sum_of(of_a, HALVES, h), sums[c].x);
         if (!APART || d + 1 < DEPTH)
-          sums[beside].x = added<FORMAT>(right.by, h, zero_beside, APART ? sum.w : sum.z, sum_of(of_next, HALVES, h), sums[beside].x);
+          sums[beside].x = added<FORMAT>(other.factor[h], APART ? sum.w : sum.z, sum_of(of_next, HALVES, h), sums[beside].x);
       }
     }
   }
@@ -181,16 +183,15 @@ struct TensorCores<true> {
   }
   // Of numbers of few bits in UNITs, by which the sum is multiplied.
   template <class T, int FORMAT>
-  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, uint high, float zero) {
+  static METAL_FUNC uint pair(Eighth<FORMAT> y, uint i, uint low, uint high, metal::half2 offset) {
     bool is_float = Packing<FORMAT>::IS_FLOAT;
-    metal::half2 x = is_float ? as_type<metal::half2>(bits_of_floats<FORMAT>(y.two_floats(i))) : y.pair(i, low, high, zero);
+    metal::half2 x = is_float ? as_type<metal::half2>(bits_of_floats<FORMAT>(y.two_floats(i))) : y.pair(i, low, high, offset);
     return as_type<uint>(Integers<T>::pair(x));
   }
-  template <int FORMAT, class By>
-  static METAL_FUNC float added(By by, uint half_of, float zero, float sum, float of_a, float to) {
-    float scale = by.scale(half_of);
-    to = metal::fma(scale, Packing<FORMAT>::IS_FLOAT ? sum * float(uint(Packing<FORMAT>::UNIT)) : sum, to);
-    return Packing<FORMAT>::HAS_BIAS ? metal::fma(metal::fma(scale, zero, by.bias(half_of)), of_a, to) : to;
+  template <int FORMAT>
+  static METAL_FUNC float added(Factor by, float sum, float of_a, float to) {
+    to = metal::fma(by.scale, Packing<FORMAT>::IS_FLOAT ? sum * float(uint(Packing<FORMAT>::UNIT)) : sum, to);
+    return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.rest, of_a, to) : to;
   }
 };
 #endif

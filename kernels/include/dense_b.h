@@ -36,6 +36,7 @@ struct DenseB {
     uint2 left = {w.k - k, w.n - col0};
     brought.template load<WHOLE>(TB ? left : left.yx, BK * (TB ? 1 : w.ldb), tile, tid);
   }
+  template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
   template <class A>
   METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {

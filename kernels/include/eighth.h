@@ -33,22 +33,20 @@ struct Eighth {
     }
     return x;
   }
-  // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; less `zero`. low: two that are
-  // 0xff, or 0xf, from the host (packing.h says why). high: as `high_of` says.
-  METAL_FUNC metal::half2 pair(uint i, uint low, uint high, float zero) const {
+  // The ith of four pairs: of bytes 0 and 2, 1 and 3, 4 and 6, 5 and 7; of halves of bytes i and i + 4; with what `offset_of` says added.
+  // low: two that are 0xff, or 0xf, from the host (packing.h says why). high: as `high_of` says.
+  METAL_FUNC metal::half2 pair(uint i, uint low, uint high, metal::half2 offset) const {
     constexpr uint SIGNS = Packing<FORMAT>::SIGNED ? 0x00800080u : 0;
     if (Packing<FORMAT>::IS_FLOAT) return halves_of_floats<FORMAT>(two_floats(i));
     if (Packing<FORMAT>::BITS == 8) {
       uint bits = word[i / 2 % WORDS];
-      return as_type<metal::half2>(((i % 2 ? bits >> 8 : bits) & low) ^ (0x64006400u | SIGNS)) - metal::half2(half(1024.0f + zero));
+      return as_type<metal::half2>(((i % 2 ? bits >> 8 : bits) & low) ^ (0x64006400u | SIGNS)) + offset.xx;
     }
     // "Or" and "exclusive or" by turns, which no compiler puts in another order: each has three operands in one of NVIDIA's instructions.
     uint bits = i / 2 ? word[0] >> 8 : word[0], more = 0;
     if (Packing<FORMAT>::HIGH > 0) more = (i / 2 ? high >> 4 : high << 4) & Packing<FORMAT>::HIGH_MASK * 0x00100010u << i % 2 * 4;
-    if (i % 2)
-      return metal::fma(as_type<metal::half2>(((bits & low << 4) | 0x64006400u) ^ more), metal::half2(half(0.0625f)),
-                        metal::half2(half(-64.0f - zero)));
-    return as_type<metal::half2>(((bits & low) | 0x64006400u) ^ more) - metal::half2(half(1024.0f + zero));
+    if (i % 2) return metal::fma(as_type<metal::half2>(((bits & low << 4) | 0x64006400u) ^ more), metal::half2(half(0.0625f)), offset.yy);
+    return as_type<metal::half2>(((bits & low) | 0x64006400u) ^ more) + offset.xx;
   }
   // The same as `bits_of_floats` takes them.
   METAL_FUNC uint two_floats(uint i) const {
@@ -83,6 +81,21 @@ METAL_FUNC float zero_of(float scale, float bias) {
   return metal::fmin(metal::fmax(metal::rint(-bias * r), 0.0f), 255.0f);
 }
 
+// What takes zero away from integers that are set into half's bits: from 1024 on; of two in a byte, of the second, from 64 on.
+template <int FORMAT>
+METAL_FUNC metal::half2 offset_of(float zero) {
+  return {half(-1024.0f - zero), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - zero)};
+}
+
+// Of a column and a block, or half of one.
+struct Factor {
+  float scale, rest;
+};
+template <int FORMAT>
+METAL_FUNC Factor factor_of(float scale, float bias, float zero) {
+  return {scale, Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+}
+
 // What pairs are masked with.
 template <int FORMAT>
 METAL_FUNC uint low_pair(uint low_byte) {
@@ -94,8 +107,9 @@ METAL_FUNC uint low_pair(uint low_byte) {
 template <int FORMAT>
 METAL_FUNC Octet<half> in_order(Eighth<FORMAT> y, uint high, float zero, uint low_byte) {
   uint low = low_pair<FORMAT>(low_byte);
-  metal::half2 a = y.pair(0, low, high, zero), b = y.pair(1, low, high, zero), c = y.pair(2, low, high, zero),
-               d = y.pair(3, low, high, zero);
+  metal::half2 offset = offset_of<FORMAT>(zero);
+  metal::half2 a = y.pair(0, low, high, offset), b = y.pair(1, low, high, offset), c = y.pair(2, low, high, offset),
+               d = y.pair(3, low, high, offset);
   if (Packing<FORMAT>::BITS == 8) return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
   return {{a.x, b.x, c.x, d.x}, {a.y, b.y, c.y, d.y}};
 }

@@ -11,8 +11,8 @@
 #include "results.h"
 #include "weights.h"
 
-// BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups.
-template <int M, int N, int K, int M_SIMDGROUPS, int N_SIMDGROUPS>
+// BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups for each of WK parts of these k.
+template <int M, int N, int K, int M_SIMDGROUPS, int N_SIMDGROUPS, int K_SIMDGROUPS>
 struct Blocks {
   enum : uint {
     BM = M,
@@ -20,25 +20,27 @@ struct Blocks {
     BK = K,
     WM = M_SIMDGROUPS,
     WN = N_SIMDGROUPS,
-    TG = WM * WN * 32,
+    WK = K_SIMDGROUPS,
+    TG = WM * WN * WK * 32,
     TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
     GROUPED = 0,  // or the way in which simdgroups multiply by fours
     STAGES = 0    // tiles in threadgroup memory: as many as there is room for
   };
-  // A simdgroup's first of the tile.
-  static METAL_FUNC uint row(uint simdgroup) { return simdgroup / WN * TM * 8; }
-  static METAL_FUNC uint col(uint simdgroup) { return simdgroup % WN * TN * 8; }
+  // A simdgroup's first row and column of the tile, and k of its step.
+  static METAL_FUNC metal::uint3 first(uint simdgroup) {
+    return {simdgroup / WN % WM * TM * 8, simdgroup % WN * TN * 8, simdgroup / (WM * WN) * (K / WK)};
+  }
 };
 // Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction.
 template <int M, int N, int STAGES_>
-struct Groups : Blocks<M, N, 64, M / 16, 1> {
+struct Groups : Blocks<M, N, 64, M / 16, 1, 1> {
   enum : uint { GROUPED = TOGETHER, STAGES = STAGES_ };
 };
 // The same of weights: 64 of B's columns, 16 of a simdgroup, by the tile's rows or a part of them.
 template <int M, int N, int STAGES_>
-struct Turned : Blocks<M, N, 64, M / N, N / 16> {
+struct Turned : Blocks<M, N, 64, M / N, N / 16, 1> {
   enum : uint { GROUPED = TURNED, STAGES = STAGES_ };
 };
 template <class T, class S>
@@ -112,9 +114,9 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   typedef typename Next<TA, WHOLE, S, B, T>::A A;
   typedef typename Next<TA, WHOLE, S, B, T>::Sizes Sizes;
   typedef Straight<A::SWIZZLED> Copies;
-  typedef Step<A, B, S::BK> Each;
+  typedef Step<A, B, S::BK / S::WK> Each;
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
-  uint sm = S::row(task.me.simdgroup), sn = S::col(task.me.simdgroup);
+  metal::uint3 from = S::first(task.me.simdgroup);
   Next<TA, WHOLE, S, B, T> next;
   next.begin(task, p, k);
 #pragma clang loop unroll(full)
@@ -128,17 +130,26 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     next.put(task, memory, stage);
     if (S::GROUPED) Copies::show();
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), metal::uint2(sm, sn), task.me.lane, task.w.low_byte);
+    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w.low_byte);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
     if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();
-    if (k + BK < end) next.of_b.load_factors(task.w, k + BK, task.index());
-    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), metal::uint2(sm, sn), task.place, task.me.lane, task.w);
+    if (k + BK < end) next.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
+    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, task.me.lane, task.w);
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
   sums.settle();
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
+// To the simdgroups that have the same outputs.
+template <class S>
+METAL_FUNC void show_parts() {
+  if (S::WK > 1)
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  else
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
 template <bool TA, class S, class B, class T>
@@ -160,24 +171,29 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
   let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
-  row0 += S::row(simdgroup), col0 += S::col(simdgroup);
+  metal::uint3 first = S::first(simdgroup);
+  row0 += first.x, col0 += first.y;
   // Eight at once where all stand on 16 bytes. With fewer than 64 columns a simdgroup that is slower.
   bool in_eights = TN >= 8 && Straight<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
-  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup * 8 * PITCH_D;
+  constexpr uint OF_PART = S::WM * S::WN * 8 * PITCH_D;
+  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * 8 * PITCH_D;
+  uint part = simdgroup / (S::WM * S::WN), each = in_eights ? 8 : 1;
 #pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++) {
-    sums.template put<PITCH_D>(i, rows, lane);
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-    uint each = in_eights ? 8 : 1;
-    for (uint e = each * lane; e < 64 * TN; e += 32 * each) {
+    sums.template put<PITCH_D>(i, rows + part * OF_PART, lane);
+    show_parts<S>();
+    for (uint e = each * (32 * part + lane); e < 64 * TN; e += 32 * each * S::WK) {
       uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
-      const threadgroup float* from = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
+      threadgroup float* from = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
       if (row >= p.m || col >= p.n) continue;
+      for (uint j = 0; j < (S::WK > 1 ? each : 0); j++)
+#pragma clang loop unroll(full)
+        for (uint other = 1; other < S::WK; other++) from[j] += from[j + other * OF_PART];
       if (in_eights)
         store_results<TA, 8, B>(task, to, p, batch, row, col, from);
       else
         store_results<TA, 1, B>(task, to, p, batch, row, col, from);
     }
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+    show_parts<S>();
   }
 }

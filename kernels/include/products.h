@@ -3,6 +3,7 @@
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 
+#include "eighth.h"
 #include "place.h"
 #include "tile.h"
 #include "weights.h"
@@ -14,12 +15,7 @@ enum Scaling {
   SHIFTED  // and with what is added to each product besides: `rest` times A
 };
 
-// Of a column and EACH of k.
-struct Factor {
-  float scale, rest;
-};
-
-// K of k: tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16.
+// K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16.
 template <class TileA, class OfB, int K_>
 struct Step {
   typedef TileA A;
@@ -43,13 +39,13 @@ struct Products {
   }
   // What goes on while loads are asked for.
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint2, uint, uint) thread {}
-  // a, b: the tiles; from: the simdgroup's first row and column; place: of the lane.
+  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, metal::uint3, uint, uint) thread {}
+  // a, b: the tiles; from: the simdgroup's first row, column and k; place: of the lane.
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint2 from, Place place, uint, WeightsAt) thread {
+  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, metal::uint3 from, Place place, uint, WeightsAt) thread {
     constexpr uint K = Step::K, EACH = Step::EACH;
-    const threadgroup Factor* by = Step::B::factors(b) + from.y;
-    a += Step::A::at(from.x, 0), b += Step::B::In::at(0, from.y);
+    const threadgroup Factor* by = Step::B::factors(b) + (from.z / EACH * Step::COLUMNS + from.y);
+    a += Step::A::at(from.x, from.z), b += Step::B::In::at(from.z, from.y);
     if (Step::SCALING == PLAIN) {
 #pragma clang loop unroll(full)
       for (uint k = 0; k < K; k += 8) add_eight<Step>(a, b, k);

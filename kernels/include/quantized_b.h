@@ -30,12 +30,13 @@ struct QuantizedTile {
   static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
     return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
   }
-  // Beyond K nothing, whatever the last is.
-  // Not converted, so that nobody waits for the load before it is used.
+  // Of the block of 32 that has k. Beyond K nothing, whatever stands there: WHOLE, it ends with a block. Not converted, so that nobody
+  // waits for the load before it is used.
+  template <bool WHOLE>
   static METAL_FUNC By scales(WeightsAt w, Cursor c, uint k) {
     By x = By::none();
     if (k < w.k) x = By::load(c);
-    return x;
+    return WHOLE || k / 32 * 32 + 16 < w.k ? x : first_half(x);
   }
 
   // The `eight`th of the tile, from k on, and, of those with one factor the first, it.
@@ -43,11 +44,9 @@ struct QuantizedTile {
     uint along = eight % ACROSS * 8;
     float scale = stored.scale(along / 16 % 2), bias = stored.bias(along / 16 % 2);
     float zero = Pack::HAS_BIAS && IN_FLOAT ? 0.0f : zero_of<Pack::ID>(scale, bias);
-    store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, high_of(stored, along / 8 % 4), zero, low_byte), scale, bias)));
-    if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor(scale, bias, zero);
-  }
-  static METAL_FUNC Factor factor(float scale, float bias, float zero) {
-    return {scale, Pack::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+    store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, high_of<Pack::ID>(upper_bits(stored), along / 8 % 4), zero, low_byte),
+                                               scale, bias)));
+    if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);
   }
   // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
@@ -68,6 +67,7 @@ struct QuantizedB {
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
+  template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile + In::SIZE);
@@ -83,7 +83,7 @@ struct QuantizedB {
         bits[i] = Of::Bits::load(c.values);
       else
         bits[i] = Of::some(w, c, k);
-      by[i] = Of::scales(w, c, k);
+      by[i] = Of::template scales<WHOLE>(w, c, k);
     }
   }
   template <class A>

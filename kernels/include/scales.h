@@ -87,12 +87,18 @@ struct ScalesAndBits {
   METAL_FUNC float bias(uint half_of) const thread { return scales.bias(half_of); }
 };
 template <class By>
-METAL_FUNC uint high_of(By, uint) {
-  return 0;
+METAL_FUNC metal::uint2 upper_bits(By) {
+  return metal::uint2(0);
 }
 template <class S, uint HIGH>
-METAL_FUNC uint high_of(ScalesAndBits<S, HIGH> by, uint eighth) {
-  return (HIGH == 2 && eighth >= 2 ? by.bits.y : by.bits.x) >> eighth * HIGH % 4;
+METAL_FUNC metal::uint2 upper_bits(ScalesAndBits<S, HIGH> by) {
+  return by.bits;
+}
+// Those of an eighth.
+template <int FORMAT>
+METAL_FUNC uint high_of(metal::uint2 bits, uint eighth) {
+  constexpr uint HIGH = Packing<FORMAT>::HIGH;
+  return HIGH == 0 ? 0 : (HIGH == 2 && eighth >= 2 ? bits.y : bits.x) >> eighth * HIGH % 4;
 }
 // Of numbers of few bits: of each half the upper 16 bits of a float.
 struct ScalesOfFloats {
@@ -104,6 +110,12 @@ struct ScalesOfFloats {
   METAL_FUNC float scale(uint half_of) const thread { return as_type<float>(half_of != 0 ? both & 0xffff0000u : both << 16); }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
+// Where K ends in the first half of a block. K-quants have 256 weights, and so whole blocks.
+template <class By>
+METAL_FUNC By first_half(By x) {
+  return x;
+}
+METAL_FUNC ScalesOfFloats first_half(ScalesOfFloats x) { return {x.both & 0xffffu}; }
 template <class T, int FORMAT, bool IS_K>
 struct ScalesFor {
   typedef Scales<half, false> type;  // of GGUF's oldest formats

@@ -179,7 +179,7 @@ struct Weights {
       return {{a.x, b.x, a.y, b.y}, {c.x, d.x, c.y, d.y}};
     }
     if (Packing<FORMAT>::BITS == 4) {
-      uint word = piece.bits[0][i], high = high_of(piece.by, i);
+      uint word = piece.bits[0][i], high = high_of<FORMAT>(upper_bits(piece.by), i);
       return {nibbles_of<FORMAT>(word, high, low_byte), nibbles_of<FORMAT>(word >> 16, high >> 16, low_byte)};
     }
     metal::uint4 bits = piece.bits[i / 2 % LOADS];
@@ -195,8 +195,8 @@ struct Weights {
     if (Packing<FORMAT>::BITS == 4) {
       Sixteen x = sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
       if (Packing<FORMAT>::HIGH == 0) return x;
-      By by = By::load(c);
-      const uint high[4] = {high_of(by, 0), high_of(by, 1), high_of(by, 2), high_of(by, 3)};
+      metal::uint2 bits = upper_bits(By::load(c));
+      const uint high[4] = {high_of<FORMAT>(bits, 0), high_of<FORMAT>(bits, 1), high_of<FORMAT>(bits, 2), high_of<FORMAT>(bits, 3)};
       return x + sixteen_times(high, which, Packing<FORMAT>::HIGH_MASK);
     }
     constexpr int SIGN = Packing<FORMAT>::SIGNED ? 128 : 0;
@@ -224,7 +224,8 @@ struct Weights {
     float value = Packing<FORMAT>::SIGNED ? float(as_type<char>(uchar(bits))) : float(int(bits) - int(Packing<FORMAT>::OFFSET));
     if (Packing<FORMAT>::IS_FLOAT) value = float(halves_of_floats<FORMAT>(bits).x);
     By by = By::load(c);
-    if (Packing<FORMAT>::HIGH > 0) value += float((high_of(by, k / 8 % 4) >> k % 8 * 4 & Packing<FORMAT>::HIGH_MASK) * 16);
+    if (Packing<FORMAT>::HIGH > 0)
+      value += float((high_of<FORMAT>(upper_bits(by), k / 8 % 4) >> k % 8 * 4 & Packing<FORMAT>::HIGH_MASK) * 16);
     return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_of), value, by.bias(half_of)) : by.scale(half_of) * value;
   }
 };

@@ -60,7 +60,7 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert "barriers            8 a threadgroup" in text, "one before the first of 7 tiles, one after each"
     assert f"at least {2 * (896 + 896 * 896 + 896)}" in text
     assert cli.main(["explain", "mlx/m1_fast_nt", "n=130", "k=64", "m=20", "batch=2", "nt"]) == 0
-    assert "gemm_simdgroup<half, Blocks<8, 128, 64, 1, 4>, false, true>" in capsys.readouterr().out
+    assert "gemm_simdgroup<half, Blocks<8, 128, 64, 1, 4, 1>, false, true>" in capsys.readouterr().out
     assert cli.main(["explain", "gemv_nt_vec4/c4_tg128", "n=64", "k=64", "batch=14", "nt"]) == 0
     text = capsys.readouterr().out
     assert "barriers            0 a threadgroup" in text

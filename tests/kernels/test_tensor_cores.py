@@ -41,8 +41,8 @@ def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("point", "dtype", "layout"),
     [
-        *(("bm32_bn32_bk128_wm1", "float16", x) for x in ("nn", "nt", "tn", "tt")),
-        *(("bm64_bn32_bk64_wn1", "bfloat16", x) for x in ("nt", "nn")),  # four times eight columns a simdgroup
+        *(("bm32_bn32_bk64_wm1_wn1_wk2", "float16", x) for x in ("nn", "nt", "tn", "tt")),
+        *(("bm64_bn32_bk128_wm1_wn1_wk4", "bfloat16", x) for x in ("nt", "nn")),  # four simdgroups add to the same results
         ("bm32_bn32_bk32", "bfloat16", "nn"),
     ],
 )
@@ -59,8 +59,8 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
 @pytest.mark.parametrize(
     ("layout", "dtype", "variant"),
     [
-        ("nk", "float16", "gemm/bm32_bn32_bk128_wm1"),
-        ("canonical", "bfloat16", "gemm/bm64_bn32_bk64_wn1"),
+        ("nk", "float16", "gemm/bm64_bn64_bk64_wm1_wn4"),
+        ("canonical", "bfloat16", "gemm/bm64_bn32_bk128_wm1_wn1_wk4"),
         ("canonical", "float16", "gemm_wgmma/bm128_bn64_s8"),
         ("nk", "bfloat16", "gemm_wgmma/bm128_bn128"),
     ],
@@ -83,11 +83,14 @@ def test_quantized_weights(
 
 @pytest.mark.parametrize("storage", ["q5_k", "q6_k", "q8_k:canonical", "q2_k", "fp4", "fp8:canonical"])
 def test_formats_with_upper_bits_and_with_two_scales(large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str) -> None:
-    """K that ends in either half of a block, in a block, and in a tile."""
+    """K that ends in either half of a block, in a block, and in a tile. The scale of a half behind K may be anything."""
     rng, (form, _, layout) = np.random.default_rng(2), storage.partition(":")
-    for m, n, k in ((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113)):
+    points = ("gemm/bm64_bn64_bk64_wm1_wn4", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
+    for i, (m, n, k) in enumerate(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113), (17, 33, 33), (33, 40, 304))):
         a, q = operand(rng, "float16", m, k), metalmm.quantize(operand(rng, "float16", n, k), form, layout=layout or "nk")
-        found = metalmm.matmul(on_cpu["gemm/bm32_bn32_bk128_wm1"], a, q, device=large).astype(np.float64)
+        if form in ("fp4", "fp8") and 0 < k % 32 <= 16:
+            (q.scales[:, -1] if q.layout == "nk" else q.scales[-1])[..., 1] = 0x7FC0
+        found = metalmm.matmul(on_cpu[points[i % 2]], a, q, device=large).astype(np.float64)
         assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
 
 
@@ -105,7 +108,7 @@ def test_what_tensor_cores_cut_off(device: metalmm.Device, on_cpu: Mapping[str, 
         a[:, 1:64] *= 2
         a[:, 8:64:8] /= 2
         b, options = np.ones((32, k), np.float16), {"c": 2 * c, "beta": 1.0, "transpose_b": True}
-    found = metalmm.matmul(on_cpu["gemm/bm32_bn32_bk128_wm1"], a, b, device=device, **options).astype(np.float64)
+    found = metalmm.matmul(on_cpu["gemm/bm64_bn64_bk64_wm1_wn4"], a, b, device=device, **options).astype(np.float64)
     assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
 
 
@@ -125,7 +128,7 @@ def test_tiles_of_many_bands(device: metalmm.Device, on_cpu: Mapping[str, metalm
     rng = np.random.default_rng(3)
     for m, n in ((33 * 16 + 5, 70), (16 * 16, 33), (17 * 16, 3)):
         a, b = operand(rng, "float16", m, 40), operand(rng, "float16", n, 40)
-        found = metalmm.matmul(on_cpu["gemm/bm16_bn32_bk128_wm1"], a, b, transpose_b=True, device=device).astype(np.float64)
+        found = metalmm.matmul(on_cpu["gemm/bm16_bn32_bk128_wm1_wn1_wk4"], a, b, transpose_b=True, device=device).astype(np.float64)
         assert (abs(found - metalmm.reference(a, b, transpose_b=True)) <= metalmm.error_bound(a, b, transpose_b=True)).all(), (m, n)
 
 
@@ -147,7 +150,7 @@ def test_the_order_of_tiles_is_one_to_one(device: metalmm.Device) -> None:
     text = kernel_source.inline_includes(kernel_source.KERNELS / "gemm_simdgroup.metal") + (
         "\nkernel void order(device uint2* o [[buffer(0)]], constant MatmulParams& p [[buffer(1)]], constant uint4& first [[buffer(2)]],"
         " uint i [[thread_position_in_grid]]) { uint number = first.x + i;"
-        " o[i] = tile_of<Blocks<32, 32, 32, 2, 2>>(p, uint3(number % first.y, number / first.y, 0)); }\n"
+        " o[i] = tile_of<Blocks<32, 32, 32, 2, 2, 1>>(p, uint3(number % first.y, number / first.y, 0)); }\n"
     )
     kernel = device.compile(text).kernel("order")
     for m, n, first, count in ((700, 1200, 0, 836), (33 * 32, 70, 0, 99), (1, 2**32 - 1, 2**27 - 9, 9), (2**32 - 1, 1, 2**27 - 9, 9)):

@@ -48,30 +48,43 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
-# Of GEMM, what each tile takes (protocol.Tiles) with dense, scaled and affine weights, where it is offered. Fitted by benchmarks/rows_cuda.py on
-# an H100 (docs/lab/cuda.md). Of scaled weights all but wgmma has an older fit, without what a tile takes once. Of dense ones
-# `gemm/bm128_bn128_bk32` is set by hand, from 4096 x 4096 at m = 512 and 2048.
-_DENSE, _SCALED, _AFFINE = range(3)
-_TILES: Mapping[str, Sequence[tuple[float, float, float] | None]] = {
-    "gemm/bm16_bn32_bk128_wm1": ((61, 35, 230), (129, 58, 0), (183, 64, 0)),
-    "gemm/bm32_bn32_bk128_wm1": ((111, 48, 541), (163, 68, 0), (233, 90, 950)),
-    "gemm/bm64_bn32_bk64_wn1": ((191, 77, 807), (275, 114, 0), (375, 133, 1240)),
-    "gemm/bm64_bn64_bk64": (None, None, (367, 253, 1000)),
-    "gemm/bm64_bn64_bk64_wm1_wn4": ((226, 138, 934), (309, 190, 0), None),
-    "gemm/bm128_bn128_bk32": ((590, 430, 2000), (833, 634, 0), (1237, 883, 4300)),
-    "gemm_wgmma/bm64_bn64_s12": ((9, 107, 1846), (240, 230, 4450), (450, 460, 5200)),
-    "gemm_wgmma/bm128_bn64_s8": ((26, 151, 1904), (328, 322, 4550), (640, 645, 5250)),
-    "gemm_wgmma/bm128_bn128": ((182, 196, 3821), (428, 417, 7000), (820, 830, 8150)),
+# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, and those whose halves of a block have a scale each; None
+# where it is not offered. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
+_Times = tuple[float, float, float] | None
+_DENSE, _SCALED, _AFFINE, _HALVES = range(4)
+_TILES: Mapping[str, Sequence[_Times]] = {
+    "small_m_mma/r2_t2_s4_d2_tg128": (None, (116, 33, 237), (145, 41, 92), (136, 40, 209)),
+    "small_m_mma/r2_t2_s8_d2_tg256": (None, (64, 35, 423), (88, 40, 642), (80, 44, 434)),
+    "small_m_mma/r2_t2_s16_d2_tg512": (None, (15, 33, 1764), (16, 34, 2192), (17, 42, 1906)),
+    "small_m_mma/r4_t2_s4_d2_tg128": (None, (139, 43, 714), (152, 44, 1443), (182, 60, 640)),
+    "small_m_mma/r4_t2_s8_d2_tg256": (None, (82, 44, 1100), (91, 48, 1469), (96, 60, 1086)),
+    "small_m_mma/r4_t2_s16_d2_tg512": (None, (9, 40, 2798), (25, 42, 3651), (32, 54, 3059)),
+    "small_m_mma/r4_t4_s4_tg128": (None, (173, 73, 1026), (204, 111, 541), (240, 137, 33)),
+    "small_m_mma/r8_t2_s8_tg256": (None, (106, 54, 2138), (42, 89, 4784), (102, 114, 3226)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((91, 32, 642), (148, 51, 549), (205, 72, 260), (216, 81, 328)),
+    "gemm/bm16_bn32_bk256_wm1_wn1_wk8": ((116, 39, 1558), (128, 48, 1371), (153, 70, 1240), (165, 81, 1239)),
+    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((149, 49, 758), None, None, None),
+    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": ((218, 90, 1486), (216, 112, 1143), (277, 144, 3410), (280, 147, 3059)),
+    "gemm/bm64_bn64_bk64_wm1_wk2": ((265, 136, 2149), (308, 187, 2178), (438, 286, 2569), (407, 275, 2043)),
+    "gemm/bm64_bn64_bk64_wm1_wn4": ((249, 142, 2213), (346, 193, 2246), (439, 300, 1061), (425, 285, 1302)),
+    "gemm/bm128_bn64_bk64": ((451, 252, 3651), (439, 317, 2578), (577, 420, 3681), (576, 429, 2874)),
+    "gemm/bm128_bn128_bk32": ((665, 433, 4268), (924, 528, 9222), (1197, 858, 11328), (1387, 965, 6317)),
+    "gemm_wgmma/bm64_bn64_s12": ((20, 106, 2982), (32, 233, 5327), (449, 495, 4989), None),
+    "gemm_wgmma/bm128_bn64_s8": ((111, 160, 3121), (2, 329, 5151), (163, 678, 4465), None),
+    "gemm_wgmma/bm128_bn128": ((36, 194, 6296), (17, 395, 9012), (202, 843, 8573), None),
 }
-_QUANTIZED = [(storage, _AFFINE if FORMATS[storage.partition(":")[0]].has_bias else _SCALED) for storage in _core._STORAGES[1:]]
 
 
-def _tiles(least: int, weights: int, storage: str = "dense") -> Tiles:
-    """`gemm_wgmma` adds 32 of k to each other, of which some formats have two scales."""
-    f = FORMATS.get(storage.partition(":")[0])
-    halves = f is not None and f.halves
-    of_all = {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])}
-    return Tiles(least, {tile: ns for tile, ns in of_all.items() if not (halves and tile.startswith("gemm_wgmma"))})
+def weights_of(storage: str) -> int:
+    """The column of `_TILES`."""
+    if storage == "dense":
+        return _DENSE
+    form = FORMATS[storage.partition(":")[0]]
+    return _HALVES if form.halves else _AFFINE if form.has_bias else _SCALED
+
+
+def _tiles(least: int, weights: int) -> Tiles:
+    return Tiles(least, {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])})
 
 
 def _splits(in_flight: float, family: str, *points: str) -> Splits:
@@ -145,15 +158,11 @@ class _Cuda:
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
         ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
-        ("", "1", _splits(8e3, "small_m_mma", "r2_t2_s4_d2_tg128", "r2_t2_s16_d2_tg512"), 16),
-        ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r4_t2_s8_d2_tg256", "r4_t2_s16_d2_tg512"), 32),
-        *((storage, "1", _tiles(64 * 64, weights, storage), 64) for storage, weights in _QUANTIZED),
-        ("", "1", _splits(4e3, "small_m_mma", "r4_t4_s4_tg128", "r8_t2_s8_tg256"), 64),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
         ("dense", "1", _tiles(256, _DENSE), 16),
         ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
         ("dense", "1", _tiles(0, _DENSE)),
-        *((storage, "1", _tiles(0, weights, storage)) for storage, weights in _QUANTIZED),
+        *((storage, "1", _tiles(0, weights_of(storage))) for storage in _core._STORAGES[1:]),
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""From what rows_cuda.py --variants measured, the three times of each tile for `_TILES` of python/metalmm/backends/cuda.py, and how good they are.
+
+A tile's three times (python/metalmm/backends/protocol.py: Tiles) are those with the least squared error of the logarithm. Then shapes are
+drawn: times of a random half of them choose tiles for the other half, five times. "of the best" is the geometric mean over pairs of shape
+and format of the fastest tile's time by the chosen one's, and the least.
+
+    python benchmarks/fit_tiles.py --cores 132 FILE.json [FILE.json ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from metalmm import manifest
+from metalmm.backends.cuda import weights_of
+
+NAMES = ("dense", "scaled", "affine", "halves")
+Pair = tuple[int, int, int, str]  # m, n, k, stored
+Times = Mapping[Pair, Mapping[str, float]]  # of each tile, µs
+
+
+def read(paths: Iterable[str]) -> dict[Pair, dict[str, float]]:
+    """In a row and alone, their geometric mean."""
+    found: dict[Pair, dict[str, float]] = {}
+    for row in (row for path in paths for row in json.loads(Path(path).read_text())):
+        times = found.setdefault((row["m"], row["n"], row["k"], row["stored"]), {})
+        for v in {name.split()[0] for name in row["us"]}:
+            times[v] = math.sqrt(row["us"][f"{v} chain"] * row["us"][f"{v} alone"])
+    return found
+
+
+def work(v: str, pair: Pair, cores: int) -> tuple[int, int]:
+    """Tiles of the busiest core, and blocks of 32 of k."""
+    (m, n, k, _), (bm, bn) = pair, manifest.get(v).tile
+    return math.ceil(math.ceil(m / bm) * math.ceil(n / bn) / cores), math.ceil(k / 32)
+
+
+def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
+    found = {}
+    for weights, v in {(weights_of(pair[3]), v) for pair in pairs for v in times[pair]}:
+        own = [(*work(v, pair, cores), times[pair][v]) for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
+        of_core, steps, us = np.array(own, float).T
+
+        def error(ns: np.ndarray, of_core: np.ndarray = of_core, steps: np.ndarray = steps, us: np.ndarray = us) -> float:
+            return float((np.log(np.maximum(ns[0] * steps, of_core * (ns[2] + ns[1] * steps)) / us / 1000) ** 2).mean())
+
+        rng, tries = np.random.default_rng(0), []
+        for _ in range(8):
+            ns, step = np.exp(rng.uniform((2, 2, 4), (6, 6, 8))), 0.5
+            for i in range(1500):
+                other = ns * np.exp(rng.normal(0, step, 3))
+                ns, step = (other, step) if error(other) < error(ns) else (ns, max(0.01, step * (0.85 if i % 50 == 49 else 1)))
+            tries.append((error(ns), *ns))
+        found[weights, v] = np.array(min(tries)[1:])
+    return found
+
+
+def of_the_best(times: Times, pairs: Collection[Pair], ns: Mapping[tuple[int, str], np.ndarray], cores: int) -> str:
+    ratios = []
+    for pair in pairs:
+        known = {}
+        for v in times[pair]:
+            if (three := ns.get((weights_of(pair[3]), v))) is not None:
+                of_core, steps = work(v, pair, cores)
+                known[v] = max(three[0] * steps, of_core * (three[2] + three[1] * steps))
+        ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
+    return f"{math.exp(np.mean(np.log(ratios))):.3f} of the best, at least {min(ratios):.2f}, {len(ratios)} pairs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE.json")
+    parser.add_argument("--cores", type=int, required=True)
+    args = parser.parse_args()
+    times = read(args.files)
+    ns = fitted(times, times, args.cores)
+    for weights, v in sorted(ns):
+        print(NAMES[weights], v, *(round(x) for x in ns[weights, v]))
+    print("all:", of_the_best(times, times, ns, args.cores))
+    shapes = sorted({pair[1:3] for pair in times})
+    for seed in range(5):
+        half = set(random.Random(seed).sample(shapes, len(shapes) // 2))
+        seen, unseen = [p for p in times if p[1:3] in half], [p for p in times if p[1:3] not in half]
+        print("half of the shapes, for the others:", of_the_best(times, unseen, fitted(times, seen, args.cores), args.cores))
+
+
+if __name__ == "__main__":
+    main()
