@@ -36,7 +36,8 @@ struct QuantizedTile {
   static METAL_FUNC By scales(WeightsAt w, Cursor c, uint k) {
     By x = By::none();
     if (k < w.k) x = By::load(c);
-    return WHOLE || k / 32 * 32 + 16 < w.k ? x : first_half(x);
+    if (!WHOLE && k / 32 * 32 + 16 >= w.k) x = first_half(x);
+    return x;
   }
 
   // The `eight`th of the tile, from k on, and, of those with one factor the first, it.

@@ -241,7 +241,7 @@ def test_a_device_that_stops_kernels_lacks_wgmma() -> None:
         assert "wgmma" in stops.lacking
         assert not tuning.choose(stops, spec)[0].startswith("gemm_wgmma/")
         if device.info["compute_capability"] == 90:
-            for stored in ("dense", "q8_0", "affine4"):
+            for stored in ("dense", "q8_0"):
                 spec = metalmm.MatmulSpec(512, 4096, 4096, transpose_b=True, b_storage=stored)
                 assert tuning.choose(device, spec)[0] == "gemm_wgmma/bm128_bn128"
         with pytest.raises(metalmm.UnsupportedError, match="it needs wgmma, which this device lacks"):
