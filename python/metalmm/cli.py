@@ -18,7 +18,7 @@ import numpy as np
 
 from . import __version__, _core, backends, check_command, doctor, export, files, lint_command, manifest, tuning
 from .bench import command as bench_command
-from .bench import compare, frameworks, html, models, step, tune_command
+from .bench import compare, html, models, products, step, tune_command
 from .bench.sizes import parse_spec
 from .device import Device, default_device
 from .errors import DeviceError, Error
@@ -276,7 +276,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "tune": ("measure, and keep the choice for matmul('auto', ...)", tune_command.add_arguments),
     "sizes": ("the matmuls of a model, as bench, tune and step take them: of a .gguf file, a config.json or a name", models.add_arguments),
     "compare": ("two bench results: what became faster or slower", compare.add_arguments),
-    "frameworks": ("operations of MLX, PyTorch and metalmm side by side, for what is installed", frameworks.add_arguments),
+    "frameworks": (
+        "operations, or a model's products, in MLX, PyTorch and metalmm side by side, for what is installed",
+        products.add_arguments,
+    ),
     "doctor": (
         "what works on this device, what does not, and which options suit it: for a first hour, and to send back",
         doctor.add_arguments,

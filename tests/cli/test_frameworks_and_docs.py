@@ -15,7 +15,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, files, manifest, tuning
-from metalmm.bench import frameworks, page, results, runner, sizes, step
+from metalmm.bench import frameworks, page, products, results, runner, sizes, step
 from metalmm.bench.runner import Rule
 from metalmm.expressions import evaluate
 from metalmm.strategy import Strategy
@@ -58,6 +58,69 @@ def test_frameworks_measures_our_matmul_and_skips_what_is_too_large(capsys: pyte
     assert "13.1 GB of 0.1 GB that are allowed" in data["skipped"]["MatMul / dim=1000000x64 dim=64x1024"]
     assert "Detailed benchmark:" in text and "Average benchmark:" in text
     assert cli.main(["frameworks", "--only", "abacus"]) == 2 and cli.main(["frameworks", "--operations", "Mat"]) == 2
+
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 96, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 70,
+}  # fmt: skip
+
+
+class Doubles:
+    """Of each product twice."""
+
+    name, version = "doubles", "1"
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def products(self, a: Any, b: Any, copies: int, times: int) -> frameworks.Products | None:
+        if isinstance(b, metalmm.QuantizedArray):
+            return None
+
+        def turn() -> None:
+            self.turns += 1
+
+        return turn, lambda: 2 * a.astype(np.float32) @ b.astype(np.float32).T
+
+
+@pytest.mark.needs("simdgroup_matrix")
+def test_a_models_products_in_each_framework(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours are right in every type and format; what gives another product has no time; a k without whole groups is told."""
+    Path("config.json").write_text(json.dumps(CONFIG))
+    doubles, ours = Doubles(), frameworks.Metalmm("metalmm", DEVICE)
+    monkeypatch.setattr(frameworks, "installed", lambda device: ([ours, doubles], ["mlx: not installed"]))
+    command = ["frameworks", "--model", "config.json", "--m", "1,3", "--time", "0"]
+    assert cli.main([*command, "--json", "f.json"]) == 1
+    data, text = json.loads(Path("f.json").read_text()), capsys.readouterr().out
+    for stored in products.STORED:
+        assert data["us"][f"3 x 70 x 128 bfloat16 {stored}"]["metalmm"] > 0
+    assert not any("doubles" in row for row in data["us"].values()) and doubles.turns >= 2
+    assert data["skipped"]["1 x 70 x 128 float16 dense on doubles"] == "another product: 1 of the largest result away"
+    assert data["skipped"]["1 x 128 x 96 float16 affine4"] == "MLX's groups have 64 of k" and "not here: mlx: not installed" in text
+    assert cli.main([*command, "--only", "metalmm"]) == 0 and cli.main([*command, "--operations", "MatMul"]) == 2
+    assert cli.main(["frameworks", "--m", "4"]) == 2  # of no model
+    assert cli.main([*command, "--memory", "0.000001"]) == 0 and "that are allowed (--memory)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stored", products.STORED)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("library", ["mlx", "torch"])
+def test_others_multiply_the_same(library: str, dtype: str, stored: str) -> None:
+    pytest.importorskip(
+        f"{library}.core" if library == "mlx" else library, reason=f"{library} is not installed: its products are NOT tested"
+    )
+    other: Any = frameworks.Mlx("mlx_cpu", "cpu", False) if library == "mlx" else frameworks.Torch("cpu", "cpu")
+    rng = np.random.default_rng(0)
+    a, w = (rng.standard_normal(shape, np.float32).astype(runner.np_dtype(dtype)) for shape in ((3, 128), (40, 128)))
+    b: Any = w if stored == "dense" else metalmm.quantize(w, stored, group=64)
+    made = other.products(a, b, 3, 2)
+    assert (made is None) == (library == "torch" and stored != "dense")
+    if made:
+        turn, result = made
+        turn()
+        wanted = a.astype(np.float32) @ (w if stored == "dense" else b.dequantize()).astype(np.float32).T
+        assert abs(result() - wanted).max() <= 0.1 * abs(wanted).max()
 
 
 @pytest.mark.needs("simdgroup_matrix")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import math
 import statistics
@@ -20,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import Device, Error, files, terminal
+from .. import Device, Error, QuantizedArray, files, terminal
 from . import command, runner
 from .step import free_memory
 
 Call = Callable[[], Any]
+Products = tuple[Callable[[], None], Callable[[], Any]]  # a turn over copies of the weights; its last result as float32
 Shape = tuple[int, ...]
 
 
@@ -165,6 +167,25 @@ class Torch:
         }
         return calls[row.operation]
 
+    def products(self, a: Any, b: Any, copies: int, times: int) -> Products | None:
+        """Of dense weights. Results go to one place by turns with the copies."""
+        if isinstance(b, QuantizedArray):
+            return None
+        t = self.torch
+
+        def placed(x: Any) -> Any:
+            return t.from_numpy(x.view(np.int16)).view(getattr(t, str(x.dtype))).to(self.device)
+
+        x, many = placed(a), [placed(b).clone() for _ in range(copies)]
+        y = t.empty((a.shape[0], b.shape[0]), dtype=x.dtype, device=self.device)
+
+        def turn() -> None:
+            for w in many * times:
+                t.matmul(x, w.T, out=y)
+            self.synchronize(y)
+
+        return turn, lambda: y.float().cpu().numpy()
+
 
 class Mlx:
     """MLX on one of its devices, compiled or not."""
@@ -212,6 +233,37 @@ class Mlx:
         run = mx.compile(functions[row.operation]) if self.is_compiled else functions[row.operation]
         return lambda: run(*x)
 
+    def products(self, a: Any, b: Any, copies: int, times: int) -> Products | None:
+        """Of a turn all results are asked for at once."""
+        mx = self.mx
+        mx.set_default_device(self.device)
+        if self.is_compiled:
+            return None  # one operation is the same
+
+        def placed(x: Any) -> Any:
+            if x.dtype.itemsize != 2:
+                return mx.array(x)
+            return mx.array(x.view(np.uint16)).view(getattr(mx, str(x.dtype)))
+
+        x, last = placed(a), list[Any]()
+        if isinstance(b, QuantizedArray):
+            packed, scales, biases = b.to_mlx()
+            bits = 32 * packed.shape[1] // b.shape[1]
+            sets = [[placed(part) + 0 for part in (packed, scales, biases)] for _ in range(copies)]
+            options = {"transpose": True, "group_size": b.group, "bits": bits}
+            mx.eval(x, *sets)
+            calls: list[Call] = [functools.partial(mx.quantized_matmul, x, *w, **options) for w in sets]
+        else:
+            many = [placed(b) + 0 for _ in range(copies)]
+            mx.eval(x, many)
+            calls = [functools.partial(mx.matmul, x, w.T) for w in many]
+
+        def turn() -> None:
+            last[:] = [call() for call in calls * times]
+            mx.eval(last)
+
+        return turn, lambda: np.array(last[-1].astype(mx.float32))
+
 
 def _mlx_scatter(table: Any, indices: Any, values: Any) -> Any:
     result = table + 0  # of its own: an assignment changes what it is made to
@@ -244,6 +296,22 @@ class Metalmm:
         out = self.device.empty((*a.shape[:-1], b.shape[-1]), "float32")
         return self.device.prepare("auto", da, db, bias=dbias, out=out)
 
+    def products(self, a: Any, b: Any, copies: int, times: int) -> Products | None:
+        """In a recording, each result in a place of its own."""
+        is_quantized = isinstance(b, QuantizedArray)
+        x, many = self.device.array(a), [b.to(self.device) if is_quantized else self.device.array(b) for _ in range(copies)]
+        outs = [self.device.empty((a.shape[0], b.shape[0]), a.dtype) for _ in range(copies)]
+        batch = self.device.batch()
+        for w, out in list(zip(many, outs, strict=True)) * times:
+            batch.add(self.device.prepare("auto", x, w, out=out, transpose_b=True))
+        recording = batch.record()
+
+        def turn() -> None:
+            recording.replay()
+            recording.wait()
+
+        return turn, lambda: np.asarray(outs[-1]).astype(np.float32)
+
 
 Framework = Torch | Mlx | Metalmm
 
@@ -274,6 +342,16 @@ def installed(device: str | None) -> tuple[list[Framework], list[str]]:
     return found, missing
 
 
+def wanted(only: str | None, found: list[Framework], missing: Sequence[str]) -> list[Framework]:
+    """Those of --only. Raises UsageError."""
+    if not only:
+        return found
+    names, there = [name.strip() for name in only.split(",")], {f.name: f for f in found}
+    if unknown := [name for name in names if name not in there]:
+        raise command.UsageError(f"--only {unknown[0]}: it is not here; there are {', '.join(there)}. {'; '.join(missing)}")
+    return [there[name] for name in names]
+
+
 def median_ms(framework: Framework, call: Call, seconds: float) -> float:
     framework.synchronize(call())
     times: list[float] = []
@@ -300,12 +378,7 @@ def main(args: argparse.Namespace) -> int:
     """0; 1 where an operation failed; 130 if it was interrupted, with what was finished printed."""
     rows = _chosen(args.operations)
     found, missing = installed(args.device)
-    if args.only:
-        names = [name.strip() for name in args.only.split(",")]
-        there = {f.name: f for f in found}
-        if unknown := [name for name in names if name not in there]:
-            raise command.UsageError(f"--only {unknown[0]}: it is not here; there are {', '.join(there)}. {'; '.join(missing)}")
-        found = [there[name] for name in names]
+    found = wanted(args.only, found, missing)
     limit = args.memory * 1e9 if args.memory is not None else free_memory() / 2
     times: dict[str, dict[str, float | None]] = {}
     skipped: dict[str, str] = {}

@@ -1,0 +1,139 @@
+"""``metalmm frameworks --model``: a model's products in MLX, PyTorch and metalmm, with weights that no cache holds.
+
+Operands are of float16 and bfloat16; weights dense, and in MLX's affine formats of 8 and 4 bits by groups of 64, the same numbers for all that
+take them. Copies of the weights are together past the last-level cache. A turn multiplies by each copy, and waits once, at its end. Of these calls none
+waits for another. A time is a turn's, divided by its calls; so it holds what the host does where that takes longer. metalmm replays a recording.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import Device, Error, MatmulSpec, files, quantize, terminal
+from . import command, frameworks, models, runner, sizes
+from .frameworks import Framework, Metalmm
+from .step import free_memory
+
+STORED = ("dense", "affine8", "affine4")
+_CALLS = 16  # of a turn at least, which share what its end costs
+_FAR = 0.1  # of the largest result: what is farther off is another product; MLX's CPU adds up in bfloat16, and is up to 0.05 off
+_LONG = 5.0  # seconds after which a turn is enough
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    frameworks.add_arguments(parser)
+    parser.add_argument(
+        "--model", help="its products instead, in float16 and bfloat16, with cold weights: a .gguf file, a config.json, or a name"
+    )
+    parser.add_argument("--m", help="with --model: rows of A, such as 1,4,512 (default: 1)")
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0; 1 where a product failed or is another; 130 if it was interrupted, with what was finished printed."""
+    args.context = args.storage = args.type = None
+    if (listed := models.sizes_of(args)) is None:
+        return frameworks.main(args)
+    if args.operations:
+        raise command.UsageError("--operations: with --model there are products alone; leave out one of them")
+    rows = list(dict.fromkeys((s.m, n, s.k) for s in listed.shapes if s.batch == 1 and s.transpose_b for n in (s.n, *s.also_n)))
+    found, missing = frameworks.installed(args.device)
+    found = frameworks.wanted(args.only, found, missing)
+    device = next((f.device for f in found if isinstance(f, Metalmm)), None) or Device(args.device)
+    limit = args.memory * 1e9 if args.memory is not None else free_memory() / 2
+    times: dict[str, dict[str, float]] = {}
+    skipped: dict[str, str] = {}
+    interrupted = False
+    with terminal.Progress() as progress, contextlib.redirect_stdout(sys.stderr if args.json == "-" else sys.stdout):
+        progress.begin("measuring", 2 * len(STORED) * len(rows))
+        try:
+            for (m, n, k), dtype, stored in itertools.product(rows, ("float16", "bfloat16"), STORED):
+                text = f"{m} x {n} x {k} {dtype} {stored}"
+                progress.note(text)
+                spec = MatmulSpec(m, n, k, transpose_b=True, dtype=dtype, b_storage=stored)
+                copies = runner.cold_copies(sizes.of_spec(spec), device)
+                if spec.k % 64 and stored != "dense":
+                    skipped[text] = "MLX's groups have 64 of k"
+                elif (need := (copies + 3) * spec.n * spec.k * 2) > limit:  # 3: as drawn, and twice on its way
+                    skipped[text] = f"it takes {need / 1e9:.1f} GB of {limit / 1e9:.1f} GB that are allowed (--memory)"
+                else:
+                    times[text] = _row(found, spec, copies, args, text, skipped)
+                progress.step()
+        except KeyboardInterrupt:
+            interrupted = True
+    data = {
+        "schema": "metalmm-products",
+        "version": 1,
+        "model": files.harmless(args.model),
+        "environment": runner.environment(device),
+        "frameworks": {f.name: f.version for f in found},
+        "missing": missing,
+        "us": times,
+        "skipped": skipped,
+    }
+    if args.json != "-":
+        _show(found, times, skipped, missing)
+    files.give_json(args.json, data)
+    return 130 if interrupted else 1 if any("failed" in why or "another" in why for why in skipped.values()) else 0
+
+
+def _row(
+    found: Sequence[Framework], spec: MatmulSpec, copies: int, args: argparse.Namespace, text: str, skipped: dict[str, str]
+) -> dict[str, float]:
+    """Of each that takes it, µs."""
+    rng, again = np.random.default_rng(args.seed), -(-_CALLS // copies)
+    a = rng.standard_normal((spec.m, spec.k), np.float32).astype(runner.np_dtype(spec.dtype))
+    w = (rng.standard_normal((spec.n, spec.k), np.float32) / 8).astype(a.dtype)
+    b: Any = w if spec.b_storage == "dense" else quantize(w, spec.b_storage, group=64)
+    dense = (w if spec.b_storage == "dense" else b.dequantize()).astype(np.float32)
+    reference, times = a.astype(np.float32) @ dense.T, {}
+    for framework in found:
+        try:
+            if (made := framework.products(a, b, copies, again)) is None:
+                continue
+            turn, result = made
+            times[framework.name] = _median(turn, args.time) / (copies * again) * 1e6
+            off = float(np.max(abs(result() - reference)) / np.max(abs(reference)))
+            if not off <= _FAR:
+                skipped[f"{text} on {framework.name}"] = f"another product: {off:.2g} of the largest result away"
+                del times[framework.name]
+        except (Error, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, MemoryError) as error:
+            skipped[f"{text} on {framework.name}"] = f"failed: {runner.first_lines(str(error) or repr(error))}"
+    return times
+
+
+def _median(turn: Callable[[], Any], seconds: float) -> float:
+    turn()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while not times or (spent := time.perf_counter() - begin) < seconds or (len(times) < 3 and spent < _LONG):
+        start = time.perf_counter()
+        turn()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _show(found: Sequence[Framework], times: dict[str, dict[str, float]], skipped: dict[str, str], missing: Sequence[str]) -> None:
+    names = [f.name for f in found]
+    others = [name for name in names if name != "metalmm"]
+    terminal.say("; ".join(f"{f.name}: {f.version}" for f in found) + "; µs of a call, cold weights, calls that do not wait for each other")
+    lines = []
+    for text, row in times.items():
+        cells = [f"{row[name]:.1f}" if name in row else "-" for name in names]
+        cells += [f"{row[name] / row['metalmm']:.2f}" if name in row and "metalmm" in row else "-" for name in others if "metalmm" in names]
+        lines.append([text, *cells])
+    head = ("m x n x k", *names, *(f"{name} / ours" for name in others if "metalmm" in names))
+    terminal.table(head, lines, numbers=range(1, len(head)))
+    for what, why in skipped.items():
+        terminal.say(f"skipped: {what}: {why}")
+    for why in missing:
+        terminal.say(f"not here: {why}")
