@@ -70,7 +70,8 @@ def of_the_best(times: Times, pairs: Collection[Pair], ns: Mapping[tuple[int, st
             if (three := ns.get((weights_of(pair[3]), v))) is not None:
                 of_core, steps = work(v, pair, cores)
                 known[v] = max(three[0] * steps, of_core * (three[2] + three[1] * steps))
-        ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
+        if known:  # of a half of the shapes there may be none of its kind
+            ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
     return f"{math.exp(np.mean(np.log(ratios))):.3f} of the best, at least {min(ratios):.2f}, {len(ratios)} pairs"
 
 

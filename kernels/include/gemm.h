@@ -143,7 +143,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// To the simdgroups that have the same outputs.
+// What simdgroups with the same outputs have put: to each other, or a simdgroup's to its lanes.
 template <class S>
 METAL_FUNC void show_parts() {
   if (S::WK > 1)

@@ -41,8 +41,8 @@ struct Terms {
   }
 };
 
-// The scales of a turn: of DEPTH blocks of TILES columns, eight from each to the next. What comes after them is on its way from `take` on,
-// MORE, of each block; SHARED, from `begin` on, of all.
+// The scales of a turn: of DEPTH blocks of each of TILES columns. A lane's columns are eight apart. The next turn's are loaded while this
+// one's are used, if there are MORE: `take` asks for them block by block. SHARED, `begin` asks for all.
 template <class From, int TILES, int DEPTH, bool SHARED>
 struct TurnScales {
   typedef typename From::By By;
@@ -50,7 +50,7 @@ struct TurnScales {
   Cursor from[TILES];
   By by[DEPTH][TILES];
 
-  // first: the lane's first column. lane: SHARED, the `lane`th of those with the same columns is `lane % 4`.
+  // first: the lane's first column. lane: SHARED, lanes 4 * i to 4 * i + 3 have the same columns.
   METAL_FUNC void start(WeightsAt b, uint first, uint k, uint) thread {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {

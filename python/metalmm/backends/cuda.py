@@ -49,7 +49,7 @@ _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, and those whose halves of a block have a scale each; None
-# where it is not offered. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
+# where it is not offered: `gemm_wgmma` adds 32 of k, for which the last have two. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
 _Times = tuple[float, float, float] | None
 _DENSE, _SCALED, _AFFINE, _HALVES = range(4)
 _TILES: Mapping[str, Sequence[_Times]] = {
