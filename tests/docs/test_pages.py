@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import re
+import tomllib
 from pathlib import Path
 
+import metalmm
 import pytest
 from support import msl_page
 from support.here import ROOT
@@ -63,3 +66,14 @@ def test_a_dead_link_and_a_long_sentence_are_seen(tmp_path: Path) -> None:
 def test_the_page_of_msl_says_what_the_tables_have() -> None:
     """Else: python tests/support/msl_page.py."""
     assert msl_page.PAGE.read_text() == msl_page.page()
+
+
+def test_the_pages_count_the_ids_as_they_are() -> None:
+    """Of each family in variants.md, of our own points together, and of all in the README."""
+    families = collections.Counter(str(v).split("/")[0] for v in metalmm.variants())
+    page, readme = (ROOT / "docs" / "variants.md").read_text(), (ROOT / "README.md").read_text()
+    told = {name: int(count) for name, count in re.findall(r"^\| `(\w+)` \| (\d+)[ ,]", page, re.MULTILINE)}
+    assert {name: count for name, count in told.items() if name in families} == families
+    own = tomllib.loads((ROOT / "kernels" / "variants.toml").read_text())["families"].values()
+    assert f"| points of our own strategies that ship | {sum(len(family.get('points', [])) for family in own)} |" in page
+    assert f"There are {families.total()} ids, of which {families.total() - families['mps'] - families['blas']} are kernels" in readme

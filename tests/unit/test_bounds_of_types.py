@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from pathlib import Path
 
 import metalmm
@@ -25,12 +27,30 @@ def test_every_family_takes_every_type_but_what_a_library_lacks() -> None:
     for v in [*known, *more]:  # each tile's lines, and eight more to a line
         if v.family == "gemm":
             bm, bn, bk = (v.params[key] for key in ("bm", "bn", "bk"))
-            of_a, of_b = max(bm * (bk + 8), bk * (bm + 8)), max(bn * (bk + 8), bk * (bn + 8))
-            assert (4 * (of_a + of_b) <= 32768) == ("float32" not in v.without), v
+            assert (tiles_of(bm, bn, bk, 4) <= 32768) == ("float32" not in v.without), v
     tiles = [v for v in known if v.kernel == "weight_tiles"]
     assert {v.types for v in tiles} == {("float16", "bfloat16")}, "8 bits of an integer and a sign are exact in both"
     one_row = [kind for v in metalmm.variants() if v.family == "gemv_nt_mma" for kind in v.kinds()]
     assert {v.types for v in one_row} == {("float16",)}
+
+
+def tiles_of(bm: int, bn: int, bk: int, size: int) -> int:
+    """Bytes: each tile's lines and eight more to a line, by rows or columns; of weights, by rows, two numbers for each 16 of k as well."""
+    of_a = max(bm * (bk + 8), bk * (bm + 8))
+    return max(size * (of_a + max(bn * (bk + 8), bk * (bn + 8))), size * (of_a + bn * (bk + 8)) + bk // 16 * bn * 8)
+
+
+def test_no_tile_of_16_bits_is_larger_than_threadgroup_memory() -> None:
+    """Whatever has a name: tiles of each layout and format, and the results of all simdgroups."""
+    named = 0
+    for bm, bn, bk in itertools.product((8, 16, 64, 128, 256), (8, 32, 40, 88, 128, 256), (32, 64, 128, 256, 384, 512, 768)):
+        for wm, wn, wk in ((1, 1, 1), (1, 1, 4), (1, 1, 8), (8, 1, 1), (32, 1, 1), (8, 4, 1), (2, 4, 2), (4, 1, 4)):
+            parts = "".join(f"_{key}{n}" for key, n in (("wm", wm), ("wn", wn), ("wk", wk)) if n != (1 if key == "wk" else 2))
+            with contextlib.suppress(metalmm.UnknownVariantError):
+                manifest.get(f"gemm/bm{bm}_bn{bn}_bk{bk}{parts}")
+                named += 1
+                assert tiles_of(bm, bn, bk, 2) <= 32768 and wm * wn * wk * 8 * (bn // wn + 4) * 4 <= 32768, (bm, bn, bk, parts)
+    assert named > 100
 
 
 def test_the_bound_is_that_of_the_type() -> None:
