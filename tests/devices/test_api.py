@@ -164,7 +164,7 @@ def test_variants_by_spec_family_and_state() -> None:
     assert metalmm.variants(metalmm.MatmulSpec(m=3, n=4, k=5), device=metalmm.Device("cpu"), enabled=True)[:3] == [
         "gemv_nn/r8_w4_s4_tg128",
         "gemm/bm32_bn32_bk32",
-        "gemm/bm16_bn32_bk128_wm1",
+        "gemm/bm16_bn32_bk128_wm1_wn1_wk4",
     ]
     with pytest.raises(metalmm.UnknownVariantError, match=r"no family 'gemw'; there are:.*gemv"):
         metalmm.variants(family="gemw")
