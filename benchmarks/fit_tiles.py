@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from metalmm import manifest
 from metalmm.backends.cuda import weights_of
+from metalmm.backends.protocol import Tiles
 
 NAMES = ("dense", "scaled", "affine", "halves")
 Pair = tuple[int, int, int, str]  # m, n, k, stored
@@ -38,8 +39,8 @@ def read(paths: Iterable[str]) -> dict[Pair, dict[str, float]]:
 
 def work(v: str, pair: Pair, cores: int) -> tuple[int, int]:
     """Tiles of the busiest core, and blocks of 32 of k."""
-    (m, n, k, _), (bm, bn) = pair, manifest.get(v).tile
-    return math.ceil(math.ceil(m / bm) * math.ceil(n / bn) / cores), math.ceil(k / 32)
+    m, n, k, _ = pair
+    return Tiles.of_core(manifest.get(v).tile, m, n, 1, cores), math.ceil(k / 32)
 
 
 def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
@@ -49,7 +50,7 @@ def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int,
         of_core, steps, us = np.array(own, float).T
 
         def error(ns: np.ndarray, of_core: np.ndarray = of_core, steps: np.ndarray = steps, us: np.ndarray = us) -> float:
-            return float((np.log(np.maximum(ns[0] * steps, of_core * (ns[2] + ns[1] * steps)) / us / 1000) ** 2).mean())
+            return float((np.log(Tiles.took(ns, of_core, steps) / us / 1000) ** 2).mean())
 
         rng, tries = np.random.default_rng(0), []
         for _ in range(8):
@@ -65,11 +66,8 @@ def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int,
 def of_the_best(times: Times, pairs: Collection[Pair], ns: Mapping[tuple[int, str], np.ndarray], cores: int) -> str:
     ratios = []
     for pair in pairs:
-        known = {}
-        for v in times[pair]:
-            if (three := ns.get((weights_of(pair[3]), v))) is not None:
-                of_core, steps = work(v, pair, cores)
-                known[v] = max(three[0] * steps, of_core * (three[2] + three[1] * steps))
+        weights = weights_of(pair[3])
+        known = {v: Tiles.took(ns[weights, v], *work(v, pair, cores)) for v in times[pair] if (weights, v) in ns}
         if known:  # of a half of the shapes there may be none of its kind
             ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
     return f"{math.exp(np.mean(np.log(ratios))):.3f} of the best, at least {min(ratios):.2f}, {len(ratios)} pairs"

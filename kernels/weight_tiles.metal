@@ -91,7 +91,6 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int FORMAT = From::Pack::ID;
   typedef Eighth<FORMAT> Bits;
-  typedef Terms<FORMAT> By;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
@@ -150,7 +149,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
-        By by[TILES];
+        Terms<FORMAT> by[TILES];
         load_rows(x0, own, 32 * d);
         scales_of.template take<true>(b, k, d, lane, by);
         multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
@@ -166,7 +165,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       Octet<T> x0[ROWS];
-      By by[TILES];
+      Terms<FORMAT> by[TILES];
       load_rows(x0, own, 32 * d);
       scales_of.template take<false>(b, k, d, lane, by);
       multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
@@ -177,14 +176,14 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
   }
   for (; k < end; k += 32) {
     Bits y[TILES];
-    By by[TILES];
+    Terms<FORMAT> by[TILES];
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       Cursor c = From::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      by[t] = By::of(From::By::load(c));
+      by[t] = Terms<FORMAT>::of(From::By::load(c));
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;

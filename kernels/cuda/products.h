@@ -9,6 +9,7 @@
 #include "../include/dense_b.h"
 #include "../include/products.h"
 #include "../include/quantized_b.h"
+#include "../include/terms.h"
 #include "groups.h"
 
 #ifdef __METALMM_CUDA__
@@ -225,13 +226,13 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG;
       if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
+      Terms<Pack::ID> terms = Terms<Pack::ID>::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
         uint at = (i / BN * Pack::HALVES + h) * BN + i % BN;
-        float s = by[j].scale(h), b = by[j].bias(h), zero = zero_of<Pack::ID>(s, b);
-        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = factor_of<Pack::ID>(s, b, zero);
-        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(offset_of<Pack::ID>(zero));
-        if (Pack::HIGH > 0) words[OF_HIGH + at] = high_of<Pack::ID>(upper_bits(by[j]), 2 * h);
+        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = terms.factor[h];
+        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(terms.offset[h]);
+        if (Pack::HIGH > 0) words[OF_HIGH + at] = terms.high(2 * h);
       }
     }
   }

@@ -1,4 +1,4 @@
-// What makes weights of the integers of a block, where four lanes have a quarter of it each, and of a turn's blocks.
+// Terms of a block of 32 weights, and of the blocks of a turn, of which four lanes have a quarter each.
 #pragma once
 #include <metal_stdlib>
 

@@ -311,10 +311,10 @@ def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str
     cores have no products, none."""
     cores, steps, found = device.backend.cores(device) or 0, math.ceil(spec.k / 32), []
     if cores and spec.dtype != "float32" and spec.m * spec.n * spec.batch >= least * cores:
-        for name, (alone, each, once) in tiles.items():
+        for name, of_tile in tiles.items():
             bm, bn = manifest.get(name).tile
-            of_core = math.ceil(math.ceil(spec.m / bm) * math.ceil(spec.n / bn) * spec.batch / cores)
-            found.append((max(alone * steps, of_core * (once + each * steps)), name, f"{of_core} of {bm} x {bn}"))
+            of_core = Tiles.of_core((bm, bn), spec.m, spec.n, spec.batch, cores)
+            found.append((float(Tiles.took(of_tile, of_core, steps)), name, f"{of_core} of {bm} x {bn}"))
     ns, name, what = min(found, default=(0.0, "", ""))
     return name, f"the busiest of {cores} cores has {what} results, whose products take it about {ns / 1000:.3g} µs" if name else ""
 

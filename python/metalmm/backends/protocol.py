@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
@@ -28,6 +31,16 @@ class Tiles(NamedTuple):
 
     least: int
     ns: Mapping[str, tuple[float, float, float]]
+
+    @staticmethod
+    def of_core(tile: tuple[int, int], m: int, n: int, batch: int, cores: int) -> int:
+        """How many the busiest core has."""
+        return math.ceil(math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * batch / cores)
+
+    @staticmethod
+    def took(ns: Any, of_core: Any, steps: Any) -> Any:
+        """What so many take, in ns, `steps` times 32 of k each; arrays do."""
+        return np.maximum(ns[0] * steps, of_core * (ns[2] + ns[1] * steps))
 
 
 # B's storage and how many matrices or swiglu, "" for any; a variant, or Splits or Tiles for one of theirs; up to which m, or any.

@@ -15,7 +15,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,6 +314,7 @@ class Metalmm:
 
 
 Framework = Torch | Mlx | Metalmm
+FAILURES = (Error, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, MemoryError)  # of one row, not of the others
 
 
 def installed(device: str | None) -> tuple[list[Framework], list[str]]:
@@ -352,15 +353,20 @@ def wanted(only: str | None, found: list[Framework], missing: Sequence[str]) -> 
     return [there[name] for name in names]
 
 
-def median_ms(framework: Framework, call: Call, seconds: float) -> float:
-    framework.synchronize(call())
+def median(call: Callable[[], Any], seconds: float, enough: float = math.inf) -> float:
+    """Seconds, of three calls at least, and after `enough` seconds of one, behind one that does not count."""
+    call()
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < 10_000):
+    while (
+        not times
+        or (len(times) < 3 and time.perf_counter() - begin < enough)
+        or (time.perf_counter() - begin < seconds and len(times) < 10_000)
+    ):
         start = time.perf_counter()
-        framework.synchronize(call())
+        call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+    return statistics.median(times)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -389,7 +395,7 @@ def main(args: argparse.Namespace) -> int:
             for row in rows:
                 need = row.bytes * 3  # ours, the framework's, and one more that it may make on its way
                 if need > limit:
-                    skipped[row.text] = f"it takes {need / 1e9:.1f} GB of {limit / 1e9:.1f} GB that are allowed (--memory)"
+                    skipped[row.text] = too_large(need, limit)
                     progress.step(len(found))
                     continue
                 operands = draw(row, args.seed)
@@ -428,10 +434,25 @@ def _chosen(operations: str | None) -> list[Row]:
 def _measured(framework: Framework, row: Row, operands: list[Any], seconds: float, skipped: dict[str, str]) -> float | None:
     try:
         call = framework.call(row, operands)
-        return None if call is None else median_ms(framework, call, seconds)
-    except (Error, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, MemoryError) as error:
-        skipped[f"{row.text} on {framework.name}"] = f"failed: {runner.first_lines(str(error) or repr(error))}"
+        return None if call is None else median(lambda: framework.synchronize(call()), seconds) * 1e3
+    except FAILURES as error:
+        skipped[f"{row.text} on {framework.name}"] = failed(error)
         return None
+
+
+def failed(error: BaseException) -> str:
+    return f"failed: {runner.first_lines(str(error) or repr(error))}"
+
+
+def too_large(need: float, limit: float) -> str:
+    return f"it takes {need / 1e9:.1f} GB of {limit / 1e9:.1f} GB that are allowed (--memory)"
+
+
+def show_rest(skipped: Mapping[str, str], missing: Sequence[str]) -> None:
+    for what, why in skipped.items():
+        terminal.say(f"skipped: {what}: {why}")
+    for why in missing:
+        terminal.say(f"not here: {why}")
 
 
 _SPEEDUPS = (
@@ -482,7 +503,4 @@ def _show(
     terminal.say("Average benchmark:", "bold")
     terminal.table(head, [[name, *_cells(values, names, pairs)] for name, values in averages(rows, times).items()], numbers=numbers)
     terminal.say("averages are of the rows that every framework with such an operation measured")
-    for what, why in skipped.items():
-        terminal.say(f"skipped: {what}: {why}")
-    for why in missing:
-        terminal.say(f"not here: {why}")
+    show_rest(skipped, missing)

@@ -1,9 +1,10 @@
 """``metalmm frameworks --model``: a model's products in MLX, PyTorch and metalmm, with weights that no cache holds.
 
-Operands are of float16 and bfloat16; weights dense, and in MLX's affine formats of 8 and 4 bits by groups of 64, the same numbers for all that
-take them. Copies of the weights are together past the last-level cache of metalmm's device. A turn multiplies by each copy, and waits once, at
-its end. No call reads another's result. A time is a turn's, divided by its calls; so it holds what the host does where that takes longer.
-metalmm replays a recording; the others are asked for each product in Python.
+Operands are of float16 and bfloat16. Weights are dense, and in MLX's affine formats of 8 and 4 bits, by groups of 64. All that take them have the
+same numbers. Copies of the weights are together past the last-level cache of metalmm's device.
+
+A turn multiplies by each copy, and waits once, at its end. No call reads another's result. A time is a turn's, divided by its calls. So it holds
+what the host does, where that takes longer. metalmm replays a recording. The others are asked for each product in Python.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import Device, Error, MatmulSpec, files, quantize, terminal
+from .. import Device, MatmulSpec, files, quantize, terminal
 from . import command, frameworks, models, runner, sizes
 from .frameworks import Framework, Metalmm
 from .step import free_memory
@@ -27,7 +26,7 @@ from .step import free_memory
 STORED = ("dense", "affine8", "affine4")
 _CALLS = 16  # of a turn at least, which share what its end costs
 _FAR = 0.1  # of the largest result: what is farther off is another product; MLX's CPU adds up in bfloat16, and is up to 0.05 off
-_LONG = 5.0  # seconds after which a turn is enough
+_ENOUGH = 5.0  # seconds after which one turn is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", help="its products instead, in float16 and bfloat16, with cold weights: a .gguf file, a config.json, or a name"
     )
     parser.add_argument("--m", help="with --model: rows of A, such as 1,4,512 (default: 1)")
-    parser.set_defaults(run=main)
+    parser.set_defaults(run=main, context=None, storage=None, type=None)  # what models.sizes_of asks for besides
 
 
 def main(args: argparse.Namespace) -> int:
     """0; 1 where a product failed or is another; 130 if it was interrupted, with what was finished printed."""
-    args.context = args.storage = args.type = None
     if (listed := models.sizes_of(args)) is None:
         return frameworks.main(args)
     if args.operations:
@@ -65,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
                 if spec.k % 64 and stored != "dense":
                     skipped[text] = "MLX's groups have 64 of k"
                 elif (need := (copies + 3) * spec.n * spec.k * 2) > limit:  # 3: as drawn, and twice on its way
-                    skipped[text] = f"it takes {need / 1e9:.1f} GB of {limit / 1e9:.1f} GB that are allowed (--memory)"
+                    skipped[text] = frameworks.too_large(need, limit)
                 else:
                     times[text] = _row(found, spec, copies, args, text, skipped)
                 progress.step()
@@ -106,8 +104,8 @@ def _row(
                 times[framework.name] = us
             else:
                 skipped[f"{text} on {framework.name}"] = f"another product: {off:.2g} of the largest result away"
-        except (Error, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, MemoryError) as error:
-            skipped[f"{text} on {framework.name}"] = f"failed: {runner.first_lines(str(error) or repr(error))}"
+        except frameworks.FAILURES as error:
+            skipped[f"{text} on {framework.name}"] = frameworks.failed(error)
     return times
 
 
@@ -116,20 +114,9 @@ def _one(framework: Framework, a: Any, b: Any, copies: int, seconds: float, refe
     again = -(-_CALLS // copies)
     if (made := framework.products(a, b, copies, again)) is None:
         return None
-    us = _median(made[0], seconds) / (copies * again) * 1e6
+    us = frameworks.median(made[0], seconds, _ENOUGH) / (copies * again) * 1e6
     off = float(np.max(abs(made[1]() - reference)) / np.max(abs(reference)))
     return us, off if off == off else np.inf
-
-
-def _median(turn: Callable[[], Any], seconds: float) -> float:
-    turn()
-    times: list[float] = []
-    begin = time.perf_counter()
-    while not times or (spent := time.perf_counter() - begin) < seconds or (len(times) < 3 and spent < _LONG):
-        start = time.perf_counter()
-        turn()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def _show(found: Sequence[Framework], times: dict[str, dict[str, float]], skipped: dict[str, str], missing: Sequence[str]) -> None:
@@ -143,7 +130,4 @@ def _show(found: Sequence[Framework], times: dict[str, dict[str, float]], skippe
         lines.append([text, *cells])
     head = ("m x n x k", *names, *(f"{name} / ours" for name in others if "metalmm" in names))
     terminal.table(head, lines, numbers=range(1, len(head)))
-    for what, why in skipped.items():
-        terminal.say(f"skipped: {what}: {why}")
-    for why in missing:
-        terminal.say(f"not here: {why}")
+    frameworks.show_rest(skipped, missing)
