@@ -51,6 +51,25 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [10] * 4,
     ),
+    "a specialized constexpr function that returns a vector": (
+        "template <typename T> constexpr T one() { return static_cast<T>(1); }\n"
+        "template <> constexpr float2 one<float2>() { return float2(1, 5); }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = int(one<float2>().y) + one<int>() * int(i); }}",
+        {},
+        [5, 6, 7, 8],
+    ),
+    "a global name that metal has, and a template of another namespace": (
+        "namespace n { template <typename T, typename U> float pow(T a, U b) { return 100.0f; } }\nusing namespace n;\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = int(::pow(float(i), 2.0f) * 2.0f) + int(n::pow(1.0f, 1.0f)); }}",
+        {},
+        [100, 102, 108, 118],
+    ),
+    "limits and signs of integers": (
+        f"kernel void k(device int* o, {I}) {{ make_signed_t<uint> a = -3; metal::make_signed<uchar>::type b = -1; o[i] = a + b + "
+        "(is_floating_point_v<char> ? numeric_limits<char>::infinity() : numeric_limits<char>::max()); }",
+        {},
+        [123] * 4,
+    ),
     "conversions of one name as two arguments": (
         "int f(int(x), int(y)); int f(int(x), int(y)) { return x - y; }\n"
         f"kernel void k(device int* o, {I}) {{ if (ushort(select(ushort(i), ushort(i), i > 1)) != ushort(7)) o[i] = f(1, 1) + "

@@ -303,6 +303,28 @@ struct make_unsigned<long> {
   typedef ulong type;
 };
 template <class T>
+struct make_signed {
+  typedef T type;
+};
+template <>
+struct make_signed<uchar> {
+  typedef char type;
+};
+template <>
+struct make_signed<uint> {
+  typedef int type;
+};
+template <>
+struct make_signed<ushort> {
+  typedef short type;
+};
+template <>
+struct make_signed<ulong> {
+  typedef long type;
+};
+template <class T>
+using make_signed_t = typename make_signed<T>::type;
+template <class T>
 using remove_reference_t = typename strict::remove_ref<T>::type;
 template <class T>
 using remove_cv_t = typename strict::remove_cv<T>::type;

@@ -40,6 +40,8 @@ template <class T> struct __is_valid_simdgroup_type<T, true> {
 };
 template <class T> struct make_unsigned { using type = metalmm::msl::unsigned_t<T>; };
 template <class T> using make_unsigned_t = typename make_unsigned<T>::type;
+template <class T> struct make_signed { using type = typename metalmm::msl::signed_of<T>::type; };
+template <class T> using make_signed_t = typename make_signed<T>::type;
 template <class T> using decay_t = remove_cv_t<remove_reference_t<T>>;
 template <bool B, class T, class F> using conditional_t = typename conditional<B, T, F>::type;
 #ifdef METALMM_UTILITIES  // lowering says where a program asks for these in metal; another may have a global `move` or `swap`
@@ -100,6 +102,11 @@ template <class T> struct _numeric_limits_impl {
   static constexpr T min() { return metalmm::msl::int_min<T>; }
   static constexpr T max() { return metalmm::msl::int_max<T>; }
   static constexpr T lowest() { return metalmm::msl::int_min<T>; }
+  static constexpr bool has_infinity = false, has_quiet_NaN = false;
+  static constexpr T epsilon() { return T(0); }
+  static constexpr T denorm_min() { return T(0); }
+  static constexpr T infinity() { return T(0); }
+  static constexpr T quiet_NaN() { return T(0); }
 };
 #define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM)                                   \
   template <> struct _numeric_limits_impl<T> {                                                 \

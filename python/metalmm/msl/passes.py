@@ -152,9 +152,10 @@ class Passes:
                 while tokens[j].text in (*SPECIFIERS, "constant", ""):
                     j += 1
                 if tokens[j].text in VECTORS and tokens[j + 1].kind == "name":
-                    if tokens[j + 2].text != "(":
+                    after = self.source.angle_end(j + 2) + 1 if tokens[j + 2].text == "<" else j + 2  # of a specialization
+                    if tokens[after].text != "(":
                         token.text = "const"
-                    elif compiler == "gcc" and tokens[self.source.matching(j + 2) + 1].text in ("{", "const", ";"):
+                    elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
                         token.text = ""
 
     def library_specializations(self) -> None:
