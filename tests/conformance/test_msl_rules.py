@@ -64,6 +64,21 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [100, 102, 108, 118],
     ),
+    "a kernel template's arguments of its own namespace": (
+        "namespace n { enum class E : int { A, B }; struct S { enum : int { LIMIT = 4 }; };\n"
+        "template <E e, typename T> [[kernel, max_total_threads_per_threadgroup(T::LIMIT)]] void f(device int* o, "
+        f"{I}) {{ o[i] = e == E::B ? int(i) + 3 : 0; }}\n"
+        'template [[host_name("k")]] [[kernel]] void f<E::B, S>(device int* o, '
+        f"{I}); }}",
+        {},
+        [3, 4, 5, 6],
+    ),
+    "the elements of a constant array": (
+        "struct P { array<int, 4> x; };\nstatic int last(constant int* x) { return x[3]; }\nconstant P p = {{1, 2, 3, 4}};\n"
+        f"kernel void k(device int* o, {I}) {{ auto x = p.x.data(); o[i] = x[i] + last(x); }}",
+        {},
+        [5, 6, 7, 8],
+    ),
     "limits and signs of integers": (
         f"kernel void k(device int* o, {I}) {{ make_signed_t<uint> a = -3; metal::make_signed<uchar>::type b = -1; o[i] = a + b + "
         "(is_floating_point_v<char> ? numeric_limits<char>::infinity() : numeric_limits<char>::max()); }",

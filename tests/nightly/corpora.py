@@ -36,7 +36,9 @@ def checked_out(corpus: dict[str, Any], mirror: Path | None, to: Path) -> Path:
     url = corpus["url"]
     if mirror is not None:
         url = str(mirror / "+".join(url.split("/")[-2:]) / "repo")
-    for words in (["init", "-q", "."], ["fetch", "-q", "--depth", "1", url, corpus["commit"]], ["checkout", "-q", "FETCH_HEAD"]):
+    part = [["sparse-checkout", "set", *corpus["folders"]]] if "folders" in corpus else []
+    fetch = ["fetch", "-q", "--depth", "1", "--filter=blob:none", url, corpus["commit"]]
+    for words in (["init", "-q", "."], *part, fetch, ["checkout", "-q", "FETCH_HEAD"]):
         subprocess.run(["git", *words], cwd=to, check=True)
     return to
 

@@ -208,12 +208,15 @@ STRICT_M(float, 3) STRICT_M(float, 4) STRICT_M(half, 2) STRICT_M(half, 3) STRICT
 template <class T, size_t N>
 struct array {
   T strict_elements[N];
-#define STRICT_IN(AS)          \
-  AS T& operator[](size_t) AS; \
-  const AS T& operator[](size_t) const AS;
+#define STRICT_IN(AS)                      \
+  AS T& operator[](size_t) AS;             \
+  const AS T& operator[](size_t) const AS; \
+  AS T* data() AS;                         \
+  const AS T* data() const AS;
   STRICT_SPACES(STRICT_IN)
 #undef STRICT_IN
   const __constant T& operator[](size_t) const __constant;
+  const __constant T* data() const __constant;
   constexpr size_t size() const { return N; }
   constexpr size_t size() const __constant { return N; }
 };

@@ -134,6 +134,7 @@ template <class T, size_t N> struct array {
   METALMM_INLINE constexpr const T& operator[](size_t i) const { return elements[METALMM_INSIDE(N, i)]; }
   static constexpr size_t size() { return N; }
   T* data() { return elements; }
+  constexpr const T* data() const { return elements; }
   T* begin() { return elements; }
   T* end() { return elements + N; }
   constexpr const T* begin() const { return elements; }

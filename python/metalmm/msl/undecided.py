@@ -55,7 +55,11 @@ def undecided_calls(program: Program, places: Collection[str], compiler: str) ->
         if name in own:
             if before is not None and source.tokens[before].text == "::":  # of `::f` the scope; `a::f` is decided
                 qualifier = source.previous(before)
-                if qualifier is not None and source.tokens[qualifier].kind == "name" and source.tokens[qualifier].text not in BEFORE_EXPRESSIONS:
+                if (
+                    qualifier is not None
+                    and source.tokens[qualifier].kind == "name"
+                    and source.tokens[qualifier].text not in BEFORE_EXPRESSIONS
+                ):
                     continue
                 source.tokens[before].text = ""
             x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))
