@@ -248,7 +248,7 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++)
       zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
-                         : offset_of<Pack::ID>(float(uint(Pack::OFFSET)));
+                         : offset_of<Pack::ID>(zero_of<Pack::ID>(1.0f, 0.0f));
     uint high[Pack::HALVES];
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Of::EACH + h) * BN + beyond] : 0;

@@ -66,25 +66,28 @@ struct Eighth {
 // in 16 bits; bfloat has 8 of a number. A weight is scale * (q - zero) + rest, where rest is scale * zero + bias. The two terms are
 // multiplied apart: rest by the sum of A over the block.
 //
-// Rest is about half a scale at most, and 1.0067 times a weight, for zero is taken from a reciprocal within 2^-17. So the terms are at most
-// 3.02 times the weight where they cancel. Where zero stops, at 0 or 255, they have one sign. Without zero they could be any number of
-// times larger. A block's sums round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's K +
-// 1 where K is SURE or more. Else, and where something is infinite, so that the terms may have both signs, kernels go product by product.
+// Rest is about half a scale at most, and 1.0067 times a weight, for zero is a quotient within 2^-17. So the terms are at most 3.02 times
+// the weight where they cancel. Where zero stops, at 0 or the largest integer, they have one sign. Without zero they could be any number
+// of times larger. A block's sums round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's
+// K + 1 where K is SURE or more. Else, and where something is infinite, so that the terms may have both signs, kernels go product by
+// product.
 constexpr constant uint SURE = 128;
+// Zero is given with 1.5 * 2^23 added, whose sum with a number rounds to an integer, and has it in the lowest bits.
+constexpr constant float NONE = 12582912.0f;
 template <int FORMAT>
 METAL_FUNC float zero_of(float scale, float bias) {
-  if (!Packing<FORMAT>::HAS_BIAS) return float(uint(Packing<FORMAT>::OFFSET));
-  // 1 / scale without a division's branches, and of a scale that has none whatever it is: fmax and fmin take the number of it and a NaN.
-  float r = as_type<float>(0x7ef311c7u - as_type<uint>(scale));
-  r = r * metal::fma(-scale, r, 2.0f);
-  r = r * metal::fma(-scale, r, 2.0f);
-  return metal::fmin(metal::fmax(metal::rint(-bias * r), 0.0f), 255.0f);
+  if (!Packing<FORMAT>::HAS_BIAS) return NONE + float(uint(Packing<FORMAT>::OFFSET));
+  // Of a scale whose reciprocal is none, whatever it is: fmax takes the number of it and a NaN.
+  constexpr float MOST = Packing<FORMAT>::BITS == 8 ? 255.0f : 15.0f + 16.0f * float(uint(Packing<FORMAT>::HIGH_MASK));
+  return metal::fmin(metal::fmax(metal::fast::divide(-bias, scale) + NONE, NONE), NONE + MOST);
 }
 
-// What takes zero away from integers that are set into half's bits: from 1024 on; of two in a byte, of the second, from 64 on.
+// What takes zero away from integers that are set into half's bits: from 1024 on; of two in a byte, of the second, from 64 on. Of -1024
+// and -64 the bits are 0xe400 and 0xd400, to which an integer is added in the last place, or in the fourth before it.
 template <int FORMAT>
 METAL_FUNC metal::half2 offset_of(float zero) {
-  return {half(-1024.0f - zero), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - zero)};
+  constexpr uint STEPS = Packing<FORMAT>::BITS == 8 ? 0x00010001u : 0x00100001u, BITS = Packing<FORMAT>::BITS == 8 ? 0xe400e400u : 0xd400e400u;
+  return as_type<metal::half2>(as_type<uint>(zero) * STEPS + (BITS - as_type<uint>(NONE) * STEPS));
 }
 
 // Of a column and a block, or half of one.
@@ -93,7 +96,7 @@ struct Factor {
 };
 template <int FORMAT>
 METAL_FUNC Factor factor_of(float scale, float bias, float zero) {
-  return {scale, Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, zero, bias) : 0.0f};
+  return {scale, Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, zero - NONE, bias) : 0.0f};
 }
 
 // What pairs are masked with.

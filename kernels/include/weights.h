@@ -99,7 +99,7 @@ struct Weights {
   static METAL_FUNC Cursor moved(WeightsAt w, Cursor c, uint k, uint times) {
     uint groups = (STEP * 32 >> shift(w)) * times, values = bytes_along(w, STEP * times), to = k + STEP * 32 * times;
     if (Packing<FORMAT>::IS_K) {
-      uint i = c.group + ((to >> 8) - (k >> 8)) * (CANONICAL ? w.n : 1);
+      uint i = c.group + ((k % 256 + STEP * 32 * times) >> 8) * (CANONICAL ? w.n : 1);
       return {c.values + values, further(c.scales, CANONICAL ? groups * w.n : groups), bias(w, i), i};
     }
     if (Packing<FORMAT>::HAS_BIAS && STEP % 4 != 0) groups = (to >> shift(w)) - (k >> shift(w));

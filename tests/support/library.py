@@ -53,6 +53,7 @@ OF_FLOATS = [
     Function("fmin", "auto r = fmin(x, y);", np.fmin), Function("fmax", "auto r = fmax(x, y);", np.fmax),
     Function("min", "auto r = min(x, y);", np.fmin), Function("max", "auto r = max(x, y);", np.fmax),
     Function("fmod", "auto r = fmod(x, y);", np.fmod, is_finite=True), Function("divide", "auto r = divide(x, y);", lambda x, y: x / y, 0.5),
+    Function("fast::divide", "auto r = fast::divide(x, y);", lambda x, y: x / y, 2.5, 1e-3, 1e3, is_finite=True, kinds=("float",)),
     Function("pow", "auto r = pow(x, y);", np.power, 16, 0.1, 4), Function("powr", "auto r = powr(x, y);", np.power, 16, 0.1, 4, is_finite=True),
     Function("step", "auto r = step(x, y);", lambda x, y: np.where(y < x, 0.0, 1.0), is_finite=True),
     Function("ldexp", "auto r = ldexp(x, I(y));", lambda x, y: np.ldexp(x, y.astype(int)), 0.5, -6, 6, is_finite=True),

@@ -130,6 +130,18 @@ METALMM_MATH2(fdim, __builtin_fdimf(x, y)) METALMM_MATH2(fmod, __builtin_fmodf(x
 METALMM_MATH2(powr, __builtin_powf(x, y)) METALMM_MATH2(divide, x / y)
 METALMM_MATH2(fmin, x < y || y != y ? x : y) METALMM_MATH2(fmax, x > y || y != y ? x : y)
 METALMM_MATH2(step, y < x ? 0.0f : 1.0f)
+namespace fast {  // within the 2.5 ulp that MSL gives it where |y| is from 2^-126 to 2^126
+#ifdef __CUDACC__
+METALMM_INLINE float quotient(float x, float y) {
+  float q;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(q) : "f"(x), "f"(y));
+  return q;
+}
+METALMM_MATH2(divide, quotient(x, y))
+#else
+METALMM_MATH2(divide, x / y)
+#endif
+}  // namespace fast
 METALMM_MATH3(mix, x + (y - x) * z)
 METALMM_MATH3(smoothstep, [](float t) { return t * t * (3.0f - 2.0f * t); }(__builtin_fminf(__builtin_fmaxf((z - x) / (y - x), 0.0f), 1.0f)))
 #undef METALMM_MATH1
@@ -396,7 +408,7 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
 }  // namespace metalmm::msl::library
 
 #define METALMM_MATH_NAMES(X) X(abs) X(absdiff) X(acos) X(acosh) X(addsat) X(all) X(any) X(asin) X(asinh) X(atan) X(atan2) X(atanh) \
-  X(ceil) X(clamp) X(clz) X(copysign) X(cos) X(cosh) X(cospi) X(cross) X(ctz) X(distance) X(distance_squared) X(divide) X(dot) X(exp) \
+  X(ceil) X(clamp) X(clz) X(copysign) X(cos) X(cosh) X(cospi) X(cross) X(ctz) X(distance) X(distance_squared) X(dot) X(exp) \
   X(exp10) X(exp2) X(extract_bits) X(fabs) X(faceforward) X(fdim) X(floor) X(fma) X(fmax) X(fmax3) X(fmedian3) X(fmin) X(fmin3) X(fmod) \
   X(fract) X(frexp) X(hadd) X(ilogb) X(insert_bits) X(isfinite) X(isinf) X(isnan) X(isnormal) X(isordered) X(isunordered) X(ldexp) \
   X(length) X(length_squared) X(log) X(log10) X(log2) X(mad24) X(madhi) X(madsat) X(max) X(max3) X(median3) X(min) X(min3) X(mix) \
@@ -406,9 +418,10 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
 #define METALMM_EXPORT(name) using ::metalmm::msl::library::name;
 namespace metal {
 METALMM_MATH_NAMES(METALMM_EXPORT)
+METALMM_EXPORT(divide)
 using ::metalmm::msl::vec, ::metalmm::msl::matrix, ::metalmm::msl::enable_if, ::metalmm::msl::enable_if_t, ::metalmm::msl::conditional;
-namespace fast { METALMM_MATH_NAMES(METALMM_EXPORT) }
-namespace precise { METALMM_MATH_NAMES(METALMM_EXPORT) }
+namespace fast { METALMM_MATH_NAMES(METALMM_EXPORT) METALMM_EXPORT(fast::divide) }
+namespace precise { METALMM_MATH_NAMES(METALMM_EXPORT) METALMM_EXPORT(divide) }
 }  // namespace metal
 
 template <class To, class From> METALMM_INLINE To as_type(const From& from) {
