@@ -22,7 +22,7 @@ from metalmm import manifest
 from metalmm.backends.cuda import weights_of
 from metalmm.backends.protocol import Tiles
 
-NAMES = ("dense", "scaled", "affine", "halves")
+NAMES = ("dense", "scaled", "affine", "halves", "floats")
 Pair = tuple[int, int, int, str]  # m, n, k, stored
 Times = Mapping[Pair, Mapping[str, float]]  # of each tile, µs
 

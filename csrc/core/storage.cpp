@@ -2,8 +2,8 @@
 
 namespace metalmm {
 
-const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", "affine4", "q5_k",
-                                            "q4_k",  "q8_k", "q6_k", "q2_k",    "fp4",     "fp8"};
+const char* const kFormatNames[kFormats] = {"dense", "q8_0", "q4_0", "affine8", "affine4", "q5_k", "q4_k",
+                                            "q8_k",  "q6_k", "q2_k", "nvfp4",   "fp4",     "fp8"};
 
 namespace {
 

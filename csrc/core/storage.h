@@ -10,7 +10,7 @@ namespace metalmm {
 
 struct Storage {
   // kernels/include/packing.h numbers them likewise.
-  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4, q5_k, q4_k, q8_k, q6_k, q2_k, fp4, fp8 };
+  enum Format : uint8_t { dense, q8_0, q4_0, affine8, affine4, q5_k, q4_k, q8_k, q6_k, q2_k, nvfp4, fp4, fp8 };
   Format format = dense;
   bool canonical = false;  // blocks of 32 along K, [k / 32, n, 32]; else rows, [n, k]
   uint32_t group = 0;      // neighbours along K that share a scale
@@ -21,11 +21,13 @@ struct Storage {
   bool is_k() const { return format >= q5_k && format <= q2_k; }             // in place of biases factors of 256
   bool has_biases() const { return is_affine() || is_k(); }
   DType value_type() const { return format == q8_0 || format == q8_k ? kInt8 : kUInt8; }
-  DType scale_type(DType operands) const { return is_affine() ? operands : is_k() ? kInt8 : format >= fp4 ? kUInt16 : kFloat16; }
+  DType scale_type(DType operands) const { return is_affine() ? operands : is_k() ? kInt8 : format >= nvfp4 ? kUInt16 : kFloat16; }
   DType bias_type(DType operands) const { return is_k() ? kFloat16 : operands; }
   // Of a group, and of 256 weights: more than one are an axis of their own. q5_k has 2, two of nothing and 4 of upper bits; q6_k 2, 2
   // and 8.
-  unsigned scales_each() const { return format == q6_k ? 12 : format == q5_k ? 8 : format == q2_k ? 4 : format >= q5_k ? 2 : 1; }
+  unsigned scales_each() const {
+    return format == q6_k ? 12 : format == q5_k ? 8 : format == q2_k ? 4 : format >= q5_k && format < fp4 ? 2 : 1;
+  }
   unsigned biases_each() const { return is_k() && format != q8_k && format != q6_k ? 2 : 1; }
   bool operator==(const Storage& o) const { return format == o.format && canonical == o.canonical && group == o.group; }
   bool operator!=(const Storage& o) const { return !(*this == o); }
@@ -44,7 +46,7 @@ struct Storage {
   static std::string name_of(unsigned index);
   static std::optional<Storage> parse(const std::string& text);
 };
-constexpr unsigned kFormats = 12, kStorages = 2 * kFormats - 1;
+constexpr unsigned kFormats = 13, kStorages = 2 * kFormats - 1;
 extern const char* const kFormatNames[kFormats];
 
 }  // namespace metalmm

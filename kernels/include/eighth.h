@@ -86,7 +86,8 @@ METAL_FUNC float zero_of(float scale, float bias) {
 // and -64 the bits are 0xe400 and 0xd400, to which an integer is added in the last place, or in the fourth before it.
 template <int FORMAT>
 METAL_FUNC metal::half2 offset_of(float zero) {
-  constexpr uint STEPS = Packing<FORMAT>::BITS == 8 ? 0x00010001u : 0x00100001u, BITS = Packing<FORMAT>::BITS == 8 ? 0xe400e400u : 0xd400e400u;
+  constexpr uint STEPS = Packing<FORMAT>::BITS == 8 ? 0x00010001u : 0x00100001u,
+                 BITS = Packing<FORMAT>::BITS == 8 ? 0xe400e400u : 0xd400e400u;
   return as_type<metal::half2>(as_type<uint>(zero) * STEPS + (BITS - as_type<uint>(NONE) * STEPS));
 }
 

@@ -7,7 +7,21 @@
 #pragma once
 #include <metal_stdlib>
 
-enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q8_K, Q6_K, Q2_K, FP4, FP8 };  // Storage::Format in csrc/core/storage.h
+enum Format {
+  DENSE,
+  Q8_0,
+  Q4_0,
+  AFFINE8,
+  AFFINE4,
+  Q5_K,
+  Q4_K,
+  Q8_K,
+  Q6_K,
+  Q2_K,
+  NVFP4,
+  FP4,
+  FP8
+};  // Storage::Format in csrc/core/storage.h
 
 template <int FORMAT>
 struct Packing {
@@ -25,14 +39,14 @@ struct Packing {
     : FORMAT == Q4_0 ? 8
     : FORMAT == Q6_K ? 32
                      : 0,
-    IS_FLOAT = FORMAT >= FP4,          // a value is a number of few bits, no integer
+    IS_FLOAT = FORMAT >= NVFP4,        // a value is a number of few bits, no integer
     SCALED = OFFSET != 0 || IS_FLOAT,  // by a factor alone
     HAS_BIAS = FORMAT != DENSE && !SCALED,
     IS_K = FORMAT >= Q5_K && !IS_FLOAT,
-    HALVES = FORMAT >= Q8_K ? 2 : 1,  // of a block, each with a scale of its own
-    UNIT = FORMAT == FP4 ? 32768
-    : FORMAT == FP8      ? 256
-                         : 1  // of `bits_of_floats`
+    HALVES = FORMAT >= Q8_K && FORMAT <= NVFP4 ? 2 : 1,  // of a block, each with a scale of its own
+    UNIT = !IS_FLOAT ? 1
+    : BITS == 4      ? 32768
+                     : 256  // of `bits_of_floats`
   };
 };
 

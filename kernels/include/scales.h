@@ -100,14 +100,17 @@ METAL_FUNC uint high_of(metal::uint2 bits, uint eighth) {
   constexpr uint HIGH = Packing<FORMAT>::HIGH;
   return HIGH == 0 ? 0 : (HIGH == 2 && eighth >= 2 ? bits.y : bits.x) >> eighth * HIGH % 4;
 }
-// Of numbers of few bits: of each half the upper 16 bits of a float.
+// Of numbers of few bits: the upper 16 bits of a float, or those of two, S together.
+template <class S>
 struct ScalesOfFloats {
-  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
-  uint both;
+  enum : uint { BYTES = sizeof(S), OF_BIASES = sizeof(S), SHORT = 0 };
+  S stored;
 
-  static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device uint*>(c.scales)}; }
-  static METAL_FUNC ScalesOfFloats none() { return {0}; }
-  METAL_FUNC float scale(uint half_of) const thread { return as_type<float>(half_of != 0 ? both & 0xffff0000u : both << 16); }
+  static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device S*>(c.scales)}; }
+  static METAL_FUNC ScalesOfFloats none() { return {S(0)}; }
+  METAL_FUNC float scale(uint half_of) const thread {
+    return as_type<float>(sizeof(S) == 4 && half_of != 0 ? uint(stored) & 0xffff0000u : uint(stored) << 16);
+  }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
 // Where K ends in the first half of a block. K-quants have 256 weights, and so whole blocks.
@@ -115,18 +118,22 @@ template <class By>
 METAL_FUNC By first_half(By x) {
   return x;
 }
-METAL_FUNC ScalesOfFloats first_half(ScalesOfFloats x) { return {x.both & 0xffffu}; }
+METAL_FUNC ScalesOfFloats<uint> first_half(ScalesOfFloats<uint> x) { return {x.stored & 0xffffu}; }
 template <class T, int FORMAT, bool IS_K>
 struct ScalesFor {
   typedef Scales<half, false> type;  // of GGUF's oldest formats
 };
 template <class T>
+struct ScalesFor<T, NVFP4, false> {
+  typedef ScalesOfFloats<uint> type;
+};
+template <class T>
 struct ScalesFor<T, FP4, false> {
-  typedef ScalesOfFloats type;
+  typedef ScalesOfFloats<ushort> type;
 };
 template <class T>
 struct ScalesFor<T, FP8, false> {
-  typedef ScalesOfFloats type;
+  typedef ScalesOfFloats<ushort> type;
 };
 template <class T>
 struct ScalesFor<T, AFFINE8, false> {

@@ -190,8 +190,8 @@ struct Weights {
   // Sixteen weights of a block, before their scale: the first or the second; of two in a byte those with an even k, or an odd.
   template <bool WHOLE>
   static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
-    if (FORMAT == FP4) return sixteen_of_e2m1(c.values, 4 * which);
-    if (FORMAT == FP8) return sixteen_of_e4m3(c.values + 16 * which);
+    if (Packing<FORMAT>::IS_FLOAT && Packing<FORMAT>::BITS == 4) return sixteen_of_e2m1(c.values, 4 * which);
+    if (Packing<FORMAT>::IS_FLOAT) return sixteen_of_e4m3(c.values + 16 * which);
     if (Packing<FORMAT>::BITS == 4) {
       Sixteen x = sixteen_bytes(c.values, 4 * which, 15, 0, int(Packing<FORMAT>::OFFSET));
       if (Packing<FORMAT>::HIGH == 0) return x;

@@ -179,7 +179,9 @@ def _weights_text(spec: _core.MatmulSpec) -> str:
         of_scales = f"{both} of int8 {for_each}{upper}; {where_by} of half for each 256 in biases"
     if f.is_float:
         scale = f"scale * value, a value of {'e2m1, times 2' if f.bits == 4 else 'e4m3'}"
-        of_scales = f"a scale for each 16 along k, two of {order}, the upper 16 bits of a float"
+        of_scales = (
+            f"a scale for each {f'16 along k, two of {order}' if f.halves else f'{group} along k, {order}'}, the upper 16 bits of a float"
+        )
     ggml = (
         " A block of ggml's file is a half scale, then its 32 values: take them apart."
         + " A byte of ggml's holds values i and i + 16; here it holds 2 * i and 2 * i + 1." * (form == "q4_0")

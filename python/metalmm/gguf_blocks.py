@@ -153,8 +153,7 @@ def _of_plus_zero(codes: _Numbers) -> _Numbers:
 def _mxfp4(data: _Numbers) -> _Parts:
     exponents = data[:, :1].astype(np.uint32)  # of half of a power of two; of the least two the number is denormal
     bits = np.where(exponents < 2, np.uint32(0x200000) << np.minimum(exponents, 1), (exponents - 1) << 23)
-    scales = np.repeat(bits.astype(np.uint32).view(np.float32), 2, axis=1)
-    return _of_plus_zero(_nibbles(data[:, 1:], 16)), _upper(scales), None
+    return _of_plus_zero(_nibbles(data[:, 1:], 16)), (bits >> 16).astype(np.uint16), None
 
 
 def _nvfp4(data: _Numbers) -> _Parts:
@@ -177,5 +176,5 @@ GGUF = {
     "iq4_nl": Blocks("q8_0", 32, 18, _iq4_nl),
     "iq4_xs": Blocks("q8_k", 256, 136, _iq4_xs),
     "mxfp4": Blocks("fp4", 32, 17, _mxfp4),
-    "nvfp4": Blocks("fp4", 64, 36, _nvfp4),
+    "nvfp4": Blocks("nvfp4", 64, 36, _nvfp4),
 }

@@ -9,14 +9,15 @@
 | q2_k | the same, q of 0 to 15 | 16 | GGUF: q2_K |
 | q6_k | scale * (q - 32), q of 0 to 63 | 16 | GGUF: q6_K, q3_K |
 | q8_k | scale * q, q of -128 to 127 | 16 | GGUF: iq4_xs |
-| fp4, fp8 | scale * q, q a number of 4 or 8 bits | 16 | mxfp4, nvfp4 and mxfp8 |
+| fp4, fp8 | scale * q, q a number of 4 or 8 bits | 32 | mxfp4 and mxfp8 |
+| nvfp4 | the same, of 4 bits | 16 | nvfp4 |
 
 | format | scales, and what stands beside them |
 |---|---|
 | q8_0, q4_0 | float16 |
 | affine8, affine4 | scales and biases, of the weights' type |
 | K-quants (q2_k, q4_k, q5_k, q6_k, q8_k) | int8, and minima of int8; both times a float16 of 256 weights, their factor |
-| fp4, fp8 | the upper 16 bits of a float32, as uint16 |
+| fp4, fp8, nvfp4 | the upper 16 bits of a float32, as uint16 |
 
 Values of q5_k and q6_k have 4 bits. The upper ones stand behind their group's scales and two zeros, in little-endian words of four bytes:
 
@@ -25,7 +26,7 @@ Values of q5_k and q6_k have 4 bits. The upper ones stand behind their group's s
 | q5_k | 32 values, one bit each | 4 * (i % 8) + i // 8 |
 | q6_k | 16 values, two bits each | 4 * (i % 8) + 2 * (i // 8) |
 
-The last group of a row may be short. Of fp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
+The last group of a row may be short. Of fp4 and nvfp4 q is e2m1, times 2: 0, 1, 2, 3, 4, 6, 8, 12 and these below zero. Of fp8 it is e4m3, whose
 NaNs no format has.
 """
 
@@ -121,8 +122,9 @@ FORMATS = {
         Format("q8_k", 8, (32,), is_k=True, halves=True),
         Format("q6_k", 4, (32,), offset=32, is_k=True, halves=True, upper=2),
         Format("q2_k", 4, (32,), has_bias=True, is_k=True, halves=True),
-        Format("fp4", 4, (32,), is_float=True, halves=True),
-        Format("fp8", 8, (32,), is_float=True, halves=True),
+        Format("nvfp4", 4, (32,), is_float=True, halves=True),
+        Format("fp4", 4, (32,), is_float=True),
+        Format("fp8", 8, (32,), is_float=True),
     )
 }
 
@@ -137,7 +139,7 @@ class QuantizedArray:
         values: Of int8 (q8_0, q8_k) or uint8. Formats of 4 bits have two to a byte, the even element in the low half. Layout ``nk`` is [n, k],
             or [n, (k + 1) // 2] where two share a byte. Layout ``canonical`` is [ceil(k / 32), n, 32] or [..., 16], zeros behind the last
             of k.
-        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. Formats q8_k, fp4 and fp8 have [..., 2], of
+        scales: Layout ``nk`` is [n, ceil(k / group)]. Layout ``canonical`` is [ceil(k / group), n]. Formats q8_k and nvfp4 have [..., 2], of
             each half of the group; q6_k [..., 12], upper bits behind them. Format q4_k has [..., 2], scale and minimum; q5_k [..., 8],
             upper bits behind them. Format q2_k has [..., 4], scale and minimum for each half.
         biases: Of the affine formats, like scales. Of q6_k and q8_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
@@ -238,7 +240,7 @@ class QuantizedArray:
         scales, biases = self._by_row(self.scales), None if self.biases is None else self._by_row(self.biases).astype(np.float64)
         if f.is_float:
             wide = (scales.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-            return each(wide.reshape(len(wide), -1), BLOCK // 2), None
+            return each(wide.reshape(len(wide), -1), BLOCK // (1 + f.halves)), None
         if not f.is_k:
             return each(scales.astype(np.float64), self.group), None if biases is None else each(biases, self.group)
         assert biases is not None
@@ -251,7 +253,7 @@ class QuantizedArray:
         return parts[..., 0], -parts[..., 1] if f.has_bias else None
 
     def integers(self) -> _Numbers:
-        """The stored values one by one, less the format's offset, int16 [n, k]; of fp4 and fp8 their codes."""
+        """The stored values one by one, less the format's offset, int16 [n, k]; of fp4, fp8 and nvfp4 their codes."""
         f, (n, k) = FORMATS[self.format], self.shape
         values = np.asarray(self.values)
         rows = values if self.layout == "nk" else values.transpose(1, 0, 2).reshape(n, -1)
@@ -340,7 +342,7 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
     """A tensor's data as it lies in a GGUF file: uint8, blocks of 32 to 256 weights along k. shape: (n, k), or (experts, n, k).
 
     Weights keep their values bit for bit, whatever holds them. q5_0 and iq4_nl become q8_0; q4_1 affine4; q5_1 affine8; q3_k q6_k;
-    iq4_xs q8_k; mxfp4 and nvfp4 fp4.
+    iq4_xs q8_k; mxfp4 fp4; nvfp4 itself.
 
     dtype: of the scales and biases of q4_1 and q5_1, float16 or float32. It is the type of the operands that they go with. Raises UnsupportedError, DTypeError, ShapeError, ArgumentError.
     """
@@ -451,7 +453,7 @@ def _experts(packed: Any) -> int | None:
     return int(shape[0]) if len(shape) == 3 and 0 not in shape else None
 
 
-_MX = {"mxfp4": ("fp4", 32), "mxfp8": ("fp8", 32), "nvfp4": ("fp4", 16)}  # modes of MLX: format, and weights with one scale
+_MX = {"mxfp4": ("fp4", 32), "mxfp8": ("fp8", 32), "nvfp4": ("nvfp4", 16)}  # modes of MLX: format, and weights with one scale
 
 
 def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode: Any, layout: str) -> QuantizedArray:
@@ -471,9 +473,8 @@ def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode:
     if ((scales & 127 == 127) if mode == "nvfp4" else (scales == 255)).any() or (f.bits == 8 and (codes & 127 == 127).any()):
         raise ArgumentError(f"from_mlx: a scale or a weight of {mode} is no number")
     wide = NUMBERS[8][scales].astype(np.float32) if mode == "nvfp4" else np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-    wide = np.repeat(wide, of_one // 16, axis=1)  # one for each 16
     upper = (np.ldexp(wide, -int(f.bits == 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper.reshape(n, -1, 2), None)
+    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper.reshape(n, -1, 2) if f.halves else upper, None)
 
 
 def _host_array(x: Any, name: str) -> _Numbers:

@@ -96,30 +96,43 @@ _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float64)  # twice what the code s
 NUMBERS = {4: np.concatenate([_E2M1, -_E2M1]), 8: _of_e4m3(np.arange(256))}  # what a code of so many bits says
 
 
-def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
-    """As MLX's modes mxfp4 and mxfp8. Scales are powers of two, the least of which no value is past the end. A value becomes the nearest code; of
-    two, in 4 bits the one nearer to zero, in 8 the even one. In 4 bits zero has no sign."""
-    greatest = np.abs(blocks).max(axis=2)
+def _nearest(x: _Numbers, numbers: _Numbers, even: bool) -> _Numbers:
+    """Indices of those nearest to x; of two the `even` one, or the lower one."""
+    between = (numbers[:-1] + numbers[1:]) / 2
+    found = np.searchsorted(between, x)
+    if even:
+        found += (found % 2 == 1) & (found < len(between)) & (x == between[np.minimum(found, len(between) - 1)])
+    return found
+
+
+def _power_of_two(greatest: _Numbers, f: Format) -> _Numbers:
+    """The least that no value is past the end of. Of no value 1."""
     raw = np.float32(6) if f.bits == 4 else np.float32(448)
     exponents = np.clip(np.ceil(np.log2(np.where(greatest > 0, greatest, 1) / raw)), -126, 127)
     exponents = np.where(greatest > 0, exponents, 0)
     if (exponents > (most := 125 if f.bits == 4 else 119)).any():
         raise ArgumentError(f"quantize: a group's scale is 2^{int(exponents.max())}, past 2^{most}: its weights could be past float32")
-    # MLX's scale is 2^exponent; a value of fp4 is stored twice as large.
-    scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (f.bits == 4)).astype(np.float32)
-    codes = np.arange(7 if f.bits == 4 else 126)
-    between = (NUMBERS[f.bits][codes] + NUMBERS[f.bits][codes + 1]) / 2
-    sizes = np.abs(blocks).astype(np.float64) / scale[..., None]
-    found = np.searchsorted(between, sizes)  # of a tie the lower one
-    if f.bits == 8:
-        found += (found % 2 == 1) & (found < len(between)) & (sizes == between[np.minimum(found, len(between) - 1)])
-    upper = np.repeat((scale.view(np.uint32) >> 16)[..., None], 2, axis=2)
-    signs = np.signbit(blocks) & ((f.bits == 8) | (found > 0))
-    return found | signs.astype(found.dtype) << f.bits - 1, upper, None
+    return np.ldexp(np.float32(1), exponents.astype(np.int32))
+
+
+def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
+    """As MLX's modes mxfp4, mxfp8 and nvfp4. Scales are powers of two; of nvfp4 e4m3, the nearest one, 448 at most. A value becomes the nearest
+    code; of two, in 4 bits the one nearer to zero, in 8 the even one. In 4 bits zero has no sign."""
+    parts = blocks.reshape(*blocks.shape[:2], 1 + f.halves, -1)
+    greatest = np.abs(parts).max(axis=3)
+    e4m3 = NUMBERS[8][:127]
+    scale = e4m3[_nearest(greatest / np.float32(6), e4m3, even=True)] if f.halves else _power_of_two(greatest, f)
+    scale = (scale / (1 + (f.bits == 4))).astype(np.float32)  # a value of 4 bits is stored twice as large
+    codes = NUMBERS[f.bits][: 8 if f.bits == 4 else 127]
+    sizes = np.abs(parts).astype(np.float64) / np.where(scale > 0, scale, np.inf)[..., None]
+    found = _nearest(sizes, codes, even=f.bits == 8)
+    signs = np.signbit(parts) & ((f.bits == 8) | (found > 0))
+    upper = (scale.view(np.uint32) >> 16).astype(np.uint16)
+    return (found | signs.astype(found.dtype) << f.bits - 1).reshape(blocks.shape), upper if f.halves else upper[..., 0], None
 
 
 QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {
     "q8_0": _q8_0, "q4_0": _q4_0, "affine8": _affine, "affine4": _affine, "q8_k": _of_halves, "q6_k": _of_halves, "q5_k": _with_minima, "q4_k": _with_minima,
     "q2_k": _with_minima,
-    "fp4": _few_bits, "fp8": _few_bits,
+    "nvfp4": _few_bits, "fp4": _few_bits, "fp8": _few_bits,
 }  # fmt: skip

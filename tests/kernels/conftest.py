@@ -141,7 +141,7 @@ def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 
-@pytest.fixture(scope="session", params=[r for r in QUANTIZED_ROWS if r.variant.storage.startswith("fp")], ids=str)
+@pytest.fixture(scope="session", params=[r for r in QUANTIZED_ROWS if r.variant.storage.startswith("nvfp4")], ids=str)
 def halves_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 

@@ -25,7 +25,9 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     what, b = What.of(row.variant), row.layout[1]
     form = what.storage.partition(":")[0]
     if own_scales(what):  # which have nothing to do with the type
-        return {(what,)} if what.tensor_cores else {(what,), (form, row.compiler)}
+        each = what if what.end == "1" else (what.kernel, form, what.end, what.tensor_cores)
+        layout = (what.kernel, what.end, what.tensor_cores, what.storage.partition(":")[2])
+        return {each, layout} | (set() if what.tensor_cores else {(form, row.compiler)})
     if form == "dense":
         return {(what, b, row.dtype, row.compiler)}
     plain = (what.kernel, form, what.end, what.tensor_cores, b, row.dtype)

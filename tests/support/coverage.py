@@ -19,9 +19,9 @@ def sentence() -> str:
     """The line of README with the figures of `make test`."""
     variants = [*known(), *tensor_cores()]
     rows, debug = [*array(), *array(tensor_cores())], debug_array(variants)
-    kinds = {What.of(v) for v in variants}
+    kinds, there = {What.of(v) for v in variants}, {What.of(row.variant) for row in rows}
     by = " and ".join(f"{sum(row.compiler == c for row in rows)} by {c}" for c in COMPILERS)
     return (
-        f"`make test` compiles {len(rows)} kernels, {by}: each of {len(kinds)} combinations of kernel, weight format, end and tensor cores,"
+        f"`make test` compiles {len(rows)} kernels, {by}: {len(there)} of {len(kinds)} combinations of kernel, weight format, end and tensor cores,"
         f" each of {len({*variants})} ids. It checks {len(debug)} more in debug mode. `make test-all` takes every instance."
     )

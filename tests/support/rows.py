@@ -2,7 +2,7 @@
 
 `array()` has each kernel by number and end of matrices by weight format by transposition of B by operand type. Dense weights have it by
 each compiler. Of quantized ones compilers take turns, so that each kernel has each format, type and compiler; where matrices are fused, rows
-and blocks have some of the types. Formats of `own_scales` have one type by turns. A's layouts take turns too: each is there with each of these
+and blocks have some of the types. Formats of `own_scales` have one type by turns, and where matrices are fused rows or blocks. A's layouts take turns too: each is there with each of these
 alone. So are four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
@@ -76,6 +76,12 @@ def own_scales(what: What) -> bool:
     return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
 
 
+def is_elsewhere(what: What) -> bool:
+    """Whether the other layout has it: of two matrices and of swiglu formats have rows and blocks by turns."""
+    form, _, layout = what.storage.partition(":")
+    return what.end != "1" and ([*FORMATS].index(form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(layout)
+
+
 def on_tensor_cores(v: metalmm.Variant) -> bool:
     """Whether NVIDIA's alone run it."""
     return v.devices == ("cuda",)
@@ -113,10 +119,13 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
     have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
-    types, turns, rows = itertools.cycle(OPERAND_TYPES), itertools.cycle(compilers), list[Row]()
+    types, rows = itertools.cycle(OPERAND_TYPES), list[Row]()
+    turns = defaultdict[str, Iterator[str]](lambda: itertools.cycle(compilers))  # of each format
     for what, vs in members.items():
+        if own_scales(what) and is_elsewhere(what):
+            continue
         if own_scales(what):
-            chosen = [(next(types), quickest if what.tensor_cores else next(turns))]
+            chosen = [(next(types), quickest if what.tensor_cores else next(turns[what.storage.partition(":")[0]]))]
         else:
             chosen = [*_types_and_compilers(what, by[what])]
         rows += _product(vs, chosen, have)

@@ -48,29 +48,29 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
-# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, and those whose halves of a block have a scale each; None
-# where it is not offered: `gemm_wgmma` adds 32 of k, for which the last have two. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
+# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats;
+# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
 _Times = tuple[float, float, float] | None
-_DENSE, _SCALED, _AFFINE, _HALVES = range(4)
+_DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
-    "small_m_mma/r2_t2_s4_d2_tg128": (None, (116, 33, 237), (145, 41, 92), (136, 40, 209)),
-    "small_m_mma/r2_t2_s8_d2_tg256": (None, (64, 35, 423), (88, 40, 642), (80, 44, 434)),
-    "small_m_mma/r2_t2_s16_d2_tg512": (None, (15, 33, 1764), (16, 34, 2192), (17, 42, 1906)),
-    "small_m_mma/r4_t2_s4_d2_tg128": (None, (139, 43, 714), (152, 44, 1443), (182, 60, 640)),
-    "small_m_mma/r4_t2_s8_d2_tg256": (None, (82, 44, 1100), (91, 48, 1469), (96, 60, 1086)),
-    "small_m_mma/r4_t2_s16_d2_tg512": (None, (9, 40, 2798), (25, 42, 3651), (32, 54, 3059)),
-    "small_m_mma/r4_t4_s4_tg128": (None, (173, 73, 1026), (204, 111, 541), (240, 137, 33)),
-    "small_m_mma/r8_t2_s8_tg256": (None, (106, 54, 2138), (42, 89, 4784), (102, 114, 3226)),
-    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((91, 32, 642), (148, 51, 549), (205, 72, 260), (216, 81, 328)),
-    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((149, 49, 758), None, None, None),
-    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": ((218, 90, 1486), (216, 112, 1143), (277, 144, 3410), (280, 147, 3059)),
-    "gemm/bm64_bn64_bk64_wm1_wk2": ((265, 136, 2149), (308, 187, 2178), (438, 286, 2569), (407, 275, 2043)),
-    "gemm/bm64_bn64_bk64_wm1_wn4": ((249, 142, 2213), (346, 193, 2246), (439, 300, 1061), (425, 285, 1302)),
-    "gemm/bm128_bn64_bk64": ((451, 252, 3651), (439, 317, 2578), (577, 420, 3681), (576, 429, 2874)),
-    "gemm/bm128_bn128_bk32": ((665, 433, 4268), (924, 528, 9222), (1197, 858, 11328), (1387, 965, 6317)),
-    "gemm_wgmma/bm64_bn64_s12": ((20, 106, 2982), (32, 233, 5327), (449, 495, 4989), None),
-    "gemm_wgmma/bm128_bn64_s8": ((111, 160, 3121), (2, 329, 5151), (163, 678, 4465), None),
-    "gemm_wgmma/bm128_bn128": ((36, 194, 6296), (17, 395, 9012), (202, 843, 8573), None),
+    "small_m_mma/r2_t2_s4_d2_tg128": (None, (116, 33, 237), (145, 41, 92), (136, 40, 209), (169, 33, 132)),
+    "small_m_mma/r2_t2_s8_d2_tg256": (None, (64, 35, 423), (88, 40, 642), (80, 44, 434), (86, 32, 426)),
+    "small_m_mma/r2_t2_s16_d2_tg512": (None, (15, 33, 1764), (16, 34, 2192), (17, 42, 1906), (34, 31, 973)),
+    "small_m_mma/r4_t2_s4_d2_tg128": (None, (139, 43, 714), (152, 44, 1443), (182, 60, 640), (134, 49, 256)),
+    "small_m_mma/r4_t2_s8_d2_tg256": (None, (82, 44, 1100), (91, 48, 1469), (96, 60, 1086), (55, 44, 1061)),
+    "small_m_mma/r4_t2_s16_d2_tg512": (None, (9, 40, 2798), (25, 42, 3651), (32, 54, 3059), (19, 42, 2759)),
+    "small_m_mma/r4_t4_s4_tg128": (None, (173, 73, 1026), (204, 111, 541), (240, 137, 33), (190, 61, 3340)),
+    "small_m_mma/r8_t2_s8_tg256": (None, (106, 54, 2138), (42, 89, 4784), (102, 114, 3226), (14, 54, 1919)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((91, 32, 642), (148, 51, 549), (205, 72, 260), (216, 81, 328), (162, 57, 620)),
+    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((149, 49, 758), None, None, None, None),
+    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": ((218, 90, 1486), (216, 112, 1143), (277, 144, 3410), (280, 147, 3059), (234, 89, 4456)),
+    "gemm/bm64_bn64_bk64_wm1_wk2": ((265, 136, 2149), (308, 187, 2178), (438, 286, 2569), (407, 275, 2043), (327, 186, 4692)),
+    "gemm/bm64_bn64_bk64_wm1_wn4": ((249, 142, 2213), (346, 193, 2246), (439, 300, 1061), (425, 285, 1302), (367, 190, 4761)),
+    "gemm/bm128_bn64_bk64": ((451, 252, 3651), (439, 317, 2578), (577, 420, 3681), (576, 429, 2874), (473, 342, 2649)),
+    "gemm/bm128_bn128_bk32": ((665, 433, 4268), (924, 528, 9222), (1197, 858, 11328), (1387, 965, 6317), (920, 687, 28)),
+    "gemm_wgmma/bm64_bn64_s12": ((20, 106, 2982), (32, 233, 5327), (449, 495, 4989), None, (30, 251, 6159)),
+    "gemm_wgmma/bm128_bn64_s8": ((111, 160, 3121), (2, 329, 5151), (163, 678, 4465), None, (249, 378, 5954)),
+    "gemm_wgmma/bm128_bn128": ((36, 194, 6296), (17, 395, 9012), (202, 843, 8573), None, (41, 440, 9177)),
 }
 
 
@@ -79,7 +79,7 @@ def weights_of(storage: str) -> int:
     if storage == "dense":
         return _DENSE
     form = FORMATS[storage.partition(":")[0]]
-    return _HALVES if form.halves else _AFFINE if form.has_bias else _SCALED
+    return _HALVES if form.halves else _FLOATS if form.is_float else _AFFINE if form.has_bias else _SCALED
 
 
 def _tiles(least: int, weights: int) -> Tiles:

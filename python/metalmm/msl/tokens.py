@@ -28,7 +28,7 @@ VECTORS = {f"{kind}{n}" for kind in NUMBERS for n in (2, 3, 4)}
 OPEN = {"(": ")", "[": "]", "{": "}"}
 
 
-@dataclass
+@dataclass(slots=True)
 class Token:
     """A token and the white space, line markers and pragmas before it; what a pass puts around it, which no other takes for a bracket."""
 
@@ -48,11 +48,15 @@ class Source:
         self._places: list[tuple[str, int]] = []
         file, line, space = name, 1, ""
         for match in _TOKEN.finditer(text):
-            kind, piece = str(match.lastgroup), match.group()
+            kind, piece = str(match.lastgroup), match[0]
             if kind == "space":
                 space += piece
-                for row in _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), piece).split("\n")[:-1]:
-                    if marker := _LINE_MARKER.match(row.strip()):
+                if "\n" not in piece:
+                    continue
+                if "/" in piece:
+                    piece = _COMMENT.sub(lambda m: "\n" * m[0].count("\n"), piece)
+                for row in piece.split("\n")[:-1]:
+                    if "#" in row and (marker := _LINE_MARKER.match(row.strip())):
                         file, line = (re.sub(r"\\(.)", r"\1", marker[2]) if marker[2] else file), int(marker[1])
                     else:
                         line += 1
