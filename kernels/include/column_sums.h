@@ -28,7 +28,8 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
   uint of_k = w[0].k, share = me.simdgroup % SPLIT, at = me.lane % LANES;
   bool in_vectors = w[0].whole && w[MATRICES - 1].whole;  // of at most two
   // Of a K-quant shares begin on 256, without a test of K: so a compiler knows which blocks of a turn have one factor.
-  uint slice = slice_of<SPLIT, Pack::IS_K ? 256 : 32>(of_k), begin = share * slice, end = metal::max(begin, metal::min(begin + slice, of_k));
+  uint slice = slice_of<SPLIT, Pack::IS_K ? 256 : 32>(of_k), begin = share * slice,
+       end = metal::max(begin, metal::min(begin + slice, of_k));
   // Columns past the last read the last one, and are not stored: no test in the loop.
   Columns<MATRICES, Way::COLS> b;
 #pragma clang loop unroll(full)
