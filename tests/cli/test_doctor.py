@@ -45,6 +45,7 @@ def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_rows.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
 
 
+@of_any_device
 def test_all_is_well_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, data = run(tmp_path)
     found = states(data)
