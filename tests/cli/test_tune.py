@@ -150,7 +150,7 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
     cuda = backends.get("cuda")
     monkeypatch.setattr(type(cuda), "cores", lambda self, device: 132)
     for form, n, k, point in (
-        ("q4_k", 14336, 4096, "c2_s4_d2_tg128"), ("fp4", 14336, 4096, "c2_s4_d2_tg128"), ("q5_k", 14336, 4096, "c2_s4_d4_tg128"),
+        ("q4_k", 14336, 4096, "c2_s2_d4_tg64"), ("fp4", 14336, 4096, "c2_s4_d2_tg128"), ("q5_k", 14336, 4096, "c2_s4_d4_tg128"),
         ("q6_k", 4096, 4096, "c2_s8_d4_tg256"), ("q4_0", 4096, 4096, "c2_s8_d4_tg256"), ("q6_k", 4096, 14336, "s4_d7_tg128"),
         ("affine4", 4096, 14336, "s4_d7_tg128"), ("q8_0", 1536, 8960, "s10_d4_tg320"), ("fp8", 9728, 896, "c2_s4_d2_tg128"),
     ):  # fmt: skip
