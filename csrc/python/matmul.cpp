@@ -34,6 +34,7 @@ MatmulCall::Quantized parts_of(nb::handle array) {
     bad_argument("matmul: b is a QuantizedArray of storage '" + name + "', of which there is none");
   q.storage = *storage;
   q.n = number<int64_t>(shape[0], "matmul: n of b", ErrorKind::shape), q.k = number<int64_t>(shape[1], "matmul: k of b", ErrorKind::shape);
+  q.global_scale = real(nb::object(array.attr("global_scale")).ptr(), "matmul: global_scale of b", 1.0);
   q.values = array.attr("values"), q.scales = array.attr("scales"), q.biases = array.attr("biases");
   if (q.scales.is_none() || q.biases.is_none() == storage->has_biases())
     bad_argument("matmul: b is " + name +
@@ -57,9 +58,13 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   if (!given(kC).is_none() && !v[kBeta])
     bad_argument("matmul: c is given and beta is not, which is 0 by itself, with which c is not read; pass beta=1.0 to add c, or beta=0.0");
   Quantized quantized;
+  double alpha = factor(v[kAlpha], "matmul: alpha", 1.0);
   bool is_quantized = v[kB] && is_quantized_array(v[kB]);
   if (is_quantized) {
     quantized = parts_of(v[kB]);
+    alpha *= quantized.global_scale;
+    if (std::isfinite(alpha) && std::fabs(alpha) > std::numeric_limits<float>::max())
+      bad_argument("matmul: alpha times b's global_scale, " + std::to_string(quantized.global_scale) + ", is no float32");
     if (!flag(v[kTb], "matmul: transpose_b", true))
       bad_argument("matmul: transpose_b is False and b is quantized, n rows of k weights; leave it out, or pass True");
   }
@@ -70,7 +75,7 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
           given(kC),
           given(kOut),
           given(kDevice),
-          factor(v[kAlpha], "matmul: alpha", 1.0),
+          alpha,
           factor(v[kBeta], "matmul: beta", 0.0),
           flag(v[kTa], "matmul: transpose_a", false),
           flag(v[kTb], "matmul: transpose_b", is_quantized),
@@ -123,6 +128,9 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
     Other part{weights[i], biases[i], outs[i], {}};
     if (is_quantized_array(weights[i])) {
       part.quantized = parts_of(weights[i]);
+      if (part.quantized.global_scale != 1)
+        bad_argument("matmul_fused: weights[" + std::to_string(i) + "] has a global scale of " +
+                     std::to_string(part.quantized.global_scale) + ", and a fused call has no alpha: ask for each by matmul");
       part.b = part.quantized.values;
     }
     if (i == 0)

@@ -15,6 +15,7 @@ struct MatmulCall {
   struct Quantized {
     Storage storage;
     int64_t n = 0, k = 0;
+    double global_scale = 1;
     nb::object values = nb::none(), scales = nb::none(), biases = nb::none();
   } quantized;
   // The second and third B of a fused call, and what goes with them.

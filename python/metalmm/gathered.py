@@ -138,6 +138,11 @@ def _parts(experts: Any, dtype: str) -> tuple[int, int, int, list[Any], str, int
         count, n, k = experts.shape
         return count, n, k, [experts] * 3, "dense", 1
     experts.__post_init__()  # arrays may have been changed since
+    if experts.global_scale != 1:
+        raise UnsupportedError(
+            f"matmul_gathered: experts have a global scale of {experts.global_scale}, and it has no alpha: multiply x or the result by it, and give"
+            " dataclasses.replace(experts, global_scale=1.0)"
+        )
     form, group, layout = parts_of_storage(experts.storage)
     if layout != "nk":
         raise UnsupportedError("matmul_gathered: experts are in layout canonical; it takes nk: to_layout('nk')")

@@ -102,7 +102,7 @@ def error_bound(
     roundings fall like coins. Roundings of few different values do not: rows of one constant were seen at ten times this bound. So a
     result beyond it is no proof of a mistake, and a reason to look for one. It is never more than the other bound.
 
-    Of a QuantizedArray it is the bound of the dense product of its dequantized weights. With biases it has K + 1 in place of K, for the
+    A global scale adds two. Of a QuantizedArray it is the bound of the dense product of its dequantized weights. With biases it has K + 1 in place of K, for the
     rounding of scale * q + bias. In either, K products below 2^-126, the least normal float32, may be zero.
     """
     options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
@@ -128,8 +128,10 @@ def judged(
     magnitude = np.abs(alpha) * (np.abs(left) @ np.abs(right))
     summed = magnitude + (np.abs(beta * _wide(c)) if c is not None and beta != 0.0 else 0.0)
     summed = summed + (np.abs(_wide(bias)) if bias is not None else 0.0)
-    fixed = half_ulp(ref, _type_of(a)) + (3 * 2.0**-24 * summed if (bias is not None or beta != 0.0 or alpha != 1.0) else 0.0)
-    fixed = fixed + abs(alpha) * k * 2.0**-126
+    of_all = b.global_scale if isinstance(b, QuantizedArray) else 1.0
+    factor, roundings = alpha * of_all, 3 + 2 * (of_all != 1)  # of each scale times it, and of alpha times it
+    fixed = half_ulp(ref, _type_of(a)) + (roundings * 2.0**-24 * summed if (bias is not None or beta != 0.0 or factor != 1.0) else 0.0)
+    fixed = fixed + abs(factor) * k * 2.0**-126
     return ref, fixed + k * 2.0**-24 * magnitude, fixed + min(k, 4.0 * np.sqrt(k)) * 2.0**-24 * magnitude
 
 

@@ -145,6 +145,8 @@ class QuantizedArray:
         biases: Of the affine formats, like scales. Of q6_k and q8_k factors of each 256 weights, [n, ceil(k / 256)]; of q2_k, q4_k and q5_k
             [..., 2], those of scales and of minima. None in the other formats.
         experts: Matrices that it is made of, one behind another: each of n / experts rows (:func:`matmul_gathered`).
+        global_scale: A float32 that every scale and bias is multiplied by, as nvfp4 may have one. A matmul multiplies its alpha by it; fused and
+            gathered calls, which have no alpha, refuse others than 1.
         storage: Format, group and layout in one word, as MatmulSpec has it.
     """
 
@@ -156,6 +158,7 @@ class QuantizedArray:
     scales: Any
     biases: Any = None
     experts: int = 1
+    global_scale: float = 1.0
 
     storage: str = field(init=False)
 
@@ -171,6 +174,14 @@ class QuantizedArray:
         if not isinstance(self.experts, int | np.integer) or self.experts is True or self.experts < 1 or n % self.experts:
             raise ArgumentError(f"experts is {self.experts!r}; it takes a whole number that divides {n} rows")
         object.__setattr__(self, "experts", int(self.experts))
+        scale = self.global_scale
+        if (
+            isinstance(scale, bool)
+            or not isinstance(scale, int | float | np.integer | np.floating)
+            or not abs(float(scale)) <= 3.4028234663852886e38
+        ):
+            raise ArgumentError(f"global_scale is {scale!r}; it takes a float32 that is finite")
+        object.__setattr__(self, "global_scale", float(np.float32(scale)))
         values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
         kinds = ("float16", "float32", "bfloat16") if f.is_affine else (f.scale_type(""),)
@@ -207,6 +218,7 @@ class QuantizedArray:
 
     def __repr__(self) -> str:
         of = f", experts={self.experts}" if self.experts > 1 else ""
+        of += f", global_scale={self.global_scale}" if self.global_scale != 1 else ""
         return f"metalmm.QuantizedArray({self.format}, shape={self.shape}{of}, group={self.group}, layout={self.layout!r}, {self.nbytes} bytes)"
 
     @property
@@ -276,6 +288,9 @@ class QuantizedArray:
         f, values = FORMATS[self.format], self.integers()
         with np.errstate(all="ignore"):
             scales, biases = self.factors()
+            if self.global_scale != 1:  # as MLX rounds
+                scales = (scales * self.global_scale).astype(np.float32).astype(np.float64)
+                biases = biases if biases is None else (biases * self.global_scale).astype(np.float32).astype(np.float64)
             wide = scales * (NUMBERS[f.bits][values] if f.is_float else values)
             return (wide if biases is None else wide + biases).astype(kind)
 
@@ -286,13 +301,14 @@ class QuantizedArray:
             return self
         stored = self.integers() + FORMATS[self.format].offset
         biases = None if self.biases is None else self._by_row(self.biases)
-        return replace(_stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases), experts=self.experts)
+        found = _stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases)
+        return replace(found, experts=self.experts, global_scale=self.global_scale)
 
     def to_gguf(self) -> _Numbers:
         """Blocks as GGUF has them, uint8 [n, k / 32 * bytes of a block]. Raises UnsupportedError for what GGUF has not."""
         f, (n, k) = FORMATS[self.format], self.shape
-        if self.format not in ("q8_0", "q4_0") or k % BLOCK:
-            raise UnsupportedError(f"{self!r}: GGUF has q8_0 and q4_0 with a k that is a multiple of {BLOCK}")
+        if self.format not in ("q8_0", "q4_0") or k % BLOCK or self.global_scale != 1:
+            raise UnsupportedError(f"{self!r}: GGUF has q8_0 and q4_0 with a k that is a multiple of {BLOCK}, and no global scale")
         stored = (self.integers() + f.offset).astype(f.value_type).reshape(n, k // BLOCK, BLOCK)
         if f.bits == 4:  # element i and i + 16 share a byte
             stored = stored[..., : BLOCK // 2] | stored[..., BLOCK // 2 :] << 4
@@ -302,8 +318,10 @@ class QuantizedArray:
     def to_mlx(self) -> tuple[_Numbers, _Numbers, _Numbers]:
         """What mlx.core.quantize returns: values packed in uint32 [n, k * bits / 32], scales and biases [n, k / group]. Raises
         UnsupportedError for what MLX has not."""
-        if not FORMATS[self.format].is_affine or self.shape[1] % self.group:
-            raise UnsupportedError(f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group")
+        if not FORMATS[self.format].is_affine or self.shape[1] % self.group or self.global_scale != 1:
+            raise UnsupportedError(
+                f"{self!r}: MLX has affine8 and affine4 with a k that is a multiple of the group, without a global scale"
+            )
         rows = self.to_layout("nk").numpy()
         return rows.values.view(np.dtype("<u4")), rows.scales, rows.biases
 
@@ -385,22 +403,22 @@ def from_mlx(
     bits: int | None = None,
     group: int | None = None,
     mode: str = "affine",
+    global_scale: Any = None,
     layout: str = "nk",
 ) -> QuantizedArray:
     """Takes what mlx.core.quantize(w, group_size=group, bits=bits, mode=mode) returns, as its own arrays or NumPy's.
 
     They are uint32 [n, k * bits / 32], and two of [n, k / group]; of experts, [experts, n, ...]. bits: 2, 3, 4, 5, 6 or 8; a value of 2 or 3 takes 4 bits here, one of 5
     or 6 a byte. The group is 64 if it is not given. Modes mxfp4, mxfp8 and nvfp4 have no biases, scales of uint8, and say bits and group
-    themselves. A global scale of nvfp4 is not taken: give it to matmul as alpha. A layer alone, an mlx.nn.QuantizedLinear, will do as well.
-    It knows all of them; its `bias` is not taken.
+    themselves. global_scale: What nvfp4 was quantized with, one number; 1 / 2688 of it is in the result's. A layer alone, an
+    mlx.nn.QuantizedLinear, will do as well. It knows all of them; its `bias` is not taken.
 
     Raises ArgumentError, DTypeError, ShapeError, UnsupportedError for bits or a mode of quantization that no format has.
     """
     if hasattr(packed, "group_size") and hasattr(packed, "scales"):
-        if any(x is not None for x in (scales, biases, bits, group)):
+        if any(x is not None for x in (scales, biases, bits, group, global_scale)):
             raise ArgumentError("from_mlx: a layer comes alone: it knows its scales, biases, bits and group")
-        if getattr(packed, "global_scale", None) is not None:
-            raise UnsupportedError("from_mlx: the layer has a global scale: give its arrays, and that scale to matmul as alpha")
+        global_scale = getattr(packed, "global_scale", None)
         mode = getattr(packed, "mode", "affine")
         names = ("weight", "scales", "bits", "group_size", "biases")
         packed, scales, bits, group, biases = parts = [getattr(packed, name, None) for name in names]
@@ -412,9 +430,12 @@ def from_mlx(
         if len({x.shape[:-1] for x in arrays.values()}) > 1:
             raise ShapeError(f"from_mlx: packed, scales and biases have shapes {', '.join(str(x.shape) for x in arrays.values())}")
         flat = [arrays[name].reshape(-1, arrays[name].shape[-1]) if name in arrays else None for name in ("packed", "scales", "biases")]
-        return replace(from_mlx(*flat, bits=bits, group=group, mode=mode, layout=layout), experts=experts)
+        return replace(from_mlx(*flat, bits=bits, group=group, mode=mode, global_scale=global_scale, layout=layout), experts=experts)
+    if global_scale is not None and mode != "nvfp4":
+        raise ArgumentError(f"from_mlx: mode {mode!r} has no global scale; nvfp4 has")
     if mode != "affine":
-        return _from_mx(packed, scales, biases, bits, group, mode, layout)
+        found = _from_mx(packed, scales, biases, bits, group, mode, layout)
+        return found if global_scale is None else replace(found, global_scale=_of_mlx(global_scale))
     if scales is None or biases is None or bits is None:
         raise ArgumentError("from_mlx takes packed, scales, biases and bits=, or a QuantizedLinear alone")
     group = 64 if group is None else group
@@ -446,6 +467,14 @@ def _check_packed(packed: _Numbers) -> None:
         raise DTypeError(f"from_mlx: packed is {packed.dtype}; it takes uint32")
     if packed.ndim != 2 or 0 in packed.shape:
         raise ShapeError(f"from_mlx: packed has shape {packed.shape}; it takes [n, k * bits / 32], or [experts, n, ...]")
+
+
+def _of_mlx(global_scale: Any) -> float:
+    """MLX's is the largest weight, which the largest scale and code, 448 * 6, stand for."""
+    value = _host_array(global_scale, "from_mlx: global_scale") if hasattr(global_scale, "__array__") else np.asarray(global_scale)
+    if value.size != 1 or value.dtype.kind not in "iuf":
+        raise ArgumentError(f"from_mlx: global_scale is {global_scale!r}; it takes one number")
+    return float(np.float32(value.reshape(())) / np.float32(448 * 6))
 
 
 def _experts(packed: Any) -> int | None:

@@ -50,6 +50,23 @@ def check(v: str, a: Any, q: Any, options: dict[str, Any], device: metalmm.Devic
     count_case()
 
 
+def test_a_global_scale_is_part_of_alpha(device: metalmm.Device) -> None:
+    for scale in (0.37, -2.0):
+        q = replace(weights(40, 96, "nvfp4"), global_scale=scale)
+        for m, epilogue in ((1, {}), (1, {"alpha": 0.5, "bias": True}), (9, {"alpha": -3.0, "beta": 2.0, "c": True})):
+            a, options = draw(m, 40, 96, **epilogue)
+            check("auto", a, q, options, device)
+        call = device.prepare("auto", device.array(a[:1]), q.to(device), out=device.empty((1, 40), "float16"))
+        reference, bound, _ = numerics.judged(a[:1], q)
+        assert not numerics.mismatch(np.asarray(call()), reference, bound)
+    with pytest.raises(metalmm.ArgumentError, match=r"weights\[1\] has a global scale of -2.0.*no alpha: ask for each by matmul"):
+        metalmm.matmul_fused("auto", a[:1], [weights(40, 96, "nvfp4"), q], device=device)
+    with pytest.raises(metalmm.UnsupportedError, match=r"a global scale of -2\.0, and it has no alpha"):
+        metalmm.matmul_gathered(a, q, np.zeros((9, 1), np.int32), device=device)
+    with pytest.raises(metalmm.ArgumentError, match=r"alpha times b's global_scale, -2\.0"):
+        metalmm.matmul("auto", a, q, alpha=3e38, device=device)
+
+
 def test_every_format_layout_and_number_of_rows_has_a_variant() -> None:
     for storage in STORAGES[1:]:
         for m in (1, 2, 3, 8, 17):

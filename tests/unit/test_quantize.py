@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from types import SimpleNamespace
@@ -157,6 +158,36 @@ def test_floats_of_mlx_bit_for_bit(mode: str) -> None:
         metalmm.from_mlx(*made, mode="mxfp6")
 
 
+def test_a_global_scale_of_mlx_bit_for_bit() -> None:
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
+    mx.set_default_device(mx.cpu)
+    w = weights(16, 256, np.float32, tiny=False)
+    for by in (mx.array(np.abs(w).max()), mx.array(0.37), mx.array([1e-3])):
+        packed, scales = mx.quantize(mx.array(w), mode="nvfp4", global_scale=by)
+        q = metalmm.from_mlx(packed, scales, mode="nvfp4", global_scale=by)
+        theirs = np.array(mx.dequantize(packed, scales, mode="nvfp4", global_scale=by, dtype=mx.float32))
+        np.testing.assert_array_equal(q.dequantize().view(np.uint32), theirs.view(np.uint32))
+        assert q.to_layout("canonical")[3:9].global_scale == q.global_scale == np.float32(np.array(by).item()) / np.float32(2688)
+    for wrong, message in ((mx.array([1.0, 2.0]), "takes one number"), ("1", "takes one number")):
+        with pytest.raises(metalmm.ArgumentError, match=message):
+            metalmm.from_mlx(packed, scales, mode="nvfp4", global_scale=wrong)
+    with pytest.raises(metalmm.ArgumentError, match="mode 'mxfp4' has no global scale"):
+        metalmm.from_mlx(packed, scales, mode="mxfp4", global_scale=1.0)
+
+
+def test_bad_global_scales() -> None:
+    q = metalmm.quantize(np.ones((2, 32), np.float32), "q8_0")
+    for bad in (np.inf, np.nan, 1e39, True, "1", None):
+        with pytest.raises(metalmm.ArgumentError, match="global_scale is"):
+            dataclasses.replace(q, global_scale=bad)
+    scaled = dataclasses.replace(q, global_scale=0.1)
+    assert scaled.global_scale == float(np.float32(0.1)) and "global_scale=0.1" in repr(scaled)
+    with pytest.raises(metalmm.UnsupportedError, match="no global scale"):
+        scaled.to_gguf()
+    with pytest.raises(metalmm.UnsupportedError, match="without a global scale"):
+        dataclasses.replace(metalmm.quantize(np.ones((2, 64), np.float32), "affine8"), global_scale=2).to_mlx()
+
+
 def test_the_ends_of_a_group_are_hit() -> None:
     w = weights(12, 128, np.float32)
     for group in (32, 64, 128):
@@ -286,7 +317,7 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.from_mlx(layer(), bits=4), metalmm.ArgumentError, "a layer comes alone"),
         (lambda: metalmm.from_mlx(layer(bits="4")), metalmm.UnsupportedError, "bits is '4'; there are 2, 3, 4, 5, 6, 8"),
         (lambda: metalmm.from_mlx(layer(biases=None)), metalmm.ArgumentError, "the layer has no biases"),
-        (lambda: metalmm.from_mlx(layer(global_scale=np.float32(2))), metalmm.UnsupportedError, "a global scale: .* to matmul as alpha"),
+        (lambda: metalmm.from_mlx(layer(global_scale=np.float32(2))), metalmm.ArgumentError, "mode 'affine' has no global scale"),
         *[
             (lambda word=word: A.dequantize(word), metalmm.DTypeError, "dequantize: dtype is")
             for word in ("U4", "S3", "M8[s]", "M8", "i4,i4", object, "c8", {"names": ["a"], "formats": []})
