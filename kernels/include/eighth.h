@@ -66,7 +66,7 @@ struct Eighth {
 // in 16 bits; bfloat has 8 of a number. A weight is scale * (q - zero) + rest, where rest is scale * zero + bias. The two terms are
 // multiplied apart: rest by the sum of A over the block.
 //
-// Rest is about half a scale at most, and 1.0067 times a weight, for zero is a quotient within 2^-17. So the terms are at most 3.02 times
+// Rest is about half a scale at most, and 1.008 times a weight, for zero is a quotient within 2^-17. So the terms are at most 3.02 times
 // the weight where they cancel. Where zero stops, at 0 or the largest integer, they have one sign. Without zero they could be any number
 // of times larger. A block's sums round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's
 // K + 1 where K is SURE or more. Else, and where something is infinite, so that the terms may have both signs, kernels go product by

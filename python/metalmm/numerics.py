@@ -147,10 +147,10 @@ def mismatch(out: Any, ref: Float64, bound: Float64) -> str:
     finite = np.isfinite(ref) & np.isfinite(bound)
     with np.errstate(all="ignore"):
         rounded = np.where(np.abs(ref) >= overflow, np.sign(ref) * np.inf, ref)
-        # Within the bound of the largest number either side may overflow.
-        edge = finite & (np.abs(ref) + bound >= overflow)
+        # Within the bound of the largest number either side may overflow; where the bound is past the reference, to either end.
+        edge = finite & (np.where(out > 0, ref, -ref) + bound >= overflow)
         good = np.where(finite, np.abs(out - ref) <= bound, (out == ref) | (np.isnan(out) & np.isnan(ref)))
-        good |= edge & ((out == rounded) | (np.abs(out) >= largest) & (np.sign(out) == np.sign(ref)))
+        good |= edge & ((out == rounded) | (np.abs(out) >= largest))
     if good.all():
         return ""
     first = tuple(int(i) for i in np.argwhere(~good)[0])

@@ -107,8 +107,8 @@ def _nearest(x: _Numbers, numbers: _Numbers, even: bool) -> _Numbers:
 
 def _power_of_two(greatest: _Numbers, f: Format) -> _Numbers:
     """The least that no value is past the end of. Of no value 1."""
-    raw = np.float32(6) if f.bits == 4 else np.float32(448)
-    exponents = np.clip(np.ceil(np.log2(np.where(greatest > 0, greatest, 1) / raw)), -126, 127)
+    raw = 6 if f.bits == 4 else 448
+    exponents = np.clip(np.ceil(np.log2(np.where(greatest > 0, greatest, 1).astype(np.float64) / raw)), -127, 127)
     exponents = np.where(greatest > 0, exponents, 0)
     if (exponents > (most := 125 if f.bits == 4 else 119)).any():
         raise ArgumentError(f"quantize: a group's scale is 2^{int(exponents.max())}, past 2^{most}: its weights could be past float32")

@@ -60,6 +60,7 @@ def test_the_judge_itself() -> None:
     assert judge(np.inf, np.inf) and judge(-np.inf, -np.inf) and not judge(-np.inf, np.inf) and not judge(np.inf, 1.0)
     assert judge(np.nan, np.nan) and not judge(1.0, np.nan) and not judge(np.inf, np.nan) and not judge(np.nan, 1.0)
     assert judge(np.inf, 1e6, 1.0) and not judge(-np.inf, 1e6, 1.0) and not judge(np.inf, 60000.0, 1.0) and judge(65504, 65520.0, 20.0)
+    assert judge(-np.inf, 1e9, 3.5e27) and judge(np.inf, -1.0, 1e6) and not judge(-np.inf, 1e9, 1e6) and not judge(np.nan, 1e9, 3.5e27)
     assert numerics.max_abs_rel(np.array([np.nan]), np.array([1.0])) == (np.inf, np.inf)
     assert numerics.max_abs_rel(np.array([-np.inf]), np.array([np.inf])) == (np.inf, np.inf)
     assert numerics.max_abs_rel(np.array([3.0]), np.array([2.0])) == (1.0, 1 / 3)

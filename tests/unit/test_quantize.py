@@ -158,6 +158,28 @@ def test_floats_of_mlx_bit_for_bit(mode: str) -> None:
         metalmm.from_mlx(*made, mode="mxfp6")
 
 
+@pytest.mark.parametrize(("mode", "form", "largest"), [("mxfp4", "fp4", 6.0), ("mxfp8", "fp8", 448.0)])
+def test_scales_beside_a_power_of_two_are_mlxs(mode: str, form: str, largest: float) -> None:
+    """A group's largest that is next to what a scale reaches, on either side; the least scale."""
+    mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
+    mx.set_default_device(mx.cpu)
+    at = np.ldexp(np.float32(largest), np.arange(-119, 100, dtype=np.int32)).astype(np.float32)
+    w = np.concatenate(
+        [
+            at,
+            np.nextafter(at, np.float32(np.inf)),
+            np.nextafter(at, np.float32(0)),
+            np.ldexp(np.float32(largest), [-127]).astype(np.float32),
+        ]
+    )
+    rows = np.repeat(w[:, None], 32, axis=1)
+    theirs = metalmm.from_mlx(*mx.quantize(mx.array(rows), mode=mode)[:2], mode=mode)
+    ours = metalmm.quantize(rows, form)
+    np.testing.assert_array_equal(ours.scales, theirs.scales)
+    np.testing.assert_array_equal(ours.values, theirs.values)
+    metalmm.quantize(np.full((1, 32), 1e-45, np.float32), form)  # without a warning
+
+
 def test_a_global_scale_of_mlx_bit_for_bit() -> None:
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
     mx.set_default_device(mx.cpu)
