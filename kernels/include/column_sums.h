@@ -60,7 +60,7 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     uint last = metal::min((SPLIT - 1) * slice, of_k), shortest = metal::min(slice, (of_k - last) / COUNT * COUNT);
     threadgroup float4* staged = shared.staged[Way::STAGED ? share : 0];
     uint worker = me.simdgroup / SPLIT * 32 + me.lane;
-    // As many turns for all of a threadgroup, which meets in each where A is staged.
+    // As many turns for all of a threadgroup, which meets in each where several sets of simdgroups stage A together.
     uint done = 0;
     bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {

@@ -66,20 +66,20 @@ struct Eighth {
 // in 16 bits; bfloat has 8 of a number. A weight is scale * (q - zero) + rest, where rest is scale * zero + bias. The two terms are
 // multiplied apart: rest by the sum of A over the block.
 //
-// Rest is about half a scale at most, and 1.008 times a weight, for zero is a quotient within 2^-17. So the terms are at most 3.02 times
-// the weight where they cancel. Where zero stops, at 0 or the largest integer, they have one sign. Without zero they could be any number
-// of times larger. A block's sums round by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's
-// K + 1 where K is SURE or more. Else, and where something is infinite, so that the terms may have both signs, kernels go product by
-// product.
+// Rest is about half a scale at most, and 1.008 times a weight. So the terms are at most 3.02 times the weight where they cancel. Where
+// zero stops, at 0 or the largest integer, they have one sign. Without zero they could be any number of times larger. A block's sums round
+// by no more than (31 + 2 * K / 32) * 3.02 parts in 2^24 of all |w| |a|. That is within the bound's K + 1 where K is SURE or more. Else,
+// and where something is infinite, so that the terms may have both signs, kernels go product by product. All this is of scales that
+// `fast::divide` takes, of 2^-126 to 2^126. Of one beyond them zero is at an end, and the terms may be larger.
 constexpr constant uint SURE = 128;
-// Zero is given with 1.5 * 2^23 added, whose sum with a number rounds to an integer, and has it in the lowest bits.
-constexpr constant float NONE = 12582912.0f;
+// 1.5 * 2^23: a number that is added to it is rounded to an integer, which stands in its lowest bits. Every `zero` below has it added.
+constexpr constant float ROUNDER = 12582912.0f;
 template <int FORMAT>
 METAL_FUNC float zero_of(float scale, float bias) {
-  if (!Packing<FORMAT>::HAS_BIAS) return NONE + float(uint(Packing<FORMAT>::OFFSET));
-  // Of a scale whose reciprocal is none, whatever it is: fmax takes the number of it and a NaN.
+  if (!Packing<FORMAT>::HAS_BIAS) return ROUNDER + float(uint(Packing<FORMAT>::OFFSET));
+  // 0 / 0 is a NaN, in place of which fmax takes the other.
   constexpr float MOST = Packing<FORMAT>::BITS == 8 ? 255.0f : 15.0f + 16.0f * float(uint(Packing<FORMAT>::HIGH_MASK));
-  return metal::fmin(metal::fmax(metal::fast::divide(-bias, scale) + NONE, NONE), NONE + MOST);
+  return metal::fmin(metal::fmax(metal::fast::divide(-bias, scale) + ROUNDER, ROUNDER), ROUNDER + MOST);
 }
 
 // What takes zero away from integers that are set into half's bits: from 1024 on; of two in a byte, of the second, from 64 on. Of -1024
@@ -88,7 +88,7 @@ template <int FORMAT>
 METAL_FUNC metal::half2 offset_of(float zero) {
   constexpr uint STEPS = Packing<FORMAT>::BITS == 8 ? 0x00010001u : 0x00100001u,
                  BITS = Packing<FORMAT>::BITS == 8 ? 0xe400e400u : 0xd400e400u;
-  return as_type<metal::half2>(as_type<uint>(zero) * STEPS + (BITS - as_type<uint>(NONE) * STEPS));
+  return as_type<metal::half2>(as_type<uint>(zero) * STEPS + (BITS - as_type<uint>(ROUNDER) * STEPS));
 }
 
 // Of a column and a block, or half of one.
@@ -97,7 +97,7 @@ struct Factor {
 };
 template <int FORMAT>
 METAL_FUNC Factor factor_of(float scale, float bias, float zero) {
-  return {scale, Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, zero - NONE, bias) : 0.0f};
+  return {scale, Packing<FORMAT>::HAS_BIAS ? metal::fma(scale, zero - ROUNDER, bias) : 0.0f};
 }
 
 // What pairs are masked with.

@@ -44,7 +44,7 @@ struct QuantizedTile {
   static METAL_FUNC void put(Bits y, By stored, uint eight, threadgroup T* to, threadgroup Factor* by, uint low_byte) {
     uint along = eight % ACROSS * 8;
     float scale = stored.scale(along / 16 % 2), bias = stored.bias(along / 16 % 2);
-    float zero = Pack::HAS_BIAS && IN_FLOAT ? NONE : zero_of<Pack::ID>(scale, bias);
+    float zero = Pack::HAS_BIAS && IN_FLOAT ? ROUNDER : zero_of<Pack::ID>(scale, bias);
     store_bits(to, bits_of(Integers<T>::scaled(in_order<Pack::ID>(y, high_of<Pack::ID>(upper_bits(stored), along / 8 % 4), zero, low_byte),
                                                scale, bias)));
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);

@@ -113,7 +113,7 @@ struct ScalesOfFloats {
   }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
-// Where K ends in the first half of a block. K-quants have 256 weights, and so whole blocks.
+// Where K ends in the first half of a block. The other's scale may be a NaN where floats are stored; a byte of a K-quant is none.
 template <class By>
 METAL_FUNC By first_half(By x) {
   return x;

@@ -58,6 +58,18 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [5, 6, 7, 8],
     ),
+    "a global template of a name that metal has": (
+        "template <typename T, typename U> float pow(T a, U b) { return 200.0f; }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = int(pow(float(i), 2.0f)) + int(::pow(float(i), 2.0f)); }}",
+        {},
+        [200, 201, 204, 209],
+    ),
+    "a constexpr comparison that returns a vector": (
+        "struct P { int a; }; constexpr bool2 operator<(P p, P q) { return bool2(p.a < q.a, q.a < p.a); }\n"
+        f"kernel void k(device int* o, {I}) {{ o[i] = (P{{1}} < P{{int(i)}}).x; }}",
+        {},
+        [0, 0, 1, 1],
+    ),
     "a global name that metal has, and a template of another namespace": (
         "namespace n { template <typename T, typename U> float pow(T a, U b) { return 100.0f; } }\nusing namespace n;\n"
         f"kernel void k(device int* o, {I}) {{ o[i] = int(::pow(float(i), 2.0f) * 2.0f) + int(n::pow(1.0f, 1.0f)); }}",

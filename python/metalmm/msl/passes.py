@@ -152,7 +152,8 @@ class Passes:
                 while tokens[j].text in (*SPECIFIERS, "constant", ""):
                     j += 1
                 if tokens[j].text in VECTORS and tokens[j + 1].kind == "name":
-                    after = self.source.angle_end(j + 2) + 1 if tokens[j + 2].text == "<" else j + 2  # of a specialization
+                    specialized = tokens[j + 2].text == "<" and tokens[j + 1].text != "operator"
+                    after = self.source.angle_end(j + 2) + 1 if specialized else j + 2
                     if tokens[after].text != "(":
                         token.text = "const"
                     elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):

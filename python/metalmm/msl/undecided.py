@@ -44,7 +44,8 @@ def undecided_calls(program: Program, places: Collection[str], compiler: str) ->
     before a template of that name if all arguments are of one type, and behind it else. And to MSL the half of `f(h)` becomes a float
     before anything else. To NVRTC it is a class that becomes a float or a bfloat."""
     source = program.source
-    own = {d.name: d for d in program.declarations if d.is_function and source.tokens[d.start].text == "template"}
+    templates = [d for d in program.declarations if d.is_function and source.tokens[d.start].text == "template"]
+    own = {d.name: d for d in templates}
     for i, token in enumerate(source.tokens):
         name = token.text.removeprefix("metalmm_")
         if token.kind != "name" or f"{source.place(i)} {name}" not in places or source.tokens[i + 1].text != "(":
@@ -55,12 +56,11 @@ def undecided_calls(program: Program, places: Collection[str], compiler: str) ->
         if name in own:
             if before is not None and source.tokens[before].text == "::":  # of `::f` the scope; `a::f` is decided
                 qualifier = source.previous(before)
-                if (
-                    qualifier is not None
-                    and source.tokens[qualifier].kind == "name"
-                    and source.tokens[qualifier].text not in BEFORE_EXPRESSIONS
-                ):
-                    continue
+                is_global = (
+                    qualifier is None or source.tokens[qualifier].kind != "name" or source.tokens[qualifier].text in BEFORE_EXPRESSIONS
+                )
+                if not is_global or {d.namespace for d in templates if d.name == name} != {own[name].namespace} or not own[name].namespace:
+                    continue  # where another template may be meant a compiler says that nothing is decided
                 source.tokens[before].text = ""
             x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))
             token.text = (
