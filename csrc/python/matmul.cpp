@@ -8,11 +8,16 @@
 
 namespace metalmm {
 
+namespace {
+
+bool is_past_float(double x) { return std::isfinite(x) && std::fabs(x) > std::numeric_limits<float>::max(); }
+
+}  // namespace
+
 // alpha or beta, which kernels have in float32.
 double factor(PyObject* value, const char* what, double otherwise) {
   double x = real(value, what, otherwise);
-  if (std::isfinite(x) && std::fabs(x) > std::numeric_limits<float>::max())
-    bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32");
+  if (is_past_float(x)) bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32");
   return x;
 }
 
@@ -63,7 +68,7 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   if (is_quantized) {
     quantized = parts_of(v[kB]);
     alpha *= quantized.global_scale;
-    if (std::isfinite(alpha) && std::fabs(alpha) > std::numeric_limits<float>::max())
+    if (is_past_float(alpha))
       bad_argument("matmul: alpha times b's global_scale, " + std::to_string(quantized.global_scale) + ", is no float32");
     if (!flag(v[kTb], "matmul: transpose_b", true))
       bad_argument("matmul: transpose_b is False and b is quantized, n rows of k weights; leave it out, or pass True");

@@ -64,11 +64,11 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     uint done = 0;
     bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {
-      if (Way::STAGED && done > 0) meet_where_staged<Way>();
+      if (Way::STAGED && done > 0) meet<Way::SETS == 1>();
       add_steps<false, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
     }
     for (; done < slice; done += WINDOW) {
-      if (Way::STAGED && done > 0) meet_where_staged<Way>();
+      if (Way::STAGED && done > 0) meet<Way::SETS == 1>();
       add_steps<true, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
     }
     if (Way::MMA && Pack::HAS_BIAS) {

@@ -19,15 +19,6 @@ struct Step {
   bool is_first;
 };
 
-// Of those that stage a part of A together: the threads of all sets, or of one simdgroup.
-template <class Way>
-METAL_FUNC void meet_where_staged() {
-  if (Way::SETS == 1)
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-  else
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-}
-
 // Adds DEPTH steps of LANES pieces, this lane's first at at.k + COUNT * at.lane. GUARDED: those that begin at `whole` or behind it count
 // for nothing. Of several MATRICES each has its columns by turns. STAGED: A comes from threadgroup memory, where the threads of all sets
 // that have this part of K put it while the weights are on their way. MMA: NVIDIA's tensor cores multiply.
@@ -78,7 +69,7 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
       staged[staged_at(i) + 1] = float4(eight.high);
     }
     TensorCores<Way::MMA != 0>::put_zeros(staged, Way::LANES * DEPTH, worker);
-    meet_where_staged<Way>();
+    meet<Way::SETS == 1>();
   } else if (Way::LANES > 1) {
     // Else a compiler that saves registers moves the loads behind the work on the first.
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);

@@ -143,15 +143,6 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
-// What simdgroups with the same outputs have put: to each other, or a simdgroup's to its lanes.
-template <class S>
-METAL_FUNC void show_parts() {
-  if (S::WK > 1)
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-  else
-    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
-}
-
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename Next<TA, true, S, B, T>::Sizes& memory) {
@@ -181,7 +172,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
 #pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++) {
     sums.template put<PITCH_D>(i, rows + part * OF_PART, lane);
-    show_parts<S>();
+    meet<S::WK == 1>();
     for (uint e = each * (32 * part + lane); e < 64 * TN; e += 32 * each * S::WK) {
       uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
       threadgroup float* from = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
@@ -194,6 +185,6 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
       else
         store_results<TA, 1, B>(task, to, p, batch, row, col, from);
     }
-    show_parts<S>();
+    meet<S::WK == 1>();
   }
 }

@@ -32,6 +32,15 @@ struct Lanes {
   }
 };
 
+// Waits for those that have a part of threadgroup memory together: the thread's simdgroup, if that has it ALONE, or the whole threadgroup.
+template <bool ALONE>
+METAL_FUNC void meet() {
+  if (ALONE)
+    metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
+  else
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+}
+
 // How much of k each of SPLIT simdgroups has, in whole pieces of PIECE; all of it if there is one.
 template <int SPLIT, int PIECE>
 METAL_FUNC uint slice_of(uint k) {

@@ -7,21 +7,8 @@
 #pragma once
 #include <metal_stdlib>
 
-enum Format {
-  DENSE,
-  Q8_0,
-  Q4_0,
-  AFFINE8,
-  AFFINE4,
-  Q5_K,
-  Q4_K,
-  Q8_K,
-  Q6_K,
-  Q2_K,
-  NVFP4,
-  FP4,
-  FP8
-};  // Storage::Format in csrc/core/storage.h
+// Storage::Format in csrc/core/storage.h has the same order.
+enum Format { DENSE, Q8_0, Q4_0, AFFINE8, AFFINE4, Q5_K, Q4_K, Q8_K, Q6_K, Q2_K, NVFP4, FP4, FP8 };
 
 template <int FORMAT>
 struct Packing {

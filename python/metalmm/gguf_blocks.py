@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from .quantizers import upper_half
+
 BLOCK = 32  # weights of a block here; in half of these formats they share a scale
 SUPER = 256  # weights of a K-quant's factors
 _Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -140,11 +142,6 @@ def _iq4_xs(data: _Numbers) -> _Parts:
     return _with_scales(_IQ4[_nibbles(data[:, 8:], 16)].astype(np.int8), data, scales)
 
 
-def _upper(scales: _Numbers) -> _Numbers:
-    """Of float32 [blocks, halves of 32] the upper 16 bits, which hold all of them."""
-    return (scales.view(np.uint32) >> 16).astype(np.uint16).reshape(len(scales), -1, 2)
-
-
 def _of_plus_zero(codes: _Numbers) -> _Numbers:
     """GGUF has one zero."""
     return np.where(codes == 8, np.uint8(0), codes)
@@ -159,7 +156,8 @@ def _mxfp4(data: _Numbers) -> _Parts:
 def _nvfp4(data: _Numbers) -> _Parts:
     e, m = (data[:, :4] >> 3 & 15).astype(np.int32), (data[:, :4] & 7).astype(np.float32)  # e4m3, without a sign
     scales = np.where(e == 0, np.ldexp(m, -10), np.ldexp(8 + m, e - 11)).astype(np.float32)  # half of it
-    return _of_plus_zero(_nibbles(data[:, 4:], 8)), _upper(np.where(data[:, :4] == 0x7F, np.float32(0), scales)), None
+    upper = upper_half(np.where(data[:, :4] == 0x7F, np.float32(0), scales))
+    return _of_plus_zero(_nibbles(data[:, 4:], 8)), upper.reshape(len(data), -1, 2), None
 
 
 GGUF = {

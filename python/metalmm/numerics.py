@@ -102,8 +102,9 @@ def error_bound(
     roundings fall like coins. Roundings of few different values do not: rows of one constant were seen at ten times this bound. So a
     result beyond it is no proof of a mistake, and a reason to look for one. It is never more than the other bound.
 
-    A global scale adds two. Of a QuantizedArray it is the bound of the dense product of its dequantized weights. With biases it has K + 1 in place of K, for the
-    rounding of scale * q + bias. In either, K products below 2^-126, the least normal float32, may be zero.
+    Of a QuantizedArray it is the bound of the dense product of its dequantized weights. With biases it has K + 1 in place of K, for the
+    rounding of scale * q + bias. A global scale adds two roundings of what the epilogue sums. In any, K products below 2^-126, the least
+    normal float32, may be zero.
     """
     options = {"bias": bias, "c": c, "alpha": alpha, "beta": beta, "transpose_a": transpose_a, "transpose_b": transpose_b}
     return judged(a, b, **options)[2 if statistical else 1]

@@ -42,7 +42,7 @@ from ._core import Array
 from ._core import Device as _CoreDevice
 from .errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from .gguf_blocks import BLOCK, GGUF, SUPER
-from .quantizers import NUMBERS, QUANTIZERS
+from .quantizers import NUMBERS, QUANTIZERS, upper_half
 
 if TYPE_CHECKING:
     from .device import Device
@@ -471,7 +471,7 @@ def _check_packed(packed: _Numbers) -> None:
 
 def _of_mlx(global_scale: Any) -> float:
     """MLX's is the largest weight, which the largest scale and code, 448 * 6, stand for."""
-    value = _host_array(global_scale, "from_mlx: global_scale") if hasattr(global_scale, "__array__") else np.asarray(global_scale)
+    value = _host_array(global_scale, "from_mlx: global_scale")
     if value.size != 1 or value.dtype.kind not in "iuf":
         raise ArgumentError(f"from_mlx: global_scale is {global_scale!r}; it takes one number")
     return float(np.float32(value.reshape(())) / np.float32(448 * 6))
@@ -502,8 +502,8 @@ def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode:
     if ((scales & 127 == 127) if mode == "nvfp4" else (scales == 255)).any() or (f.bits == 8 and (codes & 127 == 127).any()):
         raise ArgumentError(f"from_mlx: a scale or a weight of {mode} is no number")
     wide = NUMBERS[8][scales].astype(np.float32) if mode == "nvfp4" else np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
-    upper = (np.ldexp(wide, -int(f.bits == 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper.reshape(n, -1, 2) if f.halves else upper, None)
+    upper = upper_half(np.ldexp(wide, -int(f.bits == 4)).astype(np.float32)).reshape(n, -1, *f.each[0])
+    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper, None)
 
 
 def _host_array(x: Any, name: str) -> _Numbers:

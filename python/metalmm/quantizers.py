@@ -96,6 +96,11 @@ _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float64)  # twice what the code s
 NUMBERS = {4: np.concatenate([_E2M1, -_E2M1]), 8: _of_e4m3(np.arange(256))}  # what a code of so many bits says
 
 
+def upper_half(x: _Numbers) -> _Numbers:
+    """Of float32 the upper 16 bits, which hold all of these."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
 def _nearest(x: _Numbers, numbers: _Numbers, even: bool) -> _Numbers:
     """Indices of those nearest to x; of two the `even` one, or the lower one."""
     between = (numbers[:-1] + numbers[1:]) / 2
@@ -127,8 +132,8 @@ def _few_bits(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, None]:
     sizes = np.abs(parts).astype(np.float64) / np.where(scale > 0, scale, np.inf)[..., None]
     found = _nearest(sizes, codes, even=f.bits == 8)
     signs = np.signbit(parts) & ((f.bits == 8) | (found > 0))
-    upper = (scale.view(np.uint32) >> 16).astype(np.uint16)
-    return (found | signs.astype(found.dtype) << f.bits - 1).reshape(blocks.shape), upper if f.halves else upper[..., 0], None
+    upper = upper_half(scale).reshape(*blocks.shape[:2], *f.each[0])
+    return (found | signs.astype(found.dtype) << f.bits - 1).reshape(blocks.shape), upper, None
 
 
 QUANTIZERS: dict[str, Callable[[_Numbers, Format], tuple[_Numbers, _Numbers, _Numbers | None]]] = {

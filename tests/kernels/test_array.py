@@ -23,10 +23,10 @@ def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
 def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     """What the array has to have of this instance."""
     what, b = What.of(row.variant), row.layout[1]
-    form = what.storage.partition(":")[0]
+    form = what.form
     if own_scales(what):  # which have nothing to do with the type
         each = what if what.end == "1" else (what.kernel, form, what.end, what.tensor_cores)
-        layout = (what.kernel, what.end, what.tensor_cores, what.storage.partition(":")[2])
+        layout = (what.kernel, what.end, what.tensor_cores, what.layout)
         return {each, layout} | (set() if what.tensor_cores else {(form, row.compiler)})
     if form == "dense":
         return {(what, b, row.dtype, row.compiler)}

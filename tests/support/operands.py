@@ -176,8 +176,8 @@ def made(
     weights or of all."""
     f = quantized.FORMATS[form]
     if f.is_float:
-        upper = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        return quantized._stored(form, layout or "nk", integers, 32, upper.reshape(len(scales), -1, 2) if f.halves else upper, None)
+        upper = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).reshape(len(scales), -1, *f.each[0])
+        return quantized._stored(form, layout or "nk", integers, 32, upper, None)
     if not f.is_k:
         kind = dtype if f.has_bias else np.float16
         of_biases = None if biases is None else biases.astype(kind)

@@ -35,6 +35,14 @@ class What:
     end: str
     tensor_cores: bool
 
+    @property
+    def form(self) -> str:
+        return self.storage.partition(":")[0]
+
+    @property
+    def layout(self) -> str:
+        return self.storage.partition(":")[2]
+
     @staticmethod
     def of(v: metalmm.Variant) -> What:
         return What(v.kernel, v.storage, v.end.replace("3", "2"), on_tensor_cores(v))
@@ -42,7 +50,7 @@ class What:
     def pairs(self) -> set[tuple[Any, ...]]:
         """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused. Those of
         `own_scales` are one."""
-        has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.storage.partition(":")[2])}
+        has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.layout)}
         stored = "own" if own_scales(self) else self.storage
         return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", stored)}
 
@@ -72,14 +80,12 @@ class Row:
 
 def own_scales(what: What) -> bool:
     """Of the formats whose scales have nothing to do with the operands' type."""
-    form = what.storage.partition(":")[0]
-    return form in FORMATS and (FORMATS[form].is_k or FORMATS[form].is_float)
+    return what.form in FORMATS and (FORMATS[what.form].is_k or FORMATS[what.form].is_float)
 
 
 def is_elsewhere(what: What) -> bool:
     """Whether the other layout has it: of two matrices and of swiglu formats have rows and blocks by turns."""
-    form, _, layout = what.storage.partition(":")
-    return what.end != "1" and ([*FORMATS].index(form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(layout)
+    return what.end != "1" and ([*FORMATS].index(what.form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(what.layout)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -122,10 +128,10 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     types, rows = itertools.cycle(OPERAND_TYPES), list[Row]()
     turns = defaultdict[str, Iterator[str]](lambda: itertools.cycle(compilers))  # of each format
     for what, vs in members.items():
-        if own_scales(what) and is_elsewhere(what):
-            continue
         if own_scales(what):
-            chosen = [(next(types), quickest if what.tensor_cores else next(turns[what.storage.partition(":")[0]]))]
+            if is_elsewhere(what):
+                continue
+            chosen = [(next(types), quickest if what.tensor_cores else next(turns[what.form]))]
         else:
             chosen = [*_types_and_compilers(what, by[what])]
         rows += _product(vs, chosen, have)
@@ -145,7 +151,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
 
 def _types_and_compilers(what: What, compilers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Of dense weights all. Of quantized ones both layouts together have each type by each compiler, or, where matrices are fused, each type."""
-    form, _, layout = what.storage.partition(":")
+    form, layout = what.form, what.layout
     for i, dtype in enumerate(OPERAND_TYPES):
         if form == "dense":
             yield from itertools.product([dtype], compilers)

@@ -164,14 +164,8 @@ def test_scales_beside_a_power_of_two_are_mlxs(mode: str, form: str, largest: fl
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed: that its arrays are taken is NOT tested", exc_type=ImportError)
     mx.set_default_device(mx.cpu)
     at = np.ldexp(np.float32(largest), np.arange(-119, 100, dtype=np.int32)).astype(np.float32)
-    w = np.concatenate(
-        [
-            at,
-            np.nextafter(at, np.float32(np.inf)),
-            np.nextafter(at, np.float32(0)),
-            np.ldexp(np.float32(largest), [-127]).astype(np.float32),
-        ]
-    )
+    least = np.ldexp(np.float32(largest), [-127]).astype(np.float32)
+    w = np.concatenate([at, np.nextafter(at, np.float32(np.inf)), np.nextafter(at, np.float32(0)), least])
     rows = np.repeat(w[:, None], 32, axis=1)
     theirs = metalmm.from_mlx(*mx.quantize(mx.array(rows), mode=mode)[:2], mode=mode)
     ours = metalmm.quantize(rows, form)

@@ -46,20 +46,22 @@ def undecided_calls(program: Program, places: Collection[str], compiler: str) ->
     source = program.source
     templates = [d for d in program.declarations if d.is_function and source.tokens[d.start].text == "template"]
     own = {d.name: d for d in templates}
+
+    def is_word(i: int | None) -> bool:
+        """Of a type or a scope: none behind which an expression begins."""
+        return i is not None and source.tokens[i].kind == "name" and source.tokens[i].text not in BEFORE_EXPRESSIONS
+
     for i, token in enumerate(source.tokens):
         name = token.text.removeprefix("metalmm_")
         if token.kind != "name" or f"{source.place(i)} {name}" not in places or source.tokens[i + 1].text != "(":
             continue
         before = source.previous(i)  # a walk over all that was blanked: for these alone
-        if before is not None and source.tokens[before].kind == "name" and source.tokens[before].text not in BEFORE_EXPRESSIONS:
+        if is_word(before):
             continue  # a declaration: a type stands before the name
         if name in own:
             if before is not None and source.tokens[before].text == "::":  # of `::f` the scope; `a::f` is decided
-                qualifier = source.previous(before)
-                is_global = (
-                    qualifier is None or source.tokens[qualifier].kind != "name" or source.tokens[qualifier].text in BEFORE_EXPRESSIONS
-                )
-                if not is_global or {d.namespace for d in templates if d.name == name} != {own[name].namespace} or not own[name].namespace:
+                meant = {d.namespace for d in templates if d.name == name}
+                if is_word(source.previous(before)) or len(meant) > 1 or () in meant:
                     continue  # where another template may be meant a compiler says that nothing is decided
                 source.tokens[before].text = ""
             x, path = "static_cast<decltype(metalmm_x)>(metalmm_x)...", "::".join(("METALMM_SCOPE", *own[name].namespace, token.text))

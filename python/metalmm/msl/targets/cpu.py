@@ -114,26 +114,23 @@ class CpuTarget:
                 self.source.tokens[i].text = "if constexpr "
         # From the global namespace: a kernel may have the name of something in metal.
         scope = "::".join(("METALMM_SCOPE", *definition.namespace))
-        function = f"&{scope}::{name}" + (f"<{arguments}>" if instance.arguments else "")
-        lines = []
-        threads = f"static_cast<::metalmm::abi::u32>({limit})"
+        function, of = f"&{scope}::{name}", f"<{arguments}>" if instance.arguments else ""
+        function += of
+        lines, threads = list[str](), f"static_cast<::metalmm::abi::u32>({limit})"
+        # Which overload its parameters say; these and its arguments have a meaning in the scope where they were written.
         inner = "::".join(instance.declaration.namespace)
-        if is_cast or (
-            inner and instance.arguments
-        ):  # which overload its parameters say, or arguments, in the scope where they were written
+        held = "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_"))
+        if is_cast or (inner and of):
             cast = f"static_cast<void (*)({signature})>({function})" if is_cast else function
             lines.append(f"static constexpr auto metalmm_function = {cast};")
-            function = "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_function"))
-        if limit != "0" and is_cast:
-            lines.append(f"{template} constexpr ::metalmm::abi::u32 metalmm_limit(void (*)({parameters})) {{ return ({limit}); }}")
-            lines.append(
-                f"static constexpr auto metalmm_thread_limit = metalmm_limit{f'<{arguments}>' if instance.arguments else ''}({function});"
-            )
-        elif limit != "0" and instance.arguments:
-            lines.append(f"{template} struct metalmm_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};")
-            lines.append(f"static constexpr auto metalmm_thread_limit = metalmm_limit<{arguments}>::value;")
-        if lines and "metalmm_thread_limit" in lines[-1]:
-            threads = "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_thread_limit"))
+            function = f"{held}function"
+        if limit != "0" and (is_cast or of):
+            if is_cast:
+                lines.append(f"{template} constexpr ::metalmm::abi::u32 metalmm_limit(void (*)({parameters})) {{ return ({limit}); }}")
+            else:
+                lines.append(f"{template} struct metalmm_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};")
+            lines.append(f"static constexpr auto metalmm_thread_limit = metalmm_limit{of}{f'({function})' if is_cast else '::value'};")
+            threads = f"{held}thread_limit"
         holder = "".join(line + "\n" for line in ([f"namespace {inner} {{", *lines, "}"] if inner and lines else lines))
         asked = "#define METALMM_SKIPPED_BARRIERS 1\n" * may_skip + "#define METALMM_MASKS 1\n" * masks
         return asked + self._entry(function, specs, threads, holder)
