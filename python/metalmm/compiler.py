@@ -34,6 +34,7 @@ _COMMON_FLAGS = [
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fno-exceptions",
+    "-fno-threadsafe-statics",  # a class's constants are set as the module is loaded
     "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
     "-fno-stack-protector",

@@ -377,6 +377,35 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [3] * 4,
     ),
+    "constexpr vectors of a class, of a namespace, and with parentheses": (
+        "struct S { static constexpr constant int2 v = int2(1, 5); static constexpr constant float4 w = {1, 2, 3, 4}; };\n"
+        "namespace n { constexpr int2 g(int); constant constexpr float3 b(1, 2, 3); }\nconstexpr int2 n::g(int x) { return int2(2, x); }\n"
+        f"kernel void k(device int* o, {I}) {{ constexpr int2 a(1, 7); o[i] = S::v.y + int(S::w.z) + n::g(3).y + int(n::b.z) + a.y; }}",
+        {},
+        [21] * 4,
+    ),
+    "an attribute's words of its namespace": (
+        "namespace n { constant bool on [[function_constant(0)]]; constant constexpr uint MOST = 4;\n[[max_total_threads_per_threadgroup(MOST)]] "
+        f"kernel void k(device int* o [[function_constant(on)]], {I}) {{ o[i] = 1; }} }}",
+        {"constants": {0: True}, "kernel": "n::k"},
+        [1] * 4,
+    ),
+    "matrices of numbers, negative ones, determinants": (
+        f"kernel void k(device int* o, {I}) {{ float2x2 a(1, 2, 3, 4); half3x2 h = half3x2(1, 2, 3, 4, 5, 6); float3x3 b(2, 0, 1, 1, 3, 2, 0, 1, 4);"
+        " float4x4 c(1, 2, 0, 1, 0, 1, 3, 2, 2, 0, 1, 1, 1, 1, 0, 2); a -= float2x2(1); o[0] = int((-a)[1][1]) * 10 + int(h[2][1]);"
+        " o[1] = int(determinant(a)); o[2] = int(determinant(b)); o[3] = int(round(determinant(c))); }",
+        {},
+        [-30 + 6, -6, 21, 18],
+    ),
+    "what is known of a type's numbers": (
+        f"kernel void k(device int* o, {I}) {{ static_assert(numeric_limits<uint>::is_modulo && numeric_limits<half>::radix == 2 && "
+        'numeric_limits<float>::is_iec559, ""); o[0] = numeric_limits<float>::max_digits10 + 100 * numeric_limits<half>::digits10;'
+        " o[1] = numeric_limits<bfloat>::min_exponent10; o[2] = isnan(numeric_limits<half>::signaling_NaN()) + isinf(HUGE_VALH) + isinf(HUGE_VALBF)"
+        " + is_same_v<packed_vec<float, 3>, packed_float3>;"
+        " o[3] = int(float(M_PI_BF) * 100) + (float(MAXBFLOAT) > 1e38f); }",
+        {},
+        [309, -37, 4, 315],
+    ),
     "two arguments that take turns at one index": (
         "constant bool wide [[function_constant(0)]]; constant bool narrow = !wide;\n"
         "kernel void k(device int* o [[buffer(0), function_constant(wide)]], device short* s [[buffer(0), function_constant(narrow)]], "

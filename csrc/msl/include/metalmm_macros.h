@@ -11,6 +11,9 @@
 #define HUGE_VALF (__builtin_inff())
 #define MAXFLOAT 3.40282346638528859812e+38f
 #define MAXHALF half(65504.0f)
+#define HUGE_VALH half(HUGE_VALF)
+#define MAXBFLOAT bfloat(0x1.fep127f)
+#define HUGE_VALBF bfloat(HUGE_VALF)
 #define FLT_MAX 3.40282346638528859812e+38f
 #define FLT_MIN 1.17549435082228750797e-38f
 #define FLT_EPSILON 1.19209289550781250000e-07f
@@ -69,3 +72,16 @@
 #define M_2_SQRTPI_H half(M_2_SQRTPI_F)
 #define M_SQRT2_H half(M_SQRT2_F)
 #define M_SQRT1_2_H half(M_SQRT1_2_F)
+#define M_E_BF bfloat(M_E_F)
+#define M_LOG2E_BF bfloat(M_LOG2E_F)
+#define M_LOG10E_BF bfloat(M_LOG10E_F)
+#define M_LN2_BF bfloat(M_LN2_F)
+#define M_LN10_BF bfloat(M_LN10_F)
+#define M_PI_BF bfloat(M_PI_F)
+#define M_PI_2_BF bfloat(M_PI_2_F)
+#define M_PI_4_BF bfloat(M_PI_4_F)
+#define M_1_PI_BF bfloat(M_1_PI_F)
+#define M_2_PI_BF bfloat(M_2_PI_F)
+#define M_2_SQRTPI_BF bfloat(M_2_SQRTPI_F)
+#define M_SQRT2_BF bfloat(M_SQRT2_F)
+#define M_SQRT1_2_BF bfloat(M_SQRT1_2_F)

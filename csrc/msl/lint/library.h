@@ -156,8 +156,10 @@ struct matrix {
   vec<T, R> columns[C];
   matrix() = default;
   explicit matrix(T);
-  template <class... A>
-  matrix(vec<T, R>, vec<T, R>, A...);
+  template <class... A, class = typename strict::when<sizeof...(A) + 1 == C>::type>
+  matrix(vec<T, R>, A...);
+  template <class... A, class = typename strict::when<sizeof...(A) + 1 == C * R>::type>
+  matrix(T, A...);
   template <class U>
   explicit matrix(matrix<U, C, R>);
 #define STRICT_IN(AS)               \
@@ -411,9 +413,10 @@ struct _numeric_limits_impl {
   static constexpr T quiet_NaN() { return T(); }
   static constexpr T epsilon() { return T(); }
   static constexpr T denorm_min() { return T(); }
-  STRICT_C bool is_signed = true;
-  STRICT_C bool is_integer = true;
-  STRICT_C int digits = 24;
+  static constexpr T signaling_NaN() { return T(); }
+  static constexpr T round_error() { return T(); }
+  STRICT_C bool is_signed = true, is_integer = true, is_exact = true, is_bounded = true, is_iec559 = true, is_modulo = true;
+  STRICT_C int digits = 24, digits10 = 6, max_digits10 = 9, radix = 2, min_exponent = 0, max_exponent = 0, min_exponent10 = 0, max_exponent10 = 0;
 };
 template <class T>
 struct numeric_limits : _numeric_limits_impl<T> {};

@@ -98,7 +98,9 @@ template <class B> using _negation = negation<B>;
 // Public kernels specialize the one with the underscore, as they may with Apple's headers, and ask the other.
 template <class T> struct _numeric_limits_impl {
   static constexpr bool is_specialized = metalmm::msl::is_int<T>::value, is_signed = metalmm::msl::is_signed_int<T>, is_integer = true;
-  static constexpr int digits = 8 * sizeof(T) - metalmm::msl::is_signed_int<T>;
+  static constexpr bool is_exact = true, is_bounded = true, is_iec559 = false, is_modulo = !is_signed, has_signaling_NaN = false;
+  static constexpr int digits = 8 * sizeof(T) - metalmm::msl::is_signed_int<T>, digits10 = digits * 301 / 1000, max_digits10 = 0, radix = 2;
+  static constexpr int min_exponent = 0, max_exponent = 0, min_exponent10 = 0, max_exponent10 = 0;
   static constexpr T min() { return metalmm::msl::int_min<T>; }
   static constexpr T max() { return metalmm::msl::int_max<T>; }
   static constexpr T lowest() { return metalmm::msl::int_min<T>; }
@@ -107,12 +109,18 @@ template <class T> struct _numeric_limits_impl {
   static constexpr T denorm_min() { return T(0); }
   static constexpr T infinity() { return T(0); }
   static constexpr T quiet_NaN() { return T(0); }
+  static constexpr T signaling_NaN() { return T(0); }
+  static constexpr T round_error() { return T(0); }
 };
-#define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM)                                   \
+#define METALMM_LIMITS(T, DIGITS, MAX, MIN, EPSILON, DENORM, LEAST, MOST)                      \
   template <> struct _numeric_limits_impl<T> {                                                 \
     static constexpr bool is_specialized = true, is_signed = true, is_integer = false;         \
-    static constexpr bool has_infinity = true, has_quiet_NaN = true;                           \
-    static constexpr int digits = DIGITS;                                                      \
+    static constexpr bool has_infinity = true, has_quiet_NaN = true, has_signaling_NaN = true; \
+    static constexpr bool is_exact = false, is_bounded = true, is_iec559 = true, is_modulo = false; \
+    static constexpr int digits = DIGITS, digits10 = (DIGITS - 1) * 301 / 1000;                \
+    static constexpr int max_digits10 = DIGITS * 301 / 1000 + 2, radix = 2;                    \
+    static constexpr int min_exponent = LEAST, max_exponent = MOST;                            \
+    static constexpr int min_exponent10 = (LEAST - 1) * 301 / 1000, max_exponent10 = MOST * 301 / 1000; \
     static constexpr T min() { return static_cast<T>(MIN); }                                   \
     static constexpr T max() { return static_cast<T>(MAX); }                                   \
     static constexpr T lowest() { return static_cast<T>(-(MAX)); }                             \
@@ -120,10 +128,12 @@ template <class T> struct _numeric_limits_impl {
     static constexpr T denorm_min() { return static_cast<T>(DENORM); }                         \
     static constexpr T infinity() { return static_cast<T>(__builtin_inff()); }                 \
     static constexpr T quiet_NaN() { return static_cast<T>(__builtin_nanf("")); }              \
+    static constexpr T signaling_NaN() { return quiet_NaN(); }                                 \
+    static constexpr T round_error() { return static_cast<T>(0.5f); }                          \
   };
-METALMM_LIMITS(float, 24, 0x1.fffffep127f, 0x1p-126f, 0x1p-23f, 0x1p-149f)
-METALMM_LIMITS(half, 11, 65504.0f, 0x1p-14f, 0x1p-10f, 0x1p-24f)
-METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f)
+METALMM_LIMITS(float, 24, 0x1.fffffep127f, 0x1p-126f, 0x1p-23f, 0x1p-149f, -125, 128)
+METALMM_LIMITS(half, 11, 65504.0f, 0x1p-14f, 0x1p-10f, 0x1p-24f, -13, 16)
+METALMM_LIMITS(bfloat, 8, 0x1.fep127f, 0x1p-126f, 0x1p-7f, 0x1p-133f, -125, 128)
 #undef METALMM_LIMITS
 template <class T> struct numeric_limits : _numeric_limits_impl<T> {};
 template <class T, int N> struct numeric_limits<metalmm::msl::vec<T, N>> : numeric_limits<T> {};

@@ -404,11 +404,23 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
     for (int i = 0; i < R; i++) r[i][c] = m[c][i];
   return r;
 }
+// By the first column, in float.
+template <class T, int N> METALMM_INLINE T determinant(const matrix<T, N, N>& m) {
+  auto a = [&](int c, int r) { return static_cast<float>(m[c][r]); };
+  auto of_two = [&](int c, int r, int s) { return a(c, r) * a(c + 1, s) - a(c, s) * a(c + 1, r); };
+  if constexpr (N == 2) {
+    return static_cast<T>(of_two(0, 0, 1));
+  } else {
+    auto of_three = [&](int c, int r, int s, int t) { return a(c, r) * of_two(c + 1, s, t) - a(c, s) * of_two(c + 1, r, t) + a(c, t) * of_two(c + 1, r, s); };
+    if constexpr (N == 3) return static_cast<T>(of_three(0, 0, 1, 2));
+    else return static_cast<T>(a(0, 0) * of_three(1, 1, 2, 3) - a(0, 1) * of_three(1, 0, 2, 3) + a(0, 2) * of_three(1, 0, 1, 3) - a(0, 3) * of_three(1, 0, 1, 2));
+  }
+}
 
 }  // namespace metalmm::msl::library
 
 #define METALMM_MATH_NAMES(X) X(abs) X(absdiff) X(acos) X(acosh) X(addsat) X(all) X(any) X(asin) X(asinh) X(atan) X(atan2) X(atanh) \
-  X(ceil) X(clamp) X(clz) X(copysign) X(cos) X(cosh) X(cospi) X(cross) X(ctz) X(distance) X(distance_squared) X(dot) X(exp) \
+  X(ceil) X(clamp) X(clz) X(copysign) X(cos) X(cosh) X(cospi) X(cross) X(ctz) X(determinant) X(distance) X(distance_squared) X(dot) X(exp) \
   X(exp10) X(exp2) X(extract_bits) X(fabs) X(faceforward) X(fdim) X(floor) X(fma) X(fmax) X(fmax3) X(fmedian3) X(fmin) X(fmin3) X(fmod) \
   X(fract) X(frexp) X(hadd) X(ilogb) X(insert_bits) X(isfinite) X(isinf) X(isnan) X(isnormal) X(isordered) X(isunordered) X(ldexp) \
   X(length) X(length_squared) X(log) X(log10) X(log2) X(mad24) X(madhi) X(madsat) X(max) X(max3) X(median3) X(min) X(min3) X(mix) \
@@ -419,6 +431,7 @@ template <class T, int C, int R> matrix<T, R, C> transpose(const matrix<T, C, R>
 namespace metal {
 METALMM_MATH_NAMES(METALMM_EXPORT)
 METALMM_EXPORT(divide)
+template <class T, int N> using packed_vec = ::metalmm::msl::packed<::metalmm::msl::vec<T, N>, T, N>;
 using ::metalmm::msl::vec, ::metalmm::msl::matrix, ::metalmm::msl::enable_if, ::metalmm::msl::enable_if_t, ::metalmm::msl::conditional;
 namespace fast { METALMM_MATH_NAMES(METALMM_EXPORT) METALMM_EXPORT(fast::divide) }
 namespace precise { METALMM_MATH_NAMES(METALMM_EXPORT) METALMM_EXPORT(divide) }

@@ -54,6 +54,12 @@ template <class T, int C, int R> struct matrix {
   }
   template <class... V, class = enable_if_t<sizeof...(V) == C && (C > 1)>>
   METALMM_CONSTEXPR matrix(const V&... v) : columns{vec<T, R>(v)...} {}
+  template <class... N, class = enable_if_t<sizeof...(N) == C * R && (is_scalar<N>::value && ...)>, class = void>
+  METALMM_INLINE matrix(const N&... n) {  // column by column
+    const T numbers[] = {static_cast<T>(n)...};
+    for (int c = 0; c < C; c++)
+      for (int r = 0; r < R; r++) columns[c][r] = numbers[c * R + r];
+  }
   template <class U> METALMM_INLINE explicit matrix(const matrix<U, C, R>& m) {
 #ifndef __CUDACC__
     if constexpr (is_same<U, half>::value && is_wide) {  // half4x4 is how MSL says 16 neighbours
@@ -89,7 +95,11 @@ template <class T, int C, int R> struct matrix {
   METALMM_MATRIX_OP(*, T, b, b)
 #undef METALMM_MATRIX_OP
   friend METALMM_INLINE matrix operator*(T s, const matrix& a) { return a * s; }
+  METALMM_INLINE matrix operator-() const {
+    return each([&](int c) { return -columns[c]; });
+  }
   METALMM_INLINE matrix& operator+=(const matrix& b) { return *this = *this + b; }
+  METALMM_INLINE matrix& operator-=(const matrix& b) { return *this = *this - b; }
   METALMM_INLINE matrix& operator*=(T s) { return *this = *this * s; }
   friend vec<T, R> operator*(const matrix& a, const vec<T, C>& v) {
     vec<T, R> r(T(0));

@@ -271,7 +271,12 @@ class Rewriter(Program):
             first -= 2
         before, following = tokens[first - 1], tokens[last + 1].text
         declares = set(SPACES) | set(_CLASSES) | {"const", "constexpr", "static", "volatile", "inline", "operator", "using"}
-        if tokens[i].text in (*_VECTORS, "vec") and self._is_variable(last + 1):
+        if (
+            tokens[i].text in (*_VECTORS, "vec")
+            and tokens[last + 1].kind == "name"
+            and tokens[last + 2].text == "("
+            and self.source.gives_value(last + 2)
+        ):
             whole = " ".join(t.text for t in tokens[first : last + 1])
             tokens[last + 1].text += f" = ::strict::make<{whole}>::of"
             return
@@ -285,16 +290,6 @@ class Rewriter(Program):
             self._replace(first - 1, last + 2, f"::strict::cast<{name}>()->*")
         elif following == ">" and before.text == "<" and tokens[first - 2].text == "static_cast" and tokens[last + 2].text == "(":
             self._replace(first - 2, last + 2, f"::strict::make<{name}>::of")
-
-    def _is_variable(self, i: int) -> bool:
-        """Whether name(x, …) at `i` is a variable with its value, and no function: a parameter is two words."""
-        tokens = self.source.tokens
-        if tokens[i].kind != "name" or tokens[i + 1].text != "(":
-            return False
-        close = self.source.matching(i + 1)
-        if tokens[close + 1].text not in (";", ",") or close == i + 2:
-            return False
-        return not any(x.kind == y.kind == "name" for x, y in zip(tokens[i + 2 : close], tokens[i + 3 : close], strict=False))
 
     def _is_declarator(self, first: int, last: int) -> bool:
         """Whether T( begins a declarator, such as T(&x)[4], or a function's type, as an argument of a template is."""

@@ -144,20 +144,32 @@ class Passes:
                 i += 1
 
     def constant_vectors(self, compiler: str) -> None:
-        """`constexpr` vectors are `const` for a C++ compiler, to which they are unions. Functions that return one are not constexpr to g++."""
+        """`constexpr` vectors are `const` for a C++ compiler, to which they are unions; NVRTC has them in a class. Functions that return one are
+        not constexpr to g++."""
         tokens = self.source.tokens
         for i, token in enumerate(tokens):
-            if token.text == "constexpr":
-                j = i + 1
-                while tokens[j].text in (*SPECIFIERS, "constant", ""):
-                    j += 1
-                if tokens[j].text in VECTORS and tokens[j + 1].kind == "name":
-                    specialized = tokens[j + 2].text == "<" and tokens[j + 1].text != "operator"
-                    after = self.source.angle_end(j + 2) + 1 if specialized else j + 2
-                    if tokens[after].text != "(":
-                        token.text = "const"
-                    elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
-                        token.text = ""
+            if token.text != "constexpr":
+                continue
+            first, j = i, i + 1
+            while tokens[first - 1].text in SPECIFIERS:
+                first -= 1
+            while tokens[j].text in (*SPECIFIERS, ""):
+                j += 1
+            if tokens[j].text not in VECTORS or tokens[j + 1].kind != "name":
+                continue
+            name = j + 1
+            while tokens[name + 1].text == "::" and tokens[name + 2].kind == "name":
+                name += 2
+            specialized = tokens[name + 1].text == "<" and tokens[name].text != "operator"
+            after = self.source.angle_end(name + 1) + 1 if specialized else name + 1
+            if tokens[after].text != "(" or self.source.gives_value(after):
+                words = {t.text for t in tokens[first:j]}
+                if "static" not in words:
+                    token.text = "const"
+                elif compiler != "nvrtc":
+                    token.text = "" if "inline" in words else "inline"  # its `constant` becomes const
+            elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
+                token.text = ""
 
     def library_specializations(self) -> None:
         """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""

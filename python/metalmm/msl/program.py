@@ -126,7 +126,8 @@ class Program:
                     i = brace + 1
                     continue
                 close = self.source.matching(brace)
-                names = tuple(t.text for t in tokens[i:brace] if t.kind == "name" and t.text not in ("namespace", "inline"))
+                first = self.source.matching(i + 1) + 1 if tokens[i + 1].text == "[" else i  # an attribute
+                names = tuple(t.text for t in tokens[first:brace] if t.kind == "name" and t.text not in ("namespace", "inline"))
                 yield from self._scope(brace + 1, close, namespace + names)
                 i = close + 1
             elif text == "extern" and tokens[i + 1].kind == "string" and tokens[i + 2].text == "{":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -164,6 +165,17 @@ class Source:
             else:
                 break
         return at
+
+    def gives_value(self, opening: int) -> bool:
+        """Whether the parentheses behind a name are a variable's first value, and no function's parameters: those are two words, or a type."""
+        words, close = self.tokens, self.matching(opening)
+        if words[close + 1].text not in (";", ",") or close == opening + 1:
+            return False
+        inside = words[opening + 1 : close + 1]
+        return not any(
+            x.kind == "name" and (y.kind == "name" or (x.text in (*NUMBERS, *VECTORS) and y.text in (",", ")")))
+            for x, y in itertools.pairwise(inside)
+        )
 
     def top_level(self, i: int, end: int, text: str) -> list[int]:
         """Where `text` stands in tokens i to end, outside of brackets."""

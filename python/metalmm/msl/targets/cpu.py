@@ -133,7 +133,7 @@ class CpuTarget:
             threads = f"{held}thread_limit"
         holder = "".join(line + "\n" for line in ([f"namespace {inner} {{", *lines, "}"] if inner and lines else lines))
         asked = "#define METALMM_SKIPPED_BARRIERS 1\n" * may_skip + "#define METALMM_MASKS 1\n" * masks
-        return asked + self._entry(function, specs, threads, holder)
+        return asked + self._entry(function, specs, threads, holder, definition.namespace)
 
     def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
         for d in declarations:
@@ -294,18 +294,22 @@ class CpuTarget:
         asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles}
         return "".join(f"#define METALMM_{name} 1\n" for name, is_asked in asked.items() if is_asked)
 
-    def _entry(self, function: str, specs: list[str], threads: str, holder: str) -> str:
-        table = ", ".join(specs) or "{}"
+    def _entry(self, function: str, specs: list[str], threads: str, holder: str, namespace: tuple[str, ...]) -> str:
+        """namespace: that of the definition, where the words of its attributes have a meaning."""
+        table, where = ", ".join(specs) or "{}", "".join(f"{name}::" for name in namespace)
+        constants = (
+            f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
+            f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
+        )
         return (
             self._wanted()
             + '#include "msl.h"\n'
             + self.source.text()
             + '\n# 1 "<metalmm entry>"\n'
             + holder
-            + f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
-            f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
-            f"using metalmm_function_type = decltype(+{function});\n"
-            f"METALMM_KERNEL(metalmm_threads, metalmm_args, {function});\n"
+            + (f"namespace {'::'.join(namespace)} {{\n{constants}}}\n" if namespace else constants)
+            + f"using metalmm_function_type = decltype(+{function});\n"
+            f"METALMM_KERNEL({where}metalmm_threads, {where}metalmm_args, {function});\n"
         )
 
 
