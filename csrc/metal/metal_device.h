@@ -121,6 +121,7 @@ class MetalDevice : public Device {
   void forget_threads() override { residency_->forget_thread(); }
   double execute(const Dispatch& dispatch, std::shared_ptr<Submission>* later) override;
   void find_features();
+  bool has_tensors();
   Handle<id<MTLBuffer>> allocate(size_t size, size_t asked);
   Handle<id<MTLBuffer>> take(size_t size);  // of a size class, from the pool where it has one
   std::function<void()> giving_back(Handle<id<MTLBuffer>> buffer);

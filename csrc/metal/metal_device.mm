@@ -10,10 +10,11 @@ namespace {
 
 constexpr NSUInteger kMaxCommandBuffers = 1024;  // Metal's own limit of 64 blocks whoever takes the next, for good if none is committed
 
-// Apple10 and Metal4 by their numbers: the SDK of macOS 15 has no names for them.
+// By its number, as Metal4: the SDK of macOS 15 has no names for them.
+constexpr auto kApple10 = MTLGPUFamily(1010);
 const std::pair<MTLGPUFamily, const char*> kFamilies[] = {
-    {MTLGPUFamilyApple4, "apple4"}, {MTLGPUFamilyApple5, "apple5"}, {MTLGPUFamilyApple6, "apple6"},  {MTLGPUFamilyApple7, "apple7"},
-    {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {MTLGPUFamily(1010), "apple10"}, {MTLGPUFamilyMac2, "mac2"},
+    {MTLGPUFamilyApple4, "apple4"}, {MTLGPUFamilyApple5, "apple5"}, {MTLGPUFamilyApple6, "apple6"}, {MTLGPUFamilyApple7, "apple7"},
+    {MTLGPUFamilyApple8, "apple8"}, {MTLGPUFamilyApple9, "apple9"}, {kApple10, "apple10"},          {MTLGPUFamilyMac2, "mac2"},
     {MTLGPUFamilyMetal3, "metal3"}, {MTLGPUFamily(5002), "metal4"},
 };
 
@@ -57,6 +58,22 @@ std::vector<std::string> device_names() {
   return names;
 }
 
+constexpr const char* kTensorProbe = R"(
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+#include <metal_stdlib>
+#include <metal_tensor>
+using namespace metal;
+kernel void probe(device half* a [[buffer(0)]], device half* b [[buffer(1)]], device float* c [[buffer(2)]]) {
+  typedef tensor<device half, dextents<int, 2>, tensor_inline> Halves;
+  Halves left(a, dextents<int, 2>(32, 32)), right(b, dextents<int, 2>(32, 32));
+  tensor<device float, dextents<int, 2>, tensor_inline> to(c, dextents<int, 2>(32, 32));
+  constexpr auto product = mpp::tensor_ops::matmul2d_descriptor(32, 32, int(dynamic_extent));
+  mpp::tensor_ops::matmul2d<product, execution_simdgroups<4>> op;
+  auto sums = op.get_destination_cooperative_tensor<Halves, Halves, float>();
+  op.run(left, right, sums);
+  sums.store(to);
+})";
+
 std::shared_ptr<Device> make_device(const Options& o) {
   AutoreleasePool pool;
   MetalOptions options{option<int64_t>(o, "index"),        option<double>(o, "spin"),           option<uint32_t>(o, "max_operations"),
@@ -95,11 +112,28 @@ void MetalDevice::find_features() {
   if (!apple7 && ![get() supportsFamily:MTLGPUFamilyMac2]) lacking_.push_back("simd_sum");
   if (!MPSSupportsMTLDevice(get())) lacking_.push_back("mps");
   if (!has_ndarrays()) lacking_.push_back("mps_ndarray");
+  if (!has_tensors()) lacking_.push_back("tensor_ops");
   // Apple7 and Apple8 crash in compute commands whose pipelines the encoder did not set itself (tinygrad, runtime/graph/metal.py).
   apple9_ = [get() supportsFamily:MTLGPUFamilyApple9];
   indirect_ = unified_ && options_.indirect != 0 && (apple9_ || (options_.indirect == 1 && apple7));
   const char* validation = getenv("MTL_SHADER_VALIDATION");
   archives_ = !validation || !*validation || *validation == '0';  // its pipelines are others than an archive holds
+}
+
+// GPUs of M5 have them in hardware; others gain nothing. Before macOS 26.2 the compiler made wrong code of some. Whether this system's
+// takes them, a small product says.
+bool MetalDevice::has_tensors() {
+  if (![get() supportsFamily:kApple10]) return false;
+  if (@available(macOS 26.2, *)) {
+    try {
+      PipelineSource probe;
+      probe.name = probe.kernel = "probe";
+      probe.text = kTensorProbe;
+      load_pipeline(probe);
+      return true;
+    } catch (const Error&) {}
+  }
+  return false;
 }
 
 void MetalDevice::hold_for_fork(bool hold) {

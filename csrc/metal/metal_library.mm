@@ -184,6 +184,9 @@ Handle<id<MTLLibrary>> MetalDevice::library(const std::string& code, const std::
   }
   auto options = Handle<MTLCompileOptions*>::adopt([[MTLCompileOptions alloc] init]);
   [options.get() setLanguageVersion:MTLLanguageVersion3_1];
+  // Without it the header is empty.
+  if (@available(macOS 26.0, *))
+    if (code.find("<MetalPerformancePrimitives/") != std::string::npos) [options.get() setLanguageVersion:MTLLanguageVersion(4 << 16)];
   if (@available(macOS 15.0, *)) {
     [options.get() setMathMode:MTLMathModeSafe];
     [options.get() setMathFloatingPointFunctions:MTLMathFloatingPointFunctionsPrecise];

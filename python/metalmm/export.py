@@ -218,7 +218,7 @@ def exported(v: Variant, spec: _core.MatmulSpec) -> tuple[str, dict[str, Any]]:
         "source": f"{file_name(v, spec)}.metal",
         "function": kernel_source.host_name(v.instance(specialization)),
         "function_constants": [],
-        "language": "Metal 3.1",
+        "language": "Metal 4.0" if "tensor_ops" in v.needs else "Metal 3.1",
         "math": "safe: no fast math (MTLMathModeSafe with precise functions, before macOS 15 fastMathEnabled = NO; -fno-fast-math)",
         "needs": list(v.needs),
         "sizes": ["m", *names, "k", *(["batch"] if spec.batch > 1 else [])],

@@ -39,6 +39,11 @@ def _notes(told: dict[str, Any], mark: str) -> str:
     return "".join(f"{mark} {line}\n" for line in lines)
 
 
+def _language(told: dict[str, Any]) -> str:
+    """As 3_1."""
+    return str(told["language"]).removeprefix("Metal ").replace(".", "_")
+
+
 def _swift(told: dict[str, Any], name: str) -> str:
     sizes = ", ".join(f"{s}: Int" for s in told["sizes"])
     fields = ",\n    ".join(_fields(told, "Float({}).bitPattern", "UInt32({})"))
@@ -51,7 +56,7 @@ import Metal
 enum {name} {{
 static func makePipeline(_ device: MTLDevice, source: String) throws -> MTLComputePipelineState {{
   let options = MTLCompileOptions()
-  options.languageVersion = .version3_1
+  options.languageVersion = .version{_language(told)}
   if #available(macOS 15.0, iOS 18.0, *) {{
     options.mathMode = .safe
     options.mathFloatingPointFunctions = .precise
@@ -92,7 +97,7 @@ pub const SOURCE: &str = include_str!("{told["source"]}");
 
 pub fn make_pipeline(device: &ProtocolObject<dyn MTLDevice>) -> Option<Retained<ProtocolObject<dyn MTLComputePipelineState>>> {{
     let options = MTLCompileOptions::new();
-    options.setLanguageVersion(MTLLanguageVersion::Version3_1);
+    options.setLanguageVersion(MTLLanguageVersion::Version{_language(told)});
     #[allow(deprecated)] // mathMode is of macOS 15
     options.setFastMathEnabled(false);
     let library = device.newLibraryWithSource_options_error(&NSString::from_str(SOURCE), Some(&options)).ok()?;

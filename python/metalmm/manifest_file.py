@@ -20,9 +20,10 @@ _SIZES = ("m", "n", "k", "batch")
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
 _FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
 _OF_STRATEGIES = ("name", "where", "search", "points")
-# What a GPU may lack: Apple's simdgroup_matrix before Apple7, simd_sum and its like before Apple7 and Mac2, mps in virtual machines; NVIDIA's
-# wgmma but of compute capability 9.0.
-FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "mps_ndarray", "blas", "wgmma")
+# What a GPU may lack: Apple's simdgroup_matrix before Apple7, simd_sum and its like before Apple7 and Mac2, mps in virtual machines,
+# tensor_ops before M5 and macOS 26.2; NVIDIA's wgmma but of compute capability 9.0.
+FEATURES = ("simdgroup_matrix", "simd_sum", "mps", "mps_ndarray", "blas", "wgmma", "tensor_ops")
+RARE = frozenset({"wgmma", "tensor_ops"})  # of those the ones that most GPUs lack
 _UNLIMITED = 2**32 - 1
 _NAME = re.compile(r"[\w.+-]+")
 _KINDS = {str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false"}

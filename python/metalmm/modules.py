@@ -76,7 +76,7 @@ _NOT_IN_METAL = re.compile("is not a member of 'metal'|in namespace 'metal'|name
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
 _LIBRARIES = ["-lm"] if sys.platform == "darwin" else ["-nodefaultlibs", "-lm", "-lgcc"]
-_INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, but one that asks for more of the runtime
+_INCLUDE = '#include "msl.h"\n'  # what a lowered text begins with, behind what it asks for of the rest of the runtime
 
 
 @dataclass(frozen=True)
@@ -191,16 +191,13 @@ def build_together(jobs: Iterable[Job]) -> None:
 
     Half of a small kernel's compilation is the runtime's headers, which are read once here.
     """
-    cxx, missing = compiler.find_compiler(), dict[str, _Kernel]()
+    cxx, by_flags = compiler.find_compiler(), dict[tuple[str, ...], dict[str, _Kernel]]()
     for job in filter(lambda job: may_stand_beside_others(job.source), jobs):
         with contextlib.suppress(Error):
             kernel = _Kernel(job, cxx)
             key = kernel.key()
-            if not cache.has(f"{key}.so") and kernel.lowered().startswith(_INCLUDE):
-                missing[key] = kernel
-    by_flags: dict[tuple[str, ...], dict[str, _Kernel]] = {}
-    for key, kernel in missing.items():
-        by_flags.setdefault(tuple(kernel.flags), {})[key] = kernel
+            if not cache.has(f"{key}.so"):
+                by_flags.setdefault((_asked_of(kernel.lowered()), *kernel.flags), {})[key] = kernel
     for group in by_flags.values():
         with contextlib.suppress(Error):
             _build_group(group)
@@ -225,21 +222,26 @@ def _build_group(group: dict[str, _Kernel]) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def _asked_of(lowered: str) -> str:
+    """Macros for what it takes of the runtime that few do: other headers, which are parsed once, too."""
+    return lowered.partition(_INCLUDE)[0]
+
+
 def _together(group: dict[str, _Kernel]) -> str:
     """C++ of all of them, each in a namespace of its own: see METALMM_SCOPE in csrc/msl/runtime/kernel.h."""
-    parts = [_INCLUDE]
+    asked = _asked_of(next(iter(group.values())).lowered())
+    parts = [asked + _INCLUDE]
     for unit, (key, kernel) in enumerate(group.items()):
         scope = f"metalmm_unit_{unit}"
         names = {"SCOPE": f"::{scope}", "UNIT": str(unit), "SYMBOL": f"metalmm_kernel_{key}"}
         parts += [f"#undef METALMM_{name}\n#define METALMM_{name} {value}\n" for name, value in names.items()]
-        parts.append(f"namespace {scope} {{\n{kernel.lowered().removeprefix(_INCLUDE)}\n}}\n")
+        parts.append(f"namespace {scope} {{\n{kernel.lowered().removeprefix(asked + _INCLUDE)}\n}}\n")
     return "".join(parts)
 
 
 def _compile(kernel: _Kernel, lowered: str, target: Path) -> None:
     """Makes the module `target` of C++ with that kernel's compiler and flags."""
-    # What it asks for beyond the rest of the runtime: other headers, which are parsed once, too.
-    asked = re.findall(r"^#define (\w+) 1$", lowered.partition(_INCLUDE)[0], re.MULTILINE)
+    asked = re.findall(r"^#define (\w+) 1$", _asked_of(lowered), re.MULTILINE)
     cxx, flags = kernel.cxx, [*kernel.flags, *(f"-D{name}" for name in asked)]
     target.with_suffix(".cpp").write_text(lowered)
     parsed, plain = _parsed_header(cxx, flags), [f"-I{compiler.MSL / 'runtime'}"]

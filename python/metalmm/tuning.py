@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from . import _core, backends, files, manifest
+from . import _core, backends, files, manifest, manifest_file
 from .backends.protocol import Splits, Tiles
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
@@ -300,7 +300,11 @@ def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bo
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend))
-    name, why = _preferred(device, spec, functools.partial(usable, device=backend, spec=spec, libraries=False))
+
+    def taken(name: str) -> bool:
+        return usable(name, backend, spec, libraries=False) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
+
+    name, why = _preferred(device, spec, taken)
     if not name:
         raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
     return name, why

@@ -45,6 +45,7 @@ CASES = [
     ("small_m/t2_s4_d2_tg128", "m=9 n=67 k=96 nt q4_0"),
     ("gemm/bm32_bn32_bk32", "m=35 n=67 k=71 tn bias batch=2"),
     ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt q8_0"),
+    ("gemm_tensor/bm32_bn64_tg128", "m=35 n=67 k=71 tn bias batch=2"),
     ("gemv_columns/bn64_bk64_vec4_tg128", "m=1 n=67 k=203 nt"),
     ("gemv_split_k/bn4_tg256", "m=1 n=67 k=203 nt"),
     ("gemv/baseline", "m=1 n=67 k=71 nn"),

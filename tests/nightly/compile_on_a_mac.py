@@ -22,8 +22,9 @@ from typing import Any
 import metalmm
 
 
-def to_air(path: Path) -> str:
-    command = ["xcrun", "-sdk", "macosx", "metal", "-std=metal3.1", "-c", str(path), "-o", str(path.with_suffix(".air"))]
+def to_air(path: Path, kernel: dict[str, Any]) -> str:
+    language = ["-std=metal4.0", "-mmacosx-version-min=26.2"] if "tensor_ops" in kernel["needs"] else ["-std=metal3.1"]
+    command = ["xcrun", "-sdk", "macosx", "metal", *language, "-c", str(path), "-o", str(path.with_suffix(".air"))]
     done = subprocess.run(command, capture_output=True, text=True)
     path.with_suffix(".air").unlink(missing_ok=True)
     return "made" if done.returncode == 0 else f"refused: {done.stderr[:2000]}"
@@ -48,7 +49,7 @@ def main() -> int:
     kernels = json.loads((args.folder / "index.json").read_text())["kernels"]
     paths = [args.folder / k["file"] for k in kernels]
     with ThreadPoolExecutor(args.jobs) as pool, metalmm.Device("metal") as device:
-        for kernel, air in zip(kernels, pool.map(to_air, paths), strict=True):
+        for kernel, air in zip(kernels, pool.map(to_air, paths, kernels), strict=True):
             kernel["air"] = air
         for kernel, path in zip(kernels, paths, strict=True):  # Metal's own compiler: one after another
             kernel["pipeline"] = to_pipeline(device, path, kernel)

@@ -6,3 +6,6 @@
 #else
 #include "kernel.h"
 #endif
+#ifdef METALMM_TENSORS
+#include "tensor.h"
+#endif

@@ -112,6 +112,8 @@ class _Metal:
         ("dense", "1", "gemv_nt_vec4/r4_c4_tg128", 4),
         ("dense", "1", "gemv_nt_vec4/r8_c4_tg128", 8),
         ("dense", "1", "gemv_nn/r8_w4_s4_tg128", 8),
+        ("dense", "1", "gemm_tensor/bm32_bn64_tg128", 32),  # from M5 on
+        ("dense", "1", "gemm_tensor/bm64_bn64_tg128"),
         ("dense", "1", "mps/baseline"),
         ("dense", "1", "gemm/bm32_bn32_bk32"),  # what MPS does not take
         ("dense", "", _splits("gemv_nt", "l16_d4_tg64", "l32_d4_tg64", "l32_s4_d4_tg128")),

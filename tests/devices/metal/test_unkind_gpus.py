@@ -75,6 +75,7 @@ def work(device: metalmm.Device) -> None:
 
 
 GPUS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "M5": ({}, {"apple_family": 10}),
     "M3": ({}, {}),
     "M2": ({}, {"apple_family": 8}),
     "M1": ({}, {"apple_family": 7}),
@@ -396,7 +397,7 @@ def test_wrapped_memory_outlives_what_is_in_flight(like: Make) -> None:
 
 def test_variants_say_what_a_virtual_gpu_lacks(like: Make) -> None:
     device = like(apple_family=5, mps=0)
-    assert device.lacking == ["simdgroup_matrix", "mps"]
+    assert device.lacking == ["simdgroup_matrix", "mps", "tensor_ops"]
     a, b = half(5, 32), half(32, 16)
     for variant, missing in ((GEMM, "simdgroup_matrix"), ("mlx/baseline", "simdgroup_matrix"), (MPS, "mps")):
         with pytest.raises(metalmm.UnsupportedError, match=f"{variant}: it needs {missing}, which this device lacks"):
@@ -406,6 +407,18 @@ def test_variants_say_what_a_virtual_gpu_lacks(like: Make) -> None:
     x = half(1, 32)
     right(metalmm.matmul("auto", x, b, device=device), x, b)
     assert "apple5" in device.info["families"].split()
+
+
+def test_tensor_operations_are_those_of_an_m5_whose_compiler_takes_them(like: Make) -> None:
+    a, b = half(70, 96), half(96, 80)
+    chosen = {9: "mps/baseline", 10: "gemm_tensor/bm64_bn64_tg128"}
+    for family, name in chosen.items():
+        device = like(apple_family=family)
+        assert ("tensor_ops" in device.lacking) == (family < 10)
+        assert tuning.choose(device, metalmm.MatmulSpec(70, 80, 96))[0] == name
+        right(metalmm.matmul("auto", a, b, device=device), a, b)
+    FAKE.inject("tensors")
+    assert "tensor_ops" in like(apple_family=10).lacking
 
 
 def test_every_variant_says_what_it_needs(like: Make) -> None:

@@ -35,6 +35,8 @@ bool fake::uses_matrices(const std::string& source) {
   return false;
 }
 
+static bool uses_tensors(NSString* source) { return fake::text(source).find("<MetalPerformancePrimitives/") != std::string::npos; }
+
 @implementation MTLFunctionConstant
 LIFE - (NSString*)name { return VALUES.objects["name"]; }
 - (MTLDataType)type {
@@ -374,8 +376,6 @@ static std::mutex residency_mutex;
 }
 @end
 
-// -- counters, events --------------------------------------------------------------------------------------------------
-
 // -- the device --------------------------------------------------------------------------------------------------------
 
 @implementation FakeDevice
@@ -479,8 +479,10 @@ static std::mutex residency_mutex;
   return [self newBuffer:std::make_shared<metalmm::Buffer>(bytes, length, false, nullptr) options:options];
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
-  (void)options;
   try {
+    // Of an older language the header holds nothing.
+    if (uses_tensors(source) && ([options languageVersion] < MTLLanguageVersion4_0 || fake::fault("tensors")))
+      throw metalmm::Error(metalmm::ErrorKind::compile, "program_source:1:1: error: use of undeclared identifier 'mpp'");
     if (fake::fault("library")) throw metalmm::Error(metalmm::ErrorKind::compile, "program_source:1:1: error: injected");
     fake::describe(fake::text(source));
   } catch (const metalmm::Error& e) {

@@ -229,6 +229,8 @@ class CpuTarget:
         if before.text in (")", "*", "&") or tokens[j].text in ("*", "&", "&&"):
             return
         two_before = self.source.previous(self.source.previous(i) or 0)
+        if before.text == "<" and two_before is not None and tokens[two_before].text == "tensor":
+            return
         if before.text == "const" and two_before is not None and tokens[two_before].text == ")":
             return  # f() const threadgroup
         while tokens[j].kind == "name" or tokens[j].text in ("::", ""):
@@ -291,7 +293,8 @@ class CpuTarget:
             for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
         )
         swizzles = any(a.text in (".", "->") and _RARE_SWIZZLE.match(b.text) for a, b in itertools.pairwise(tokens))
-        asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles}
+        tensors = any(t.text == "tensor_ops" for t in tokens)
+        asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles, "TENSORS": tensors}
         return "".join(f"#define METALMM_{name} 1\n" for name, is_asked in asked.items() if is_asked)
 
     def _entry(self, function: str, specs: list[str], threads: str, holder: str, namespace: tuple[str, ...]) -> str:

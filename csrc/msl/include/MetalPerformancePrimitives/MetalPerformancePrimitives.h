@@ -1,0 +1,2 @@
+#pragma once
+#include "../metalmm_macros.h"
