@@ -420,7 +420,7 @@ def test_an_ndarray_that_would_read_past_its_operands_is_refused() -> None:
     before = FAKE.set("mps_ndarray", 0)
     try:
         with metalmm.Device("metal") as old:
-            assert old.lacking == ["mps_ndarray"]
+            assert "mps_ndarray" in old.lacking
             with pytest.raises(metalmm.UnsupportedError, match="mps_ndarray"):
                 metalmm.matmul("mps/ndarray", half(3, 21), half(21, 13), device=old)
     finally:
