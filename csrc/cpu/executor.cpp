@@ -8,6 +8,12 @@
 #include <ucontext.h>  // macOS has it for those alone who ask for an older POSIX
 #endif
 
+#if __has_include(<sanitizer/asan_interface.h>)
+#include <sanitizer/asan_interface.h>  // nothing, where the sanitizer is not
+#else
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -273,6 +279,10 @@ void* Stacks::top(uint32_t lane) {
   return end - color - kCallAlignment - kReturnAddress;
 }
 
+void Stacks::let_go([[maybe_unused]] uint32_t lane) {
+  ASAN_UNPOISON_MEMORY_REGION(blocks_[lane / kBlock] + lane % kBlock * kSize, kSize);
+}
+
 bool Stacks::hold(const void* address) const {
   for (const uint8_t* block : blocks_)
     if (address >= block && address < block + kBlock * kSize) return true;
@@ -378,6 +388,7 @@ std::string Executor::run(const KernelCall& call, abi::Uint3 position) {
   running = &state_;
   enter(&state_);
   running = outer;
+  stacks_.let_go(state_.lane);
   busy_ = 0;
   if (fault_number) error_ = fault_text(call);
   if (error_.empty() && call.debug) settles_at_end();

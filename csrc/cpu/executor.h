@@ -36,6 +36,8 @@ class Stacks {
   bool hold(const void* address) const;
   // Whether an address is in the same stack as another.
   bool hold_together(const void* address, const void* other) const;
+  // A lane has left in the middle of functions, which the address sanitizer never sees end.
+  void let_go(uint32_t lane);
 
  private:
   static constexpr size_t kSize = 256 * 1024;
