@@ -279,9 +279,7 @@ void* Stacks::top(uint32_t lane) {
   return end - color - kCallAlignment - kReturnAddress;
 }
 
-void Stacks::let_go([[maybe_unused]] uint32_t lane) {
-  ASAN_UNPOISON_MEMORY_REGION(blocks_[lane / kBlock] + lane % kBlock * kSize, kSize);
-}
+void Stacks::let_go([[maybe_unused]] uint32_t lane) { ASAN_UNPOISON_MEMORY_REGION(blocks_[lane / kBlock] + lane % kBlock * kSize, kSize); }
 
 bool Stacks::hold(const void* address) const {
   for (const uint8_t* block : blocks_)

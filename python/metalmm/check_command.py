@@ -189,8 +189,10 @@ def _show_counts(counts: dict[str, int]) -> None:
             mean = counts[f"{space}_{parts}"] / each
             terminal.say(f"{space}: {read:,} bytes read, {written:,} written; {each:,} accesses of a simdgroup, {mean:.2f} {what} each")
     if counts:
-        others = ("barriers", "simdgroup_operations", "atomics")
-        terminal.say("; ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in others))
+        others = ("barriers", "simdgroup_operations", "atomics", "multiplications")
+        terminal.say("; ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in others if name in counts))
+    if "registers" in counts:
+        terminal.say(f"{counts['registers']} registers a thread, by NVIDIA's compiler for compute capability 9.0")
 
 
 def _show(found: list[checking.Finding], failed: list[str], count: int, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _core, manifest, modules, pipelines
+from . import _core, backends, compiler, manifest, modules, multiplications, pipelines
 from .device import Device
 from .errors import ArgumentError, KernelError
 from .kernel_source import Code, Constants, KernelText, known_arguments, pack_number
@@ -152,13 +153,32 @@ def count(
     loads and stores of a simdgroup. ``device_lines`` and ``constant_lines`` are the different lines of 128 bytes of each access, added up;
     ``threadgroup_turns`` the words that the busiest of 32 banks gives. ``barriers`` are those of a threadgroup, ``simdgroup_operations`` those of
     simdgroups, their barriers too. A compiler for the CPU has made the accesses: it may have put some together, or left some out.
+    ``multiplications``, of clang alone, are those of floating-point numbers, with an addition or without. ``registers`` are a thread's as
+    NVIDIA's compiler gives them out for compute capability 9.0, an estimate for other GPUs, where NVRTC is installed.
     """
     with Device("cpu", debug=True, timeout=timeout) as device:
         case = _prepared(device, kernel, name, grid, threadgroup, threadgroup_memory, buffers, constants, include_dirs)
         device._count_accesses()
         before = device.counters
         case.kernel(_copies(case.given), **case.sizes)
-        return {what: number - before[what] for what, number in device.counters.items()}
+        counts = {what: number - before[what] for what, number in device.counters.items()}
+    chosen = dict(constants or {})
+    if compiler.find_compiler().kind == "clang":
+        counts["multiplications"] = _multiplications(case, chosen)
+    if registers := backends.registers(case.text, case.name, chosen):
+        counts["registers"] = registers
+    return counts
+
+
+def _multiplications(case: _Case, constants: Constants) -> int:
+    file = modules.build(modules.Job(case.text, case.name, constants, counts=True))
+    number = ctypes.c_uint64.in_dll(ctypes.CDLL(str(file)), multiplications.NUMBER)
+    before = number.value
+    with Device("cpu") as plain:  # without a debug device's looks
+        _core.Kernel(plain, Code(case.name, file=str(file), arguments=case.arguments).as_tuple(), case.name, {})(
+            _copies(case.given), **case.sizes
+        )
+    return number.value - before
 
 
 @dataclass(frozen=True)

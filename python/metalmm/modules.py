@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from . import cache, compiler, kernel_source, msl
+from . import cache, compiler, kernel_source, msl, multiplications
 from .compiler import Compiler, check_headers, header_digest
 from .errors import CompileError, Error
 from .kernel_source import Constants, KernelText
@@ -89,6 +89,7 @@ class Job:
         constants: Values of function constants.
         debug: Whether it is for a device with debug=True.
         zeros: Of such a device: variables that a kernel does not set begin with zeros, in place of a pattern.
+        counts: It counts its multiplications; of clang alone.
     """
 
     source: KernelText
@@ -96,6 +97,7 @@ class Job:
     constants: Constants = field(default_factory=dict)
     debug: bool = False
     zeros: bool = False
+    counts: bool = False
 
 
 class _Kernel:
@@ -106,7 +108,7 @@ class _Kernel:
         debug = [*_DEBUG_FLAGS[cxx.kind], *(["-DMETALMM_CONVERGED"] if job.source.is_ours else [])] if job.debug else []
         if job.zeros:
             debug = [f.replace("init=pattern", "init=zero") for f in debug] + [_LEAVE] * (cxx.kind == "clang" and cxx.major < 16)
-        self.flags = [*cxx.flags, *debug]
+        self.flags = [*cxx.flags, *debug, *(multiplications.FLAGS if job.counts else [])]
         self._lowered = ""
 
     def lowered(self, choose: Collection[str] = ()) -> str:
@@ -267,6 +269,11 @@ def _compile_to(kernel: _Kernel, target: Path, flags: Sequence[str]) -> None:
             made = str(source.with_suffix(".o"))
             compiler.run([path, *_without_link(flags), "-c", "-o", made, str(source)])
             compiler.run([path, "-shared", "-fPIC", "-o", str(target), made, *_LIBRARIES])
+        elif kernel.job.counts:
+            code = source.with_suffix(".ll")
+            compiler.run([path, *_without_link(flags), "-S", "-emit-llvm", "-o", str(code), str(source)])
+            code.write_text(multiplications.instrumented(code.read_text(), kernel.cxx.major < 15))
+            compiler.run([path, "-shared", "-fPIC", "-o", str(target), str(code), *_LIBRARIES])
         else:
             compiler.run([path, *flags, "-o", str(target), str(source), *_LIBRARIES])
     except CompileError as error:

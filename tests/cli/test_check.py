@@ -9,7 +9,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import check_command, checking, cli
+from metalmm import check_command, checking, cli, compiler
 from metalmm.pytest_plugin import metalmm_check  # noqa: F401  (a fixture)
 from support.here import DEVICE
 
@@ -288,7 +288,7 @@ kernel void k(const device float* x, device float* y, constant uint& n, uint t [
   threadgroup float s[64 * 33];
   if (i < n) s[t * STEP] = x[2 * i];
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  y[i] = s[(t ^ 1) * STEP] + simd_sum(1.0f);
+  y[i] = s[(t ^ 1) * STEP] * 3.0f + simd_sum(1.0f);
   atomic_fetch_add_explicit((device atomic_int*)(y + 128), 1, memory_order_relaxed);
 }
 """
@@ -300,6 +300,7 @@ def test_what_a_dispatch_asks_of_memory_is_counted(step: int, turns: int, each_c
         COUNTED.replace("STEP", str(step)), grid=2, threadgroup=64, buffers={0: np.zeros(256, np.float32), 1: np.zeros(129, np.float32), 2: 128}
     )  # fmt: skip
     accesses, of_atomics = 2 * 2, 2 * 2  # simdgroups of both threadgroups
+    assert counts.pop("multiplications", 128) == 128 and counts.pop("registers", 9) > 8  # where clang is, and where NVRTC is
     assert counts == {
         "device_bytes_read": 2 * 512, "device_bytes_written": 2 * 512, "device_accesses": 2 * accesses + of_atomics,
         "device_lines": 2 * accesses + accesses + of_atomics, "constant_bytes_read": 512, "constant_bytes_written": 0,
@@ -307,6 +308,26 @@ def test_what_a_dispatch_asks_of_memory_is_counted(step: int, turns: int, each_c
         "threadgroup_accesses": 2 * accesses, "threadgroup_turns": 2 * accesses * turns, "atomics": 128, "barriers": 2,
         "simdgroup_operations": accesses, "threadgroups": 2,
     }  # fmt: skip
+
+
+MULTIPLIED = {  # what a kernel of 64 threads computes, and how many multiplications that is
+    "y[i] = x[i] * x[i + 1] + x[i + 2];": 64,
+    "for (uint j = 0; j < i; j++) y[i] += x[j] * x[i];": sum(range(64)),
+    "y[i] = fma(x[i], 2.0f, 1.0f) + dot(float4(x[i]), float4(x[0], x[1], x[2], x[3])) + float(half(x[i]) * half(x[i + 1]));": 64 * 6,
+    "if (i < 5) y[i] = x[i] * x[i + 1]; else y[i] = x[i] / x[i + 1] + x[2];": 5,
+    "simdgroup_float8x8 a, b, c(0); simdgroup_load(a, x, 8); simdgroup_load(b, x, 8); simdgroup_multiply(c, a, b); simdgroup_store(c, y, 8);": 2
+    * 512,
+}
+
+
+@pytest.mark.parametrize("body", MULTIPLIED)
+@pytest.mark.usefixtures("each_compiler")
+def test_multiplications_are_counted_as_they_happen(body: str) -> None:
+    source = f"#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\nkernel void k(const device float* x, device float* y, uint i [[thread_position_in_grid]]) {{ {body} }}"
+    for _ in range(2):
+        counts = metalmm.count(source, grid=1, threadgroup=64, buffers={0: np.ones(80, np.float32), 1: np.zeros(64, np.float32)})
+        assert counts.get("multiplications", MULTIPLIED[body]) == MULTIPLIED[body]
+    assert ("multiplications" in counts) == (compiler.find_compiler().kind == "clang")
 
 
 def test_the_command_tells_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,6 +350,7 @@ def test_the_command_tells_counts(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "threadgroup: 512 bytes read, 512 written; 8 accesses of a simdgroup, 32.00 turns of a bank each" in out
     assert "2 barriers; 4 simdgroup operations; 0 atomics" in out
+    assert ("; 128 multiplications" in out) == (compiler.find_compiler().kind == "clang")
     assert json.loads(Path("check.json").read_text())["counts"]["device_lines"] == 12
     with pytest.raises(metalmm.DeviceError, match="debug=True"):
         metalmm.Device("cpu")._count_accesses()

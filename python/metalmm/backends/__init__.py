@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import DeviceError
+from ..kernel_source import Constants, KernelText
 from . import cpu, cuda, metal
 from .protocol import Backend
 
@@ -58,6 +59,11 @@ def counting_barriers() -> str:
 def debugging() -> str:
     """The name of the backend that has a debug mode."""
     return next(name for name, b in _BACKENDS.items() if "debug" in b.options)
+
+
+def registers(source: KernelText, kernel: str, constants: Constants) -> int:
+    """How many a thread of the kernel has, as the first backend says that knows; 0: none does."""
+    return next((count for b in _BACKENDS.values() if (count := b.registers(source, kernel, constants))), 0)
 
 
 def with_library(library: str) -> list[str]:

@@ -114,6 +114,9 @@ class _Cpu:
     def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
         modules.build_together(modules.Job(source, kernel, debug=bool(device.options["debug"])) for source, kernel in sources)
 
+    def registers(self, source: KernelText, kernel: str, constants: Constants) -> int:
+        return 0
+
     def library_file(self, library: str) -> str:
         return ""
 

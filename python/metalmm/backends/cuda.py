@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from .. import _core, cache, compiler, modules, nvrtc, ptx
-from ..errors import CompileError, DeviceError
+from ..errors import CompileError, DeviceError, Error
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
 from ..quantized import FORMATS
 from .protocol import Device, Preferred, Splits, Tiles, Winner
+
+_REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)  # of machine code's notes: EIATTR_REGCOUNT, 8 bytes, whose, how many
 
 
 class Options(TypedDict, total=False):
@@ -202,6 +205,13 @@ class _Cuda:
 
     def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
         """Its compiler takes one at a time."""
+
+    def registers(self, source: KernelText, kernel: str, constants: Constants) -> int:
+        with contextlib.suppress(Error):
+            return max(
+                (int.from_bytes(row, "little") for row in _REGISTERS.findall(build(source, kernel, constants, 90).read_bytes())), default=0
+            )
+        return 0
 
     def library_file(self, library: str) -> str:
         return nvrtc.find_cublas()

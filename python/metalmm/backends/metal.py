@@ -169,6 +169,9 @@ class _Metal:
     def code_together(self, device: Device, sources: Sequence[tuple[KernelText, str]]) -> None:
         """Its compiler takes one at a time."""
 
+    def registers(self, source: KernelText, kernel: str, constants: Constants) -> int:
+        return 0
+
     def library_file(self, library: str) -> str:
         return ""
 

@@ -115,6 +115,10 @@ class Backend(Protocol):
         """Makes the code of up to `together` kernels at once where that is cheaper; `code` then finds it, or says what is wrong."""
         ...
 
+    def registers(self, source: KernelText, kernel: str, constants: Constants) -> int:
+        """Of a thread, as its compiler gives them out; 0 where it is not here, does not take the kernel, or does not say."""
+        ...
+
     def library_file(self, library: str) -> str:
         """Where one of `libraries` lies, for one that is loaded when it is first asked for; empty for what the extension has."""
         ...
