@@ -28,7 +28,7 @@ _COMMANDS = [
     f"cli/test_{name}.py"
     for name in ("cli", "depths", "foreign_files", "frameworks_and_docs", "profile", "rules_of_bench", "step_and_page", "tune")
 ]
-_RULES = ["conformance/test_msl_rules.py", "conformance/test_kernels_and_constants.py"]
+_RULES = ["conformance/test_msl_rules.py", "conformance/test_msl_taken.py", "conformance/test_kernels_and_constants.py"]
 _ON_A_FAKE = ["unit", "docs", "kernels", "nightly", "devices/cpu", "conformance/test_lint.py", *_RULES, *_COMMANDS]
 _SKIPPED = {
     "cpu": ["devices/metal", "devices/cuda"],

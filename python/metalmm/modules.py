@@ -72,6 +72,9 @@ _UNDECIDED = re.compile(
     r'|more than one instance of overloaded function "(?:\w+::)*(?:metalmm_)?(\w+)")',
     re.MULTILINE,
 )
+_CONSTEXPR = re.compile(
+    rf"{_AT}(?:call to non-'constexpr' function|dynamic initialization is not supported for a __device__ variable)", re.MULTILINE
+)
 _NOT_IN_METAL = re.compile("is not a member of 'metal'|in namespace 'metal'|namespace \"metal\" has no member")
 _FULL = re.compile("No space left on device|File size limit exceeded", re.IGNORECASE)
 # A linker that looks through the C++ library, of which a kernel needs nothing, takes as long as a small kernel's compilation.
@@ -162,9 +165,10 @@ def build(job: Job) -> Path:
 
 
 def undecided(said: str) -> set[str]:
-    """Places as msl/undecided.py takes them, of a compiler's words."""
+    """Places as msl/undecided.py takes them, of a compiler's words; behind "constexpr" those where it takes less of that than MSL."""
     found = (match.groups("") for match in _UNDECIDED.finditer(said))
-    return {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
+    places = {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
+    return places | {f"constexpr {file}:{line}{at}" for file, line, at in _CONSTEXPR.findall(said)}
 
 
 def compile_decided(lower: Callable[[set[str]], str], attempt: Callable[[str, set[str]], _T]) -> _T:
@@ -178,7 +182,8 @@ def compile_decided(lower: Callable[[set[str]], str], attempt: Callable[[str, se
             found = undecided(str(error)) - places
             first = first or error
             if not found:  # a call between two templates of the program's own is no matter of metal's
-                raise first if _NOT_IN_METAL.search(str(error)) else error from None
+                is_ours = any(place.startswith("constexpr ") for place in places)  # what was tried then is not the program's own word
+                raise first if is_ours or _NOT_IN_METAL.search(str(error)) else error from None
             places |= found
 
 

@@ -171,7 +171,8 @@ def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_every_kernel_of_ours_says_what_is_in_flight() -> None:
-    assert [str(v) for v in metalmm.variants() if not v.library and not all(f.flight for f in v.forms)] == []
+    silent = {v.family for v in metalmm.variants() if not v.library and not all(f.flight for f in v.forms)}
+    assert silent == {"gemm_tensor"}, "what Apple's library loads it does not say"
 
 
 def test_commands_without_their_library(tmp_path: Path) -> None:

@@ -439,6 +439,11 @@ template <class T, int N> struct vec : storage<T, N, true> {
   METALMM_SCALAR_FORMS(vec, op) METALMM_ASSIGN(op)
   METALMM_NATIVE_OP(+) METALMM_NATIVE_OP(-) METALMM_NATIVE_OP(*) METALMM_NATIVE_OP(/)
   METALMM_INT_OP(%) METALMM_INT_OP(&) METALMM_INT_OP(|) METALMM_INT_OP(^) METALMM_INT_OP(<<) METALMM_INT_OP(>>)
+#define METALMM_SHIFT(op)                                                                                              \
+  template <class U, class = enable_if_t<is_int<U>::value && !is_same<U, T>::value>> /* by how much: of any type */    \
+  friend METALMM_INLINE vec operator op(const vec& a, const vec<U, N>& b) { return a op vec(b); }
+  METALMM_SHIFT(<<) METALMM_SHIFT(>>)
+#undef METALMM_SHIFT
 #define METALMM_RELATION(op)                                                             \
   friend METALMM_INLINE vec<bool, N> operator op(const vec& a, const vec& b) {           \
     return vec<bool, N>::map(a, b, [](T x, T y) { return static_cast<bool>(x op y); });  \
@@ -533,12 +538,22 @@ template <class A> struct read_as { using type = A&&; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<const swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>> { using type = V; };
-template <class A> METALMM_INLINE constexpr typename read_as<A>::type operator->*(A&& a, Read) {
+// const: what is written to it would be lost.
+template <class A> METALMM_INLINE constexpr const typename read_as<A>::type operator->*(A&& a, Read) {
   return static_cast<typename read_as<A>::type>(a);
 }
 
 }  // namespace metalmm::msl
 constexpr metalmm::msl::Read metalmm_read{};
+
+#if !defined(__clang__) && !defined(__CUDACC__)
+#define __builtin_assume(x) static_cast<void>(0)
+#endif
+namespace metal {
+using ::uchar, ::ushort, ::uint, ::ulong, ::half, ::bfloat, ::size_t, ::ptrdiff_t;
+using ::int8_t, ::uint8_t, ::int16_t, ::uint16_t, ::int32_t, ::uint32_t, ::int64_t, ::uint64_t;
+using ::std::initializer_list;
+}  // namespace metal
 
 #define METALMM_VECTOR_TYPES(T, name)                                      \
   using name##2 = metalmm::msl::vec<T, 2>;                                 \

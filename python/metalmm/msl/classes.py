@@ -32,7 +32,7 @@ def words_of_members(source: Source) -> None:
         if tokens[i].text != "(" or tokens[i + 1].text not in _QUALIFIERS:
             continue
         close = source.matching(i)
-        *words, kind, star = [t.text for t in tokens[i + 1 : close]] if close - i <= 6 else ["", ""]
+        *words, kind, star = [t.text for t in tokens[i + 1 : close]] if 2 < close - i <= 6 else ["", ""]
         if star != "*" or not _QUALIFIERS.issuperset(words) or {"const", "constant"}.isdisjoint(words):
             continue
         x, arrow, member = tokens[close + 1 : close + 4]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Collection, Iterator
 
+from ..errors import LoweringError
 from .program import Declaration, Program
 from .tokens import BEFORE_EXPRESSIONS, NUMBERS, OPEN
 
@@ -320,7 +322,10 @@ class ControlFlow:
                     and tokens[first - 1].text not in (".", "->", ">")
                     and (tokens[first - 1].kind != "name" or tokens[first - 1].text in BEFORE_EXPRESSIONS)
                 ):
-                    after = self.source.angle_end(j + 1) + 1 if tokens[j + 1].text == "<" else j + 1
+                    after = j + 1
+                    if tokens[after].text == "<":
+                        with contextlib.suppress(LoweringError):  # a variable of that name, which is less than something
+                            after = self.source.angle_end(after) + 1
                     if tokens[after].text == "(":
                         calls.setdefault(tokens[j].text, []).append((first, self.source.matching(after)))
         for places in calls.values():

@@ -102,7 +102,7 @@ class Rewriter(Program):
             t.text = "__constant const"  # what lies there is const
         elif t.text in SPACES:
             t.text = SPACES[t.text]
-        elif t.text == "kernel":
+        elif t.text == "kernel" or (t.text in ("vertex", "fragment") and before in ("", ";", "}", ">") and tokens[i + 1].kind == "name"):
             t.text = ""
         elif t.text == "coherent" and (before in SPACES.values() or tokens[i + 1].text in ("(", *SPACES, *SPACES.values())):
             end = self.source.matching(i + 1) + 1 if tokens[i + 1].text == "(" else i + 1

@@ -22,6 +22,8 @@ _BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==
 _HEADS = {"if", "for", "while", "switch", "constexpr"}
 _INTEGERS = {*NUMBERS[:9], "unsigned", "size_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64))}
 _CONDITION = re.compile(r"(?!.*(?:<<|>>))(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
+_PICTURES = {"vertex", "fragment", "object", "mesh"}
+_DELEGATES = re.compile(r"\{ return [-!~]?\s*\w+ \( \* this \)[^;]*; \}")  # to a copy of itself, which lies in no address space of theirs
 _NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
 
 
@@ -87,6 +89,9 @@ class Passes:
     def drop_unsupported(self, reachable: Collection[Declaration], unsupported: re.Pattern[str]) -> None:
         """Of what the kernel does not use all that names something unsupported, or something that was dropped so."""
         used, count = {d.start for d in reachable}, 0
+        for d in self.program.declarations:
+            if d.is_function and d.start not in used and self._is_of_a_picture(d):
+                self.source.blank(d.start, d.end)
         dropped = {name for name in {t.text for t in self.source.tokens if t.kind == "name"} if unsupported.fullmatch(name)}
         while count < len(dropped):
             count = len(dropped)
@@ -94,6 +99,55 @@ class Passes:
                 if d.start not in used and not dropped.isdisjoint(t.text for t in self.source.tokens[d.start : d.end] if t.kind == "name"):
                     self.source.blank(d.start, d.end)
                     dropped |= {d.name} - {""}
+
+    def _is_of_a_picture(self, d: Declaration) -> bool:
+        """Whether it is a vertex or a fragment function."""
+        tokens, first = self.source.tokens, d.start
+        while tokens[first].text == "template":
+            first = self.source.angle_end(first + 1) + 1
+        return tokens[first].text in _PICTURES or any(not _PICTURES.isdisjoint(a.names) for a in d.attributes)
+
+    def plain_functions(self, places: set[str]) -> None:
+        """g++ takes no constexpr function that calls one which is none; clang and NVRTC do. places: lines in such functions."""
+        tokens = self.source.tokens
+        for i, token in enumerate(tokens):
+            if token.text != "constexpr" or tokens[i - 1].text == "if":
+                continue
+            end = i
+            while tokens[end].text not in ("{", ";"):
+                end = self.source.matching(end) + 1 if tokens[end].text == "(" else end + 1
+            if tokens[end].text == "{" and not places.isdisjoint(self.source.place(j) for j in range(i, self.source.matching(end) + 1)):
+                token.text = ""
+
+    def constant_constants(self) -> None:
+        """NVRTC sets no variable from another one before a kernel runs, but for what is constexpr."""
+        for d in self.program.declarations:
+            tokens = self.source.tokens[d.start : d.end]
+            words = [t.text for t in tokens]
+            if (
+                not d.is_function
+                and d.name
+                and words[0] in ("constant", "static", "const")
+                and "constant" in words
+                and "*" not in words
+                and not {"constexpr", "typedef", "struct"} & set(words)
+            ):
+                tokens[words.index("constant")].text = "constexpr"
+
+    def statement_expressions(self) -> None:
+        """`({ … });` alone is a block, and one with a value a lambda: NVRTC takes no statement in what has a value."""
+        tokens = self.source.tokens
+        for i in range(1, len(tokens) - 1):
+            if tokens[i].text != "(" or tokens[i + 1].text != "{":
+                continue
+            close, before = self.source.matching(i), tokens[self.source.previous(i) or 0].text
+            if before in (";", "{", "}", ")", "else", "do") and tokens[close + 1].text == ";":
+                tokens[i].text = tokens[close].text = tokens[close + 1].text = ""
+            elif tokens[close - 2].text == ";":
+                last = j = i + 1  # what ends the last statement but one
+                while (j := self.source.matching(j) + 1 if tokens[j].text in OPEN and j > i + 1 else j + 1) < close - 2:
+                    last = j if tokens[j].text == ";" else self.source.matching(j) if tokens[j].text == "{" else last
+                tokens[i].text, tokens[last].behind, tokens[close].text = "[&]", " return ", "()"
 
     def drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
@@ -269,7 +323,9 @@ class Passes:
             seen[key] = (d.start, body)
             return
         first, other = seen[key]
-        if other != body:
+        if other != body and _DELEGATES.fullmatch(other):
+            seen[key], d = (d.start, body), self.program.declaration(first, d.start, ())
+        elif other != body and not _DELEGATES.fullmatch(body):
             if not d.is_function and d.name + "<" not in "".join(words[:header]):
                 return
             raise self.source.fail(
@@ -418,21 +474,47 @@ class Passes:
     def swizzles(self) -> None:
         """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""
         tokens = self.source.tokens
+        # Names that a class of the program's gives a member of a class: `S s; s.ab.x`.
+        members = {
+            b.text for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
+            if a.kind == "name" and a.text not in BEFORE_EXPRESSIONS and a.text not in VECTORS and c.text in (";", ",", "[", "=") and _SWIZZLE.fullmatch(b.text)
+        }  # fmt: skip
         for i in range(1, len(tokens) - 2):
             if tokens[i - 1].text not in (".", "->") or not _SWIZZLE.fullmatch(tokens[i].text):
                 continue
             after, beyond = tokens[i + 1].text, tokens[i + 2].text
             if after == "." and _MEMBERS.fullmatch(beyond):
-                tokens[i].text += ".metalmm_value()"  # v.rgba.xy
-            elif (
-                self._is_postfix(i + 1)
-                or after in ("(", "[", ".", "->", "::")
-                or after in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=")
-                or (after in ("<", ">") and beyond == after + "=" and not tokens[i + 2].space)
-            ):
-                continue
-            else:
+                if tokens[i].text not in members and self._is_written(i + 2):  # v.rgba.xy = …
+                    tokens[i].text = "".join(tokens[i].text["xyzw".find(c) if c in "xyzw" else "rgba".find(c)] for c in beyond)
+                    self.source.blank(i + 1, i + 3)
+                elif tokens[i].text not in members:
+                    tokens[i].text += ".metalmm_value()"  # v.rgba.xy
+            elif after not in ("(", "[", ".", "->", "::") and not self._is_written(i):
                 tokens[i].text += "->*metalmm_read"
+
+    def _is_written(self, i: int) -> bool:
+        """Whether something is assigned to the member at `i`, or counted up or down: `v.xy = …`, `++v.xy`, `((v.xy)) += …`."""
+        tokens, first = self.source.tokens, i - 2  # of what it is a member of
+        while True:
+            if tokens[first].text in (")", "]"):
+                first = self.source.opening(first)
+                if tokens[first].text == "(" and tokens[first - 1].kind != "name" and tokens[first - 1].text not in (")", "]", ">"):
+                    break
+                first -= 1
+            elif tokens[first - 1].text in (".", "->", "::"):
+                first -= 2
+            else:
+                break
+        while tokens[i + 1].text == ")" and self.source.opening(i + 1) == first - 1 and tokens[first - 2].kind != "name":
+            first, i = first - 1, i + 1
+        after, beyond = tokens[i + 1], tokens[i + 2]
+        sign, second = tokens[first - 2].text, tokens[first - 1]
+        return (
+            self._is_postfix(i + 1)
+            or after.text in ("=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=")
+            or (after.text in ("<", ">") and beyond.text == after.text + "=" and not beyond.space)
+            or (sign in ("+", "-") and second.text == sign and not second.space)
+        )
 
     def _is_postfix(self, i: int) -> bool:
         """Whether v.xy++ or v.xy-- stands here, and not v.xy + +x."""

@@ -151,7 +151,7 @@ class Program:
             if text == "template" and tokens[i + 1].text == "<":
                 i = self.source.angle_end(i + 1)
             elif text == "=":
-                assigned = True
+                assigned = assigned or tokens[i - 1].text != "operator"
             elif text == "(" and not assigned:
                 before = tokens[i - 1]
                 if (
@@ -161,7 +161,7 @@ class Program:
                 ):
                     parens = i
                 i = self.source.matching(i)
-            elif text in "([":
+            elif text in ("(", "["):
                 i = self.source.matching(i)
             elif text == "{":
                 close = self.source.matching(i)
@@ -215,7 +215,7 @@ class Program:
             return tokens[i].text if i >= 0 and tokens[i].kind == "name" else ""
         i = d.start
         name = ""
-        while i < d.end and tokens[i].text not in "={;":
+        while i < d.end and tokens[i].text not in ("=", "{", ";"):
             if tokens[i].text in OPEN:
                 i = self.source.matching(i)
             elif tokens[i].text == "<" and "operator" not in (tokens[i - 1].text, tokens[i - 2].text):
@@ -308,6 +308,12 @@ class Program:
             places = ", ".join(self.source.place(c.start) for c in found)
             raise self.source.fail(d.start, f"which '{'::'.join(instance.path)}' this is cannot be told; it is defined at {places}")
         return viable[0]
+
+    def shares_name(self, kernel: Declaration) -> bool:
+        """Whether a function beside it has its name."""
+        return any(
+            d is not kernel and d.is_function and (d.name, d.namespace) == (kernel.name, kernel.namespace) for d in self.declarations
+        )
 
     def _fits(self, template: Declaration, instance: Instance) -> bool:
         tokens = self.source.tokens

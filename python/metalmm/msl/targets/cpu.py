@@ -30,6 +30,7 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
+_PLAIN = "constexpr "  # before the place of what a compiler wants more of, or less
 _RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # other than a pair of xyzw; a pass may have put more behind it
 _POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
 _NUMBER_TYPES = {*_POSITION_TYPES, *NUMBERS, *VECTORS, "unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}
@@ -71,15 +72,23 @@ class CpuTarget:
             and (instance.arguments is None or len(self.program.definitions[name]) > 1)
             and bool(signature)
         )
-        parameters = ", ".join(self.passes.erased_text(span) for span in self.program.parameters(definition)) if is_cast else ""
+        parameters = ", ".join(self.passes.erased_text(span) for span in self.program.parameters(definition))
+        if not is_cast and not template and self.program.shares_name(definition):
+            is_cast, signature = True, parameters
         self.passes.drop_unsupported(reachable, _UNSUPPORTED)
         self.passes.drop_other_kernels(definition)
+        if plain := {place.removeprefix(_PLAIN) for place in choose if place.startswith(_PLAIN)}:
+            if compiler == "gcc":
+                self.passes.plain_functions(plain)
+            else:
+                self.passes.constant_constants()
         self.passes.attributes()
         if compiler == "gcc":
             self.passes.member_specializations()
             self.passes.conversions()
         if compiler == "nvrtc":
             self.passes.library_specializations()
+            self.passes.statement_expressions()
             compound_literals(self.source)
             if not converged:
                 words_of_members(self.source)
