@@ -24,44 +24,51 @@ void Shadow::begin(uint32_t group) {
   writers_.clear();
 }
 
+// Whether that holds of what atomics told this thread before its last barrier or fence.
+template <class F>
+bool Shadow::knows(const User& self, F what) const {
+  return running_ == self.group && std::any_of(learned_.begin(), learned_.end(), [&](const auto& learned) {
+           auto [simdgroup, then] = learned.first;
+           bool is_behind = simdgroup == self.simdgroup() ? Time(self.epoch, self.met) > then : self.epoch > then.first;
+           return is_behind && what(learned.second);
+         });
+}
+
 bool Shadow::conflicts(const User& user, const User& self) const {
   if (!user.group || !is_current(user, self) || (user.is_atomic && self.is_atomic)) return false;
   auto came = [&](const Times& times, uint32_t simdgroup) {
     auto at = times.find({user.group, simdgroup});
     return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
   };
-  bool is_running = running_ == self.group;
-  if (user.group != self.group) {
-    if (!is_running) return true;
-    if (user.is_atomic) return !known_.count({user.group, kAll});  // atomics of one place are in order themselves
-    return !came(known_, kAll) && !came(known_, user.simdgroup());
-  }
+  if (user.group != self.group)
+    return !knows(self, [&](const Times& times) {
+      if (user.is_atomic) return times.count({user.group, kAll}) != 0;  // atomics of one place are in order themselves
+      return came(times, kAll) || came(times, user.simdgroup());
+    });
   if (user.thread == self.thread || user.epoch != self.epoch) return false;
   if (is_of(user, self)) return user.met == self.met;
-  auto own = known_to_.find(self.simdgroup());
-  return !is_running || own == known_to_.end() || !came(own->second, user.simdgroup());
+  return !knows(self, [&](const Times& times) { return came(times, user.simdgroup()); });
 }
 
 void Shadow::meet_at(const User& self, const uint8_t* atomic) {
   if (running_ != self.group) {
     running_ = self.group;
-    known_.clear(), known_to_.clear(), last_.clear();
+    known_.clear(), learned_.clear(), last_.clear();
     if (!is_shared_) used_.clear();
   }
-  Times &there = used_[atomic], &own = known_to_[self.simdgroup()];
+  auto add = [](Times& to, auto begin, auto end) {
+    for (; begin != end; ++begin) to[begin->first] = std::max(to[begin->first], begin->second);
+  };
   Time now(self.epoch, self.met);
-  for (auto it = there.lower_bound({self.group, 0}); it != there.end() && it->first.first == self.group; ++it)
-    own[it->first] = std::max(own[it->first], it->second);
+  Times &there = used_[atomic], &own = learned_[{self.simdgroup(), now}];
+  add(own, there.lower_bound({self.group, 0}), there.upper_bound({self.group, kAll}));
   auto [last, is_first] = last_.try_emplace({atomic, self.simdgroup()}, now);
   if (!is_first && last->second == now) return;
   last->second = now;
   known_[{self.group, kAll}] = {self.epoch, 0};
   known_[{self.group, self.simdgroup()}] = now;
-  auto add = [](Times& to, const Times& from) {
-    for (const auto& [whose, time] : from) to[whose] = std::max(to[whose], time);
-  };
-  add(known_, there);
-  add(there, known_);
+  for (Times* to : {&own, &known_}) add(*to, there.begin(), there.end());
+  add(there, known_.begin(), known_.end());
 }
 
 Shadow::Set Shadow::is_set(const User& self, const uint8_t* at) {

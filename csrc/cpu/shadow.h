@@ -62,6 +62,8 @@ class Shadow {
 
   bool is_current(const User& user, const User& self) const { return is_shared_ ? user.group >= first_ : user.group == self.group; }
   bool conflicts(const User& user, const User& self) const;
+  template <class F>
+  bool knows(const User& self, F what) const;
   bool has_written(const User& self, const uint8_t* at) const;
   void meet_at(const User& self, const uint8_t* atomic);
 
@@ -75,12 +77,12 @@ class Shadow {
     std::bitset<1024> threads;
   };
   std::unordered_map<const uint8_t*, Writers> writers_;
-  // What threads did before a barrier, or a fence, and an atomic is ordered for those that use the same atomic later: other threadgroups,
-  // and simdgroups of the same.
+  // What threads did before a barrier, or a fence, and an atomic is ordered for those that use the same atomic and then have a barrier or a
+  // fence: other threadgroups, and simdgroups of the same.
   std::unordered_map<const uint8_t*, Times> used_;
   uint32_t running_ = 0;  // the threadgroup that the following are of: one runs after another
   Times known_;
-  std::map<uint32_t, Times> known_to_;                        // by simdgroup, of those of the same threadgroup
+  std::map<std::pair<uint32_t, Time>, Times> learned_;        // by a simdgroup's atomics, when
   std::map<std::pair<const uint8_t*, uint32_t>, Time> last_;  // of an atomic and a simdgroup: when it was used
 };
 

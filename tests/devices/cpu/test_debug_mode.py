@@ -237,6 +237,24 @@ PLANTED = {
         "if (t == 0) { y[0] = i; atomic_fetch_add_explicit((device atomic_int*)x, 1, memory_order_relaxed); }",
         "a race: .*nothing orders threadgroups",
     ),
+    "the last threadgroup, without a barrier behind its atomic": (
+        "y[i + 4] = 1; threadgroup_barrier(mem_flags::mem_device); threadgroup int last; if (t == 0) last ="
+        " atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup);"
+        " if (last == 1) x[t] = y[t + 4] + y[t + 68];",
+        "a race: .*reads .*nothing orders threadgroups",
+    ),
+    "no fence behind an atomic": (
+        "if (t == 0) { y[i + 4] = 1; atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst); if"
+        " (atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed) == 1) x[0] = y[4] + y[68]; }",
+        "a race: .*reads .*nothing orders threadgroups",
+    ),
+    "no fence behind an atomic, of simdgroups": (
+        "threadgroup atomic_int n; threadgroup float p[2]; if (t == 0) atomic_store_explicit(&n, 0,"
+        " memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup); if (lane == 0) { p[group] = 1;"
+        " atomic_thread_fence(mem_flags::mem_threadgroup, memory_order_seq_cst); if (atomic_fetch_add_explicit(&n, 1, memory_order_relaxed) == 1)"
+        " y[i] = p[0] + p[1]; }",
+        "a race: .*reads .*no barrier that orders threadgroup memory stands between",
+    ),
     "memory that nobody set": (
         "threadgroup float p[64]; if (t < 60) p[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
         r"thread 6[0-3] \(<source>:5\) reads byte \d+ of the 256 bytes of threadgroup memory, which no thread wrote",
@@ -248,10 +266,11 @@ TWINS = {
     "a simdgroup's": "y[i] = float(t); simdgroup_barrier(mem_flags::mem_device); y[i + 128] = y[i ^ 1];",
     "threadgroups that write one value": "y[t] = 3;",
     "the last threadgroup": "y[i + 4] = 1; threadgroup_barrier(mem_flags::mem_device); threadgroup int last; if (t == 0) last ="
-    " atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup);"
-    " if (last == 1) x[t] = y[t + 4] + y[t + 68];",
+    " atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_threadgroup |"
+    " mem_flags::mem_device); if (last == 1) x[t] = y[t + 4] + y[t + 68];",
     "fences in place of barriers": "if (t == 0) { y[i + 4] = 1; atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst); if"
-    " (atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed) == 1) x[0] = y[4] + y[68]; }",
+    " (atomic_fetch_add_explicit((device atomic_int*)y, 1, memory_order_relaxed) == 1) { atomic_thread_fence(mem_flags::mem_device,"
+    " memory_order_seq_cst); x[0] = y[4] + y[68]; } }",
     "a counter that the last threadgroup resets": "threadgroup int last; if (t == 0) last = atomic_fetch_add_explicit((device atomic_int*)y,"
     " 1, memory_order_relaxed); threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup); if (last == 1 && t == 0) y[0] = 0;",
     "loads, plain and atomic": "y[i] = x[400] + atomic_load_explicit((device atomic_uint*)(x + 400), memory_order_relaxed) + x[400];",
