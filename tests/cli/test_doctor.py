@@ -134,7 +134,7 @@ def test_what_a_virtual_gpu_lacks_is_without_and_not_wrong(tmp_path: Path) -> No
             FAKE.set(name, value)
     found = states(data)
     assert status == 0
-    assert data["lacking"] == ["simdgroup_matrix", "mps"]
+    assert data["lacking"] == ["simdgroup_matrix", "mps", "tensor_ops"]
     for name in (
         "features/times of each dispatch",
         "features/recordings",

@@ -13,7 +13,6 @@ from metalmm.msl.targets import cpu
 from support.four_threads import HEAD, run
 from support.here import REAL_GPU
 
-
 REFUSED = [
     (
         "struct S {\nprivate:\n  int x;\npublic:\n  int f() { static int n = 1; return n; }\n};\nkernel void k(device int* o) { S s; o[0] = s.f(); }",

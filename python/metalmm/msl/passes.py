@@ -218,8 +218,8 @@ class Passes:
             after = self.source.angle_end(name + 1) + 1 if specialized else name + 1
             if tokens[after].text != "(" or self.source.gives_value(after):
                 words = {t.text for t in tokens[first:j]}
-                if "static" not in words:
-                    token.text = "const"
+                if "static" not in words or any(d.body < 0 and d.start <= i < d.end for d in self.program.declarations):
+                    token.text = "const"  # of no class
                 elif compiler != "nvrtc":
                     token.text = "" if "inline" in words else "inline"  # its `constant` becomes const
             elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
