@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from collections.abc import Collection, Mapping
@@ -12,19 +11,15 @@ import numpy as np
 
 from ..errors import CompileError, LoweringError
 from .program import SPECIFIERS, Declaration, Program
-from .tokens import BEFORE_EXPRESSIONS, NUMBERS, OPEN, PRAGMA, VECTORS, Token
+from .tokens import BEFORE_EXPRESSIONS, NUMBERS, PRAGMA, VECTORS, Token
 
 _SWIZZLE = re.compile(r"[xyzw]{2,4}|[rgba]{2,4}")
 _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 
-# Names after which an expression begins, and those whose parentheses are a statement's.
-_BEFORE_OPERANDS = {"(", ",", "=", "return", "?", *"+-/%<>|^!~", "<=", ">=", "==", "!=", "||"}
-_HEADS = {"if", "for", "while", "switch", "constexpr"}
 _INTEGERS = {*NUMBERS[:9], "unsigned", "size_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64))}
 _CONDITION = re.compile(r"(?!.*(?:<<|>>))(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
 _PICTURES = {"vertex", "fragment", "object", "mesh"}
 _DELEGATES = re.compile(r"\{ return [-!~]?\s*\w+ \( \* this \)[^;]*; \}")  # to a copy of itself, which lies in no address space of theirs
-_NUMBER = re.compile(r"(bool|char|uchar|short|ushort|int|uint|long|ulong|half|float|bfloat|unsigned|signed|size_t|u?int\d+_t)[234]?")
 
 
 class Passes:
@@ -107,48 +102,6 @@ class Passes:
             first = self.source.angle_end(first + 1) + 1
         return tokens[first].text in _PICTURES or any(not _PICTURES.isdisjoint(a.names) for a in d.attributes)
 
-    def plain_functions(self, places: set[str]) -> None:
-        """g++ takes no constexpr function that calls one which is none; clang and NVRTC do. places: lines in such functions."""
-        tokens = self.source.tokens
-        for i, token in enumerate(tokens):
-            if token.text != "constexpr" or tokens[i - 1].text == "if":
-                continue
-            end = i
-            while tokens[end].text not in ("{", ";"):
-                end = self.source.matching(end) + 1 if tokens[end].text == "(" else end + 1
-            if tokens[end].text == "{" and not places.isdisjoint(self.source.place(j) for j in range(i, self.source.matching(end) + 1)):
-                token.text = ""
-
-    def constant_constants(self) -> None:
-        """NVRTC sets no variable from another one before a kernel runs, but for what is constexpr."""
-        for d in self.program.declarations:
-            tokens = self.source.tokens[d.start : d.end]
-            words = [t.text for t in tokens]
-            if (
-                not d.is_function
-                and d.name
-                and words[0] in ("constant", "static", "const")
-                and "constant" in words
-                and "*" not in words
-                and not {"constexpr", "typedef", "struct"} & set(words)
-            ):
-                tokens[words.index("constant")].text = "constexpr"
-
-    def statement_expressions(self) -> None:
-        """`({ … });` alone is a block, and one with a value a lambda: NVRTC takes no statement in what has a value."""
-        tokens = self.source.tokens
-        for i in range(1, len(tokens) - 1):
-            if tokens[i].text != "(" or tokens[i + 1].text != "{":
-                continue
-            close, before = self.source.matching(i), tokens[self.source.previous(i) or 0].text
-            if before in (";", "{", "}", ")", "else", "do") and tokens[close + 1].text == ";":
-                tokens[i].text = tokens[close].text = tokens[close + 1].text = ""
-            elif tokens[close - 2].text == ";":
-                last = j = i + 1  # what ends the last statement but one
-                while (j := self.source.matching(j) + 1 if tokens[j].text in OPEN and j > i + 1 else j + 1) < close - 2:
-                    last = j if tokens[j].text == ";" else self.source.matching(j) if tokens[j].text == "{" else last
-                tokens[i].text, tokens[last].behind, tokens[close].text = "[&]", " return ", "()"
-
     def drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
         definitions = {d.start for overloads in self.program.definitions.values() for d in overloads}
@@ -224,33 +177,6 @@ class Passes:
                     token.text = "" if "inline" in words else "inline"  # its `constant` becomes const
             elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
                 token.text = ""
-
-    def library_specializations(self) -> None:
-        """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""
-        for d in (d for d in self.program.declarations if not d.is_function and d.body >= 0 and not d.namespace):
-            for i in range(d.start, d.body):
-                words = [t.text for t in self.source.tokens[i : i + 3]]
-                if words[0] == "struct" and words[1] in ("numeric_limits", "_numeric_limits_impl") and words[2] == "<":
-                    self.source.tokens[i + 1].text = f"metal::{words[1]}"
-
-    def member_specializations(self) -> None:
-        """`template <> float f(float x)` inside a class, which g++ refuses: as an overload it is chosen for the same arguments. With
-        template arguments of its own, or where some call gives them, it would not be, and stays."""
-        tokens = self.source.tokens
-        for d in self.program.declarations:
-            if d.is_function or d.body < 0 or tokens[d.body].text != "{":
-                continue
-            for i in range(d.body, self.source.matching(d.body) - 3):
-                if not self._reads(i, ["template", "<", ">"]) or tokens[i - 1].text not in ("{", "}", ";", ":"):
-                    continue
-                member = self.program.declaration(i, d.end, ())
-                name = ["operator", "(", ")"] if member.name == "operator" else [member.name]  # `operator<` is no call
-                called = any(t.text == name[0] and self._reads(j, [*name, "<"]) for j, t in enumerate(tokens))
-                if member.is_function and not called:
-                    self.source.blank(i, i + 3)
-
-    def _reads(self, i: int, words: list[str]) -> bool:
-        return [t.text for t in self.source.tokens[i : i + len(words)]] == words
 
     def members_and_duplicates(self) -> None:
         seen: dict[tuple[str, ...], tuple[int, str]] = {}
@@ -536,72 +462,6 @@ class Passes:
                 token.text = f"half({text[:-1]})"
             elif is_float and text[-1] not in "fl":
                 token.text += "f"
-
-    def conversions(self) -> None:
-        """f(half(x), half(x)) becomes f((half)(x), (half)(x)): behind two parentheses g++ takes the first for parameters of one name."""
-        tokens = self.source.tokens
-        for i in range(len(tokens) - 1):
-            if tokens[i].kind != "name" or tokens[i + 1].text != "(":
-                continue
-            if tokens[i].text not in VECTORS and (tokens[i].text in NUMBERS or tokens[i - 1].text not in _BEFORE_OPERANDS):
-                continue  # a declaration
-            found = [tokens[first:last] for first, last in self.source.split(i + 2, self.source.matching(i + 1)) if last - first == 4]
-            found = [x for x in found if x[0].text in NUMBERS and x[1].text == "(" and x[2].kind == "name" and x[3].text == ")"]
-            if len(found) > 1:
-                for kind, *_ in found:
-                    kind.text = f"({kind.text})"
-
-    def indexed_conditionals(self) -> None:
-        """Edits `(c ? p : q)[f(x)]`, which g++ takes for `c ? p[f(x)] : q[f(x)]`. One arm alone then computes the argument of f. A call
-        around the conditional keeps the index out of it."""
-        tokens, opened = self.source.tokens, list[tuple[int, bool]]()  # brackets, and whether a conditional stands in them
-        openings = dict[int, int]()
-        for i, token in enumerate(tokens):
-            if token.text in OPEN:
-                opened.append((i, False))
-            elif token.text == "?" and opened:
-                opened[-1] = (opened[-1][0], True)
-            elif token.text in OPEN.values() and opened:
-                start, is_conditional = opened.pop()
-                openings[i] = start
-                if not is_conditional or token.text != ")" or self._is_called(self.source.previous(start), openings):
-                    continue
-                if opened:  # parentheses in parentheses
-                    opened[-1] = (opened[-1][0], True)
-                following = [t.text for t in tokens[i + 1 : i + 4] if t.text]
-                if following[:1] == ["["] and following[1:2] != ["["]:
-                    tokens[start].text, tokens[i].text = "::metalmm::msl::same((", "))"  # a comma in it is no second argument
-
-    def _is_called(self, i: int | None, openings: Mapping[int, int]) -> bool:
-        """Whether parentheses behind the token at i are a call's; openings: of closed brackets."""
-        if i is None:
-            return False
-        token, start = self.source.tokens[i], openings.get(i)
-        before = self.source.previous(start) if start is not None else None
-        head = self.source.tokens[before].text if before is not None else ""
-        if token.kind == "name":
-            return token.text not in BEFORE_EXPRESSIONS
-        if token.text == ")":
-            return head not in _HEADS and not self._is_cast(start or 0, i)
-        if token.text == "}":  # of a block, of a lambda or of what is made in braces
-            return (head == ")" and before is not None and self._is_called(before, openings)) or (
-                head.isidentifier() and head not in BEFORE_EXPRESSIONS
-            )
-        if token.text == ">":
-            return any(self._closes_angle(j, i) for j in range(i - 1, max(i - 40, 0), -1) if self.source.tokens[j].text == "<")
-        return token.text == "]"
-
-    def _closes_angle(self, first: int, last: int) -> bool:
-        with contextlib.suppress(LoweringError, IndexError):
-            return self.source.angle_end(first) == last
-        return False
-
-    def _is_cast(self, first: int, last: int) -> bool:
-        """(int), (device float*): a type alone."""
-        words = [t for t in self.source.tokens[first + 1 : last] if t.text]
-        return bool(words) and all(t.kind == "name" or t.text in ("*", "&", "::") for t in words) and (
-            words[-1].text in ("*", "&") or bool(_NUMBER.fullmatch(words[-1].text))
-        )  # fmt: skip
 
     def pragmas(self, compiler: str) -> None:
         """In the compiler's words what a kernel says of unrolling. A CPU's compiler decides itself whether to unroll a loop: kernels take

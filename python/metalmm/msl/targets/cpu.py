@@ -11,8 +11,7 @@ import itertools
 import re
 from collections.abc import Collection, Mapping
 
-from .. import undecided
-from ..classes import compound_literals, words_of_members
+from .. import for_gcc, for_nvrtc, undecided
 from ..control_flow import ControlFlow
 from ..passes import Passes
 from ..program import Declaration, Program
@@ -79,19 +78,19 @@ class CpuTarget:
         self.passes.drop_other_kernels(definition)
         if plain := {place.removeprefix(_PLAIN) for place in choose if place.startswith(_PLAIN)}:
             if compiler == "gcc":
-                self.passes.plain_functions(plain)
+                for_gcc.plain_functions(self.program, plain)
             else:
-                self.passes.constant_constants()
+                for_nvrtc.constant_constants(self.program)
         self.passes.attributes()
         if compiler == "gcc":
-            self.passes.member_specializations()
-            self.passes.conversions()
+            for_gcc.member_specializations(self.program)
+            for_gcc.conversions(self.program)
         if compiler == "nvrtc":
-            self.passes.library_specializations()
-            self.passes.statement_expressions()
-            compound_literals(self.source)
+            for_nvrtc.library_specializations(self.program)
+            for_nvrtc.statement_expressions(self.program)
+            for_nvrtc.compound_literals(self.source)
             if not converged:
-                words_of_members(self.source)
+                for_nvrtc.words_of_members(self.source)
         self.passes.constant_vectors(compiler)
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
@@ -104,7 +103,7 @@ class CpuTarget:
             undecided.undecided_calls(self.program, choose, compiler)
             undecided.conditionals(self.program, choose)
         if compiler != "clang":  # g++ may stand behind the tests' fake of NVRTC
-            self.passes.indexed_conditionals()
+            for_gcc.indexed_conditionals(self.program)
         self.passes.range_designators()
         flow = ControlFlow(self.program, constant_conditions)
         may_skip = masks = False

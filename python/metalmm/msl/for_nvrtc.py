@@ -1,8 +1,9 @@
-"""Edits of what NVRTC has not of classes, as half, bfloat and vectors are to it."""
+"""Edits of what NVRTC has not: of classes, as half, bfloat and vectors are to it, and of constants and expressions."""
 
 from __future__ import annotations
 
-from .tokens import Source
+from .program import Program
+from .tokens import OPEN, Source
 
 _OF_A_NAME = {"::", "<", ">", ","}
 _QUALIFIERS = {"device", "constant", "threadgroup", "thread", "const"}
@@ -49,3 +50,44 @@ def words_of_members(source: Source) -> None:
             source.blank(i, close + 1)
             tokens[i].text = f"::metalmm::cuda::words_of<{kind}, alignof(decltype({'*' * (arrow.text == '->')}{x.text}))>("
             member.text += ")"
+
+
+def constant_constants(program: Program) -> None:
+    """NVRTC sets no variable from another one before a kernel runs, but for what is constexpr."""
+    for d in program.declarations:
+        tokens = program.source.tokens[d.start : d.end]
+        words = [t.text for t in tokens]
+        if (
+            not d.is_function
+            and d.name
+            and words[0] in ("constant", "static", "const")
+            and "constant" in words
+            and "*" not in words
+            and not {"constexpr", "typedef", "struct"} & set(words)
+        ):
+            tokens[words.index("constant")].text = "constexpr"
+
+
+def statement_expressions(program: Program) -> None:
+    """`({ … });` alone is a block, and one with a value a lambda: NVRTC takes no statement in what has a value."""
+    tokens = program.source.tokens
+    for i in range(1, len(tokens) - 1):
+        if tokens[i].text != "(" or tokens[i + 1].text != "{":
+            continue
+        close, before = program.source.matching(i), tokens[program.source.previous(i) or 0].text
+        if before in (";", "{", "}", ")", "else", "do") and tokens[close + 1].text == ";":
+            tokens[i].text = tokens[close].text = tokens[close + 1].text = ""
+        elif tokens[close - 2].text == ";":
+            last = j = i + 1  # what ends the last statement but one
+            while (j := program.source.matching(j) + 1 if tokens[j].text in OPEN and j > i + 1 else j + 1) < close - 2:
+                last = j if tokens[j].text == ";" else program.source.matching(j) if tokens[j].text == "{" else last
+            tokens[i].text, tokens[last].behind, tokens[close].text = "[&]", " return ", "()"
+
+
+def library_specializations(program: Program) -> None:
+    """NVRTC takes one of a template of metal's under its whole name alone, where `using namespace metal` gives the short one."""
+    for d in (d for d in program.declarations if not d.is_function and d.body >= 0 and not d.namespace):
+        for i in range(d.start, d.body):
+            words = [t.text for t in program.source.tokens[i : i + 3]]
+            if words[0] == "struct" and words[1] in ("numeric_limits", "_numeric_limits_impl") and words[2] == "<":
+                program.source.tokens[i + 1].text = f"metal::{words[1]}"
