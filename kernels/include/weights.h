@@ -9,45 +9,10 @@
 #include <metal_stdlib>
 
 #include "../cpu/sixteen.h"
+#include "dense_weights.h"
 #include "octet.h"
 #include "packing.h"
 #include "scales.h"
-
-// Whether sums of 32 products of A and a byte are far from the largest float, so that the scale can wait for them.
-template <class T>
-struct IsSmall {
-  enum { VALUE = 0 };
-};
-template <>
-struct IsSmall<half> {
-  enum { VALUE = 1 };
-};
-
-// Where the weights of one matrix are. 2^shift neighbours along K share a scale; ldb: of dense ones, in elements; whole, for add_up
-// alone: rows of A and of the weights begin on vectors.
-struct WeightsAt {
-  const device uchar* values;
-  const device uchar* scales;
-  const device uchar* biases;
-  uint n, k, ldb, shift, low_byte;
-  bool whole;
-};
-
-struct Eight {
-  metal::float4 low, high;
-};
-
-// Where threadgroup memory holds element i of A, by fours: another four between blocks of 32, for lanes that are 32 apart would otherwise
-// want the same bank.
-constexpr constant uint PITCH = 9;
-METAL_FUNC uint staged_at(uint i) { return i / 32 * PITCH + i % 32 / 4; }
-
-// What makes weights of a piece's integers. Of those that are shifted, `rest` is what is added where the integer was set into 2^16 (halves
-// of bytes: 2^11), and where into 2^8 (2^7).
-struct Factors {
-  float scale;
-  metal::float2 rest;
-};
 
 // Weights of one format: CANONICAL blocks, or rows. T: the operands' type.
 template <class T, int FORMAT, bool CANONICAL>
@@ -228,42 +193,4 @@ struct Weights {
       value += float((high_of<FORMAT>(upper_bits(by), k / 8 % 4) >> k % 8 * 4 & Packing<FORMAT>::HIGH_MASK) * 16);
     return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_of), value, by.bias(half_of)) : by.scale(half_of) * value;
   }
-};
-
-template <class T, bool CANONICAL>
-struct Weights<T, DENSE, CANONICAL> {
-  typedef Packing<DENSE> Pack;
-  enum : uint { SHIFTED = 0 };
-  struct Piece {
-    Octet<T> elements;
-  };
-  static METAL_FUNC Piece nothing() { return {{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))}}; }
-  static METAL_FUNC const device T* element(WeightsAt w, uint column, uint k) {
-    return reinterpret_cast<const device T*>(w.values) + (column * w.ldb + k);
-  }
-  static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
-    return {reinterpret_cast<const device uchar*>(element(w, column, k)), w.scales, w.biases, 0};
-  }
-  static METAL_FUNC WeightsAt behind(WeightsAt w, uint rows) {
-    w.values += rows * ulong(w.ldb) * sizeof(T);
-    return w;
-  }
-  template <uint STEP>
-  static METAL_FUNC Cursor moved(WeightsAt, Cursor c, uint, uint times) {
-    return {c.values + STEP * 8 * sizeof(T) * times, c.scales, c.biases, 0};
-  }
-#ifdef __METALMM_CPU__
-  template <bool WHOLE>
-  static METAL_FUNC Sixteen half_block(Cursor c, uint which) {
-    return sixteen<WHOLE>(reinterpret_cast<const device T*>(c.values) + 16 * which);
-  }
-  template <bool LATE>
-  static METAL_FUNC void scale(Cursor, thread Sixteen (&)[2], thread Sixteen&) {}
-#endif
-  static METAL_FUNC Piece load(Cursor c) { return {load_octet(reinterpret_cast<const device T*>(c.values))}; }
-  static METAL_FUNC Factors factors(Piece, uint, thread bool&) { return {1.0f, metal::float2(0.0f)}; }
-  static METAL_FUNC Eight eight(Piece piece, Factors, uint, uint) {
-    return {metal::float4(piece.elements.low), metal::float4(piece.elements.high)};
-  }
-  static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return float(*element(w, column, k)); }
 };

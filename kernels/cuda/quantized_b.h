@@ -1,0 +1,164 @@
+// Tiles of quantized weights for NVIDIA's tensor cores (products.h).
+#pragma once
+#include "../include/products.h"
+#include "../include/quantized_b.h"
+#include "../include/terms.h"
+#include "groups.h"
+
+#ifdef __METALMM_CUDA__
+// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Their order is
+// [32 of k][column][word]. Scales come by way of registers, one step ahead.
+template <class T, class From, int BK, int BN, int TG>
+struct QuantizedB<T, From, BK, BN, TG, true> {
+  typedef QuantizedTile<T, From, BK, BN, true> Of;
+  typedef typename Of::Bits Bits;
+  typedef typename Of::By By;
+  typedef typename Of::Pack Pack;
+  enum : uint {
+    HAS_BIAS = Pack::HAS_BIAS,
+    WORDS = From::BLOCK / 4,         // of a block
+    PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
+    EACH = (PIECES * BN + TG - 1) / TG,
+    BLOCKS = BK / 32 * BN,  // of 32 of k, whose scales lie together
+    BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
+    OF_FACTORS = BLOCKS * WORDS,  // words
+    OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
+    OF_HIGH = OF_ZEROS + HAS_BIAS * Of::FACTORS,
+    BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Of::FACTORS)
+  };
+  const device uchar* next[EACH];
+  Cursor factor[BLOCKS_EACH];
+  By by[BLOCKS_EACH];
+
+  template <bool WHOLE>
+  METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < EACH; i++) {
+      uint piece = tid + i * TG, at = piece % PIECES * 4;
+      next[i] = Of::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
+    }
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
+      uint i = tid + j * TG, k_i = k + i / BN * 32;
+      factor[j] = Of::at(w, col0 + i % BN, k_i);
+      by[j] = Of::template scales<WHOLE>(w, factor[j], k_i);
+    }
+  }
+  template <bool WHOLE>
+  METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, uint tid) thread {
+    threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < (WHOLE ? EACH : 0); i++) {
+      uint piece = tid + i * TG, at = piece % PIECES * 4;
+      if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
+      metal::copy_later(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
+      next[i] += From::bytes_along(w, BK / 32);
+    }
+    for (uint eight = tid; eight < (WHOLE ? 0 : Of::EIGHTS); eight += TG) {
+      uint column = eight / Of::ACROSS, along = eight % Of::ACROSS, k = k0 + along * 8;
+      Bits y = Of::some(w, Of::at(w, col0 + column, k), k);
+      threadgroup uint* to = words + (along / 4 * BN + column) * WORDS + along % 4 * Bits::WORDS;
+      to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
+    }
+  }
+  // What the next step's `put` stores.
+  template <bool WHOLE>
+  METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
+      uint k = k0 + (tid + j * TG) / BN * 32;
+      factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
+      by[j] = Of::template scales<WHOLE>(w, factor[j], k);
+    }
+  }
+  template <class A>
+  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
+    threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < BLOCKS_EACH; j++) {
+      uint i = tid + j * TG;
+      if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
+      Terms<Pack::ID> terms = Terms<Pack::ID>::of(by[j]);
+#pragma clang loop unroll(full)
+      for (uint h = 0; h < Pack::HALVES; h++) {
+        uint at = (i / BN * Pack::HALVES + h) * BN + i % BN;
+        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = terms.factor[h];
+        if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(terms.offset[h]);
+        if (Pack::HIGH > 0) words[OF_HIGH + at] = terms.high(2 * h);
+      }
+    }
+  }
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup Factor*>(reinterpret_cast<const threadgroup uint*>(tile) + OF_FACTORS);
+  }
+  // As lanes hold B: eight columns by 32 of k, two products' worth. Of each eight of k a lane has two neighbours.
+  static METAL_FUNC metal::uint4 eight_columns(const threadgroup T* tile, uint k, uint from, uint beyond, uint lane, uint low) {
+    const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
+    uint column = from + lane / 4, further = k / 32 * BN + beyond;
+    const threadgroup metal::uint4* bits = reinterpret_cast<const threadgroup metal::uint4*>(words + column * WORDS + further * WORDS);
+    metal::half2 zero[Pack::HALVES];
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Pack::HALVES; h++)
+      zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
+                         : offset_of<Pack::ID>(zero_of<Pack::ID>(1.0f, 0.0f));
+    uint high[Pack::HALVES];
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Of::EACH + h) * BN + beyond] : 0;
+    metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
+    metal::uint4 y;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) {
+      uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
+      uint own = metal::pick_bytes(first, second, which(lane));
+      uint half_of = i / 2 % Pack::HALVES, more = 0;
+      if (Pack::HIGH > 0)
+        more = (metal::pick_bytes(high[half_of], high[half_of], which(lane)) >> i * Pack::HIGH % 4 << 4) & Pack::HIGH_MASK * 0x01000010u;
+      y[i] = as_type<uint>(Integers<T>::pair(numbers(own, more, zero[half_of], low)));
+    }
+    return y;
+  }
+
+ private:
+  // Of eight bytes a lane's: two neighbours, or the one that has both. They come where a number of type half has its lowest bits.
+  static METAL_FUNC uint which(uint lane) {
+    uint pair = lane % 4;
+    return Pack::BITS == 8 ? 0x100u + 0x202u * pair : 0x101u * pair;
+  }
+  // more: their upper bits, where these belong.
+  static METAL_FUNC metal::half2 numbers(uint bytes, uint more, metal::half2 zero, uint low) {
+    if (Pack::IS_FLOAT) return halves_of_floats<Pack::ID>(Pack::BITS == 8 ? bytes : (bytes & 0xffffu) | (bytes >> 4 & 0xffff0000u));
+    uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::SIGNED ? 0x00800080u : 0;
+    uint bits = signs != 0 ? (bytes & mask) ^ (0x64006400u | signs) : (bytes & mask) | 0x64006400u;
+    metal::half2 x = as_type<metal::half2>(bits ^ more);
+    return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
+  }
+};
+
+// The same with the sums of A's rows over each 32 of k, of weights with a bias: [32 of k][row].
+template <class T, class From, class S>
+struct TurnedB : QuantizedB<T, From, S::BK, S::BN, S::TG, true> {
+  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, true> Base;
+  enum : uint { ROWS = S::BM, OF_SUMS = Base::BYTES, BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * ROWS * sizeof(float) };
+
+  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile) {
+    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T));
+  }
+  // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
+  template <class A>
+  METAL_FUNC void put(WeightsAt w, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
+    Base::template put<A>(w, a, tile, tid);
+    threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T));
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < (Base::HAS_BIAS ? ROWS * A::ACROSS / S::TG : 0); i++) {
+      OctetBits<T> bits = {*reinterpret_cast<const threadgroup metal::uint4*>(a + A::template place<S::TG>(tid, i))};
+      Octet<T> x = octet_of(bits);
+      metal::float4 both = metal::float4(x.low) + metal::float4(x.high);
+      float sum = (both.x + both.y) + (both.z + both.w);
+      sum += metal::simd_shuffle_xor(sum, 1);
+      sum += metal::simd_shuffle_xor(sum, 2);
+      uint eight = tid + i * S::TG;
+      if (tid % 4 == 0) to[eight % A::ACROSS / 4 * ROWS + eight / A::ACROSS] = sum;
+    }
+  }
+};
+#endif
