@@ -14,7 +14,10 @@ from .here import ROOT
 Change = tuple[str, str, str]  # a file, its old text, its new
 # On the CPU device, too, what asks for tensor cores: lanes are fibers, and a product of theirs is what the fake GPU makes of it.
 ON_CPU: tuple[Change, ...] = (
-    *((path, "#ifdef __METALMM_CUDA__", "#if 1") for path in ("cuda/tensor.h", "cuda/products.h", "cuda/quantized_b.h", "cuda/groups.h", "include/tile.h")),
+    *(
+        (path, "#ifdef __METALMM_CUDA__", "#if 1")
+        for path in ("cuda/tensor.h", "cuda/products.h", "cuda/quantized_b.h", "cuda/groups.h", "include/tile.h")
+    ),
     ("variants.toml", 'devices = ["cuda"]\n', ""),
 )
 
