@@ -14,6 +14,11 @@ from support.four_threads import HEAD, run
 from support.here import REAL_GPU
 
 REFUSED = [
+    (  # one that asks another of a copy of itself is not the same
+        "struct Z { int a; int f() const { return a; } int f() device const { return Z(*this).f() + 1; } };\nkernel void k(device Z* z) { z[0].a = z[1].f(); }",
+        3,
+        "'f' differs from its overload at .* in the address space alone, and their bodies differ",
+    ),
     (
         "struct S {\nprivate:\n  int x;\npublic:\n  int f() { static int n = 1; return n; }\n};\nkernel void k(device int* o) { S s; o[0] = s.f(); }",
         7,

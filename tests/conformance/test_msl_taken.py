@@ -453,6 +453,39 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [5] * 4,
     ),
+    "a vector member named as a swizzle": (
+        "struct R { int2 xy; int x, y; };\n"
+        "kernel void k(device int* o) { R r; r.x = 1; r.y = 2; r.xy = int2(3); r.xy.x += 4; r.xy.y = 9; o[0] = r.x; o[1] = r.y; o[2] = r.xy.x; o[3] = r.xy.y; }",
+        {},
+        [1, 2, 7, 9],
+    ),
+    "a variable named as a swizzle": (
+        f"kernel void k(device int* o, {I}) {{ int4 v(1, 2, 3, 4); auto xy = v.zw; int zw = 5; o[i] = xy.x + v.xy.x + zw + v.zw.y; }}",
+        {},
+        [13] * 4,
+    ),
+    "a write behind a keyword": (
+        f"kernel void k(device int* o, {I}) {{ int4 v(1, 2, 3, 4); if (i < 2) v.x = 9; else (v.xy) = int2(7, 8); do (v.zw) += 1; while (v.z < 4); o[i] = v.x + v.w; }}",
+        {},
+        [14, 14, 12, 12],
+    ),
+    "classes that are numbers, in metal's functions": (
+        "template <int N> using Int = integral_constant<int, N>;\nstruct Q { float v; operator float() const { return v; } };\n"
+        f"kernel void k(device int* o, {I}) {{ Int<5> n; o[i] = min(n, 3) + clamp(n, 1, 4) + int(pow(Q{{4}}, 2.0f)) + int(mix(0.0f, 10.0f, Q{{1}})); }}",
+        {},
+        [33] * 4,
+    ),
+    "classes with the names of a picture's functions": (
+        "struct object { int a; operator int() const { return 100; } };\nobject operator+(object x, object y) { return object{x.a + y.a}; }\n"
+        f"int g(object x) {{ return x.a; }}\nkernel void k(device int* o, {I}) {{ o[i] = g(object{{3}} + object{{4}}); }}",
+        {},
+        [7] * 4,
+    ),
+    "a prototype without names": (
+        f"struct Q {{ int a; }}; constexpr int2 f(Q); constexpr int2 f(Q q) {{ return int2(1, q.a); }}\nkernel void k(device int* o, {I}) {{ o[i] = f(Q{{5}}).y; }}",
+        {},
+        [5] * 4,
+    ),
     "an initializer_list": (
         "template <typename T> struct V { T e[2]; V(initializer_list<T> l) { auto p = l.begin(); for (size_t i = 0; i < l.size(); i++) e[i] = *(p + i); } };\n"
         f"kernel void k(device int* o, {I}) {{ V<float> v{{1.0f, 2.0f}}; o[i] = int(v.e[1]); }}",

@@ -117,6 +117,17 @@ def test_steps_of_k_are_added(n: int, k: int, device: metalmm.Device) -> None:
     np.testing.assert_array_equal(c, expected)
 
 
+@pytest.mark.usefixtures("each_compiler")
+def test_a_fixed_k_is_taken_whole(device: metalmm.Device) -> None:
+    """Past the end of an operand nothing is read; and it may be long."""
+    for length, k in ((40000, 40000), (65536, 65536), (16, 32)):
+        a, b, c = np.ones((16, length), np.float32), np.ones((length, 16), np.float32), np.zeros((16, 16), np.float32)
+        text = whole("float", "float", False, False, WHOLE.replace("32, 16, dynamic_length_v<int>", f"16, 16, {k}").replace("* 32", "* 16"))
+        text = text.replace("execution_simdgroups<2>", "execution_simdgroup").replace("(TA ? m : k) + 3", "k")
+        device.compile(text).kernel("k")(a, b, c, np.array([16, 16, length, 0], np.int32), grid=1, threadgroup=32)
+        np.testing.assert_array_equal(c, np.full((16, 16), k if k <= length else np.nan, np.float32))
+
+
 @pytest.mark.parametrize(
     ("was", "becomes", "message"),
     [

@@ -98,8 +98,8 @@ template <class B> using _negation = negation<B>;
 // Public kernels specialize the one with the underscore, as they may with Apple's headers, and ask the other.
 template <class T> struct _numeric_limits_impl {
   static constexpr bool is_specialized = metalmm::msl::is_int<T>::value, is_signed = metalmm::msl::is_signed_int<T>, is_integer = true;
-  static constexpr bool is_exact = true, is_bounded = true, is_iec559 = false, is_modulo = !is_signed, has_signaling_NaN = false;
-  static constexpr int digits = 8 * sizeof(T) - metalmm::msl::is_signed_int<T>, digits10 = digits * 301 / 1000, max_digits10 = 0, radix = 2;
+  static constexpr bool is_exact = true, is_bounded = true, is_iec559 = false, is_modulo = !is_signed && !metalmm::msl::is_same<T, bool>::value, has_signaling_NaN = false;
+  static constexpr int digits = metalmm::msl::is_same<T, bool>::value ? 1 : 8 * sizeof(T) - metalmm::msl::is_signed_int<T>, digits10 = digits * 301 / 1000, max_digits10 = 0, radix = 2;
   static constexpr int min_exponent = 0, max_exponent = 0, min_exponent10 = 0, max_exponent10 = 0;
   static constexpr T min() { return metalmm::msl::int_min<T>; }
   static constexpr T max() { return metalmm::msl::int_max<T>; }

@@ -17,15 +17,19 @@ template <class T, int N> struct element<vec<T, N>> { using type = T; };
 template <class T> using element_t = typename element<T>::type;
 
 // What operands of an elementwise function have in common: the vector, if one is; the usual conversions otherwise.
-// Nothing, if one is a class of the program's own, whose overload of the function is meant.
-template <class A> constexpr bool counts_as_number = is_scalar<A>::value || __is_enum(A);
-template <class A, class B, bool = counts_as_number<A> && counts_as_number<B>> struct common_number { using type = void; };
-template <class A, class B> struct common_number<A, B, true> { using type = decltype(true ? A() : B()); };
-template <class A> struct common_number<A, A, true> { using type = A; };
+// Nothing, if one is a class of the program's own that is no number either: its overload of the function is meant.
+template <class T> T some_value();
+template <class T> struct nothing { using type = void; };
+template <class A, class B, class = void> struct common_number { using type = void; };
+template <class A, class B> struct common_number<A, B, typename nothing<decltype(true ? some_value<A>() : some_value<B>())>::type> {
+  using type = value_t<decltype(true ? some_value<A>() : some_value<B>())>;
+};
+template <class A> constexpr bool counts_as_number = __is_enum(A) || !is_same<typename common_number<A, float>::type, void>::value;
 template <class A, class B, bool VA = is_vector<A>, bool VB = is_vector<B>> struct common { using type = value_t<A>; };
 template <class A, class B> struct common<A, B, true, false> { using type = typename conditional<counts_as_number<B>, value_t<A>, void>::type; };
 template <class A, class B> struct common<A, B, false, true> { using type = typename conditional<counts_as_number<A>, value_t<B>, void>::type; };
 template <class A, class B> struct common<A, B, false, false> : common_number<A, B> {};
+template <class A> struct common<A, A, false, false> { using type = typename conditional<__is_enum(A), A, value_t<A>>::type; };
 // Of a class ?: cannot say.
 template <class B> struct common<bfloat, B, false, false> { using type = typename conditional<is_same<B, float>::value || is_same<B, double>::value, float, bfloat>::type; };
 template <class A> struct common<A, bfloat, false, false> { using type = typename common<bfloat, A>::type; };

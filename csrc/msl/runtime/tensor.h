@@ -76,12 +76,12 @@ struct matmul2d_descriptor {
         relaxed_precision(relaxed), matmul_mode(how) {}
   // As a number: C++17 has no arguments of templates that are of a class.
   constexpr operator unsigned long long() const {
-    auto word = [](auto x, int at) { return static_cast<unsigned long long>(static_cast<unsigned short>(x)) << at; };
-    return word(m, 0) | word(n, 16) | word(k, 32) | word(transpose_left, 48) | word(transpose_right, 49) | word(matmul_mode, 50);
+    auto word = [](auto x, int at) { return static_cast<unsigned long long>(x) << at; };
+    return word(m, 0) | word(n, 15) | word(k + 1, 30) | word(transpose_left, 61) | word(transpose_right, 62) | word(matmul_mode, 63);
   }
   static constexpr matmul2d_descriptor of(unsigned long long x) {
-    auto word = [x](int at) { return static_cast<int>(static_cast<short>(x >> at)); };
-    return {word(0), word(16), word(32), (x >> 48 & 1) != 0, (x >> 49 & 1) != 0, false, static_cast<mode>(x >> 50 & 1)};
+    auto word = [x](int at, int bits) { return static_cast<int>(x >> at & ((1ull << bits) - 1)); };
+    return {word(0, 15), word(15, 15), word(30, 31) - 1, word(61, 1) != 0, word(62, 1) != 0, false, static_cast<mode>(word(63, 1))};
   }
 };
 
@@ -132,11 +132,12 @@ template <unsigned long long Bits, class Scope> class matmul2d {
   template <class Left, class Right, class T>
   METALMM_INLINE void run(Left& a, Right& b, CooperativeTensor<T, D.m, D.n, Scope, Left, Right>& sums) const {
     int depth = D.k == -1 ? a.size.extent(D.transpose_left) : D.k;
+    bool is_whole = depth <= a.size.extent(D.transpose_left) && depth <= b.size.extent(!D.transpose_right);
     sums.each([&](T& x, int column, int row) {
       if (row >= a.size.extent(!D.transpose_left) || column >= b.size.extent(D.transpose_right)) return;
       number<T> sum = D.matmul_mode == matmul2d_descriptor::mode::multiply ? 0 : x;
-      for (int k = 0; k < depth; k++) sum += static_cast<number<T>>(left(a, row, k)) * static_cast<number<T>>(right(b, k, column));
-      x = static_cast<T>(sum);
+      for (int k = 0; is_whole && k < depth; k++) sum += static_cast<number<T>>(left(a, row, k)) * static_cast<number<T>>(right(b, k, column));
+      x = is_whole || metal::is_integral<T>::value ? static_cast<T>(sum) : static_cast<T>(__builtin_nanf(""));
     });
   }
 

@@ -350,7 +350,7 @@ template <class T, int N> struct vec : storage<T, N, true> {
 
   vec() = default;
   vec(const vec&) = default;
-  vec& operator=(const vec&) = default;
+  vec& operator=(const vec&) & = default;  // as all that writes: what is written to a swizzle's value would be lost
   template <class U, class = scalar_only<U>> METALMM_INLINE METALMM_CONSTEXPR vec(U s) METALMM_ZEROED {
     for (int i = 0; i < N; i++) this->e[i] = static_cast<T>(s);
   }
@@ -386,14 +386,14 @@ template <class T, int N> struct vec : storage<T, N, true> {
   METALMM_INLINE METALMM_CONSTEXPR vec operator-() const { return map(*this, [](T a) { return static_cast<T>(-a); }); }
   METALMM_INLINE vec operator~() const { return map(*this, [](T a) { return static_cast<T>(~a); }); }
   METALMM_INLINE vec<bool, N> operator!() const { return vec<bool, N>::map(*this, [](T a) { return !a; }); }
-  METALMM_INLINE vec& operator++() { return *this = *this + T(1); }
-  METALMM_INLINE vec& operator--() { return *this = *this - T(1); }
-  METALMM_INLINE vec operator++(int) {
+  METALMM_INLINE vec& operator++() & { return *this = *this + T(1); }
+  METALMM_INLINE vec& operator--() & { return *this = *this - T(1); }
+  METALMM_INLINE vec operator++(int) & {
     vec before = *this;
     ++*this;
     return before;
   }
-  METALMM_INLINE vec operator--(int) {
+  METALMM_INLINE vec operator--(int) & {
     vec before = *this;
     --*this;
     return before;
@@ -412,7 +412,7 @@ template <class T, int N> struct vec : storage<T, N, true> {
   }
 
 #define METALMM_ASSIGN(op) \
-  template <class U> METALMM_INLINE vec& operator op##=(const U& u) { return *this = *this op u; }
+  template <class U> METALMM_INLINE vec& operator op##=(const U& u) & { return *this = *this op u; }
 // Scalars meet a vector as its element type, whatever their own.
 #define METALMM_SCALAR_FORMS(R, op)                                                                               \
   template <class U, class = scalar_only<U>> friend METALMM_INLINE R operator op(const vec& a, U b) { return a op vec(b); } \
@@ -538,8 +538,7 @@ template <class A> struct read_as { using type = A&&; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<const swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>> { using type = V; };
-// const: what is written to it would be lost.
-template <class A> METALMM_INLINE constexpr const typename read_as<A>::type operator->*(A&& a, Read) {
+template <class A> METALMM_INLINE constexpr typename read_as<A>::type operator->*(A&& a, Read) {
   return static_cast<typename read_as<A>::type>(a);
 }
 

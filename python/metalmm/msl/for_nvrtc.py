@@ -5,6 +5,7 @@ from __future__ import annotations
 from .program import Program
 from .tokens import OPEN, Source
 
+_JUMPS = {"return", "break", "continue"}  # out of an expression, where a lambda would keep them
 _OF_A_NAME = {"::", "<", ">", ","}
 _QUALIFIERS = {"device", "constant", "threadgroup", "thread", "const"}
 

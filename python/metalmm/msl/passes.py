@@ -19,7 +19,6 @@ _MEMBERS = re.compile(r"[xyzw]{1,4}|[rgba]{1,4}")
 _INTEGERS = {*NUMBERS[:9], "unsigned", "size_t", *(f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64))}
 _CONDITION = re.compile(r"(?!.*(?:<<|>>))(?:&&|\|\||[=!<>]=|[!<>()])*")  # between names and numbers: what it makes is true or false
 _PICTURES = {"vertex", "fragment", "object", "mesh"}
-_DELEGATES = re.compile(r"\{ return [-!~]?\s*\w+ \( \* this \)[^;]*; \}")  # to a copy of itself, which lies in no address space of theirs
 
 
 class Passes:
@@ -100,7 +99,8 @@ class Passes:
         tokens, first = self.source.tokens, d.start
         while tokens[first].text == "template":
             first = self.source.angle_end(first + 1) + 1
-        return tokens[first].text in _PICTURES or any(not _PICTURES.isdisjoint(a.names) for a in d.attributes)
+        is_one = tokens[first].text in ("vertex", "fragment") and tokens[first + 1].kind == "name" and tokens[first + 1].text != "operator"
+        return is_one or any(not _PICTURES.isdisjoint(a.names) for a in d.attributes)
 
     def drop_other_kernels(self, chosen: Declaration) -> None:
         tokens = self.source.tokens
@@ -203,7 +203,7 @@ class Passes:
             member = self.program.declaration(i, end, ())
             if member.is_function:
                 self._trailing_qualifier(member, owner.name)
-                self._drop_if_seen(seen, member, ())
+                self._drop_if_seen(seen, member, (), owner.name)
             elif member.body >= 0 and member.name:
                 self._class_body(member)
             elif [t.text for t in tokens[member.end - 3 : member.end]] == ["=", "default", ";"]:
@@ -230,7 +230,7 @@ class Passes:
                 is_const = tokens[i - 1].text == "const" or tokens[i + 1].text == "const" or member.name == owner
                 tokens[i].text = "" if is_const else "const"
 
-    def _drop_if_seen(self, seen: dict[tuple[str, ...], tuple[int, str]], d: Declaration, scope: tuple[str, ...]) -> None:
+    def _drop_if_seen(self, seen: dict[tuple[str, ...], tuple[int, str]], d: Declaration, scope: tuple[str, ...], owner: str = "") -> None:
         tokens = self.source.tokens
         words = [self._erased(i) for i in range(d.start, d.end)]
         header = d.body - d.start
@@ -249,9 +249,10 @@ class Passes:
             seen[key] = (d.start, body)
             return
         first, other = seen[key]
-        if other != body and _DELEGATES.fullmatch(other):
+        asks_copy = self._of_a_copy(words[:header], len(names), owner)
+        if other != body and other == asks_copy:
             seen[key], d = (d.start, body), self.program.declaration(first, d.start, ())
-        elif other != body and not _DELEGATES.fullmatch(body):
+        elif other != body and body != asks_copy:
             if not d.is_function and d.name + "<" not in "".join(words[:header]):
                 return
             raise self.source.fail(
@@ -261,6 +262,16 @@ class Passes:
         self.source.blank(d.start, d.end)
         if tokens[d.end - 1].text == "":
             tokens[d.end - 1].text = ";" if d.is_function or scope else ""
+
+    def _of_a_copy(self, header: list[str], parameters: int, owner: str) -> str:
+        """The body of a member that asks the same of a copy of itself, which lies in no address space of theirs."""
+        words, copy = [w for w in header if w], f"{owner} ( * this )"
+        opening = words.index("(") if "(" in words else 0
+        if "operator" in words and words.index("operator") < opening:
+            sign = " ".join(words[words.index("operator") + 1 : opening])
+            operand = words[words.index(")", opening) - 1]  # its name, or the bracket itself
+            return f"{{ return {sign} {copy} ; }}" if operand == "(" else f"{{ return {copy} {sign} {operand} ; }}"
+        return f"{{ return {copy} . {words[opening - 1]} ( {' , '.join(f'${i}' for i in range(parameters))} ) ; }}".replace("(  )", "( )")
 
     def _parameter_names(self, d: Declaration, words: list[str]) -> dict[str, str]:
         """Parameter name -> its number, for functions that differ in these names too."""
@@ -400,18 +411,24 @@ class Passes:
     def swizzles(self) -> None:
         """v.xy that is read becomes its vector at once (`->*metalmm_read`), so that `auto`, ?: and templates see a vector."""
         tokens = self.source.tokens
-        # Names that a class of the program's gives a member of a class: `S s; s.ab.x`.
-        members = {
-            b.text for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
-            if a.kind == "name" and a.text not in BEFORE_EXPRESSIONS and a.text not in VECTORS and c.text in (";", ",", "[", "=") and _SWIZZLE.fullmatch(b.text)
-        }  # fmt: skip
+        classes = {b.text for a, b in itertools.pairwise(tokens) if a.text in ("struct", "class", "union") and b.kind == "name"}
+        declared, members = set[str](), set[str]()  # names; those that may be of a class, which has components of its own
+        for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False):
+            if (
+                _SWIZZLE.fullmatch(b.text)
+                and c.text in (";", ",", "[", "=", ")", "(", "{")
+                and (a.kind == "name" or a.text in (">", "&", "*", ","))
+            ):
+                declared.add(b.text)
+                members |= {b.text} & ({b.text} if a.text in classes else set())
         for i in range(1, len(tokens) - 2):
             if tokens[i - 1].text not in (".", "->") or not _SWIZZLE.fullmatch(tokens[i].text):
                 continue
             after, beyond = tokens[i + 1].text, tokens[i + 2].text
             if after == "." and _MEMBERS.fullmatch(beyond):
-                if tokens[i].text not in members and self._is_written(i + 2):  # v.rgba.xy = …
-                    tokens[i].text = "".join(tokens[i].text["xyzw".find(c) if c in "xyzw" else "rgba".find(c)] for c in beyond)
+                places = ["xyzw".find(c) if c in "xyzw" else "rgba".find(c) for c in beyond]
+                if tokens[i].text not in declared and max(places) < len(tokens[i].text) and self._is_written(i + 2):  # v.rgba.xy = …
+                    tokens[i].text = "".join(tokens[i].text[place] for place in places)
                     self.source.blank(i + 1, i + 3)
                 elif tokens[i].text not in members:
                     tokens[i].text += ".metalmm_value()"  # v.rgba.xy
@@ -431,8 +448,12 @@ class Passes:
                 first -= 2
             else:
                 break
-        while tokens[i + 1].text == ")" and self.source.opening(i + 1) == first - 1 and tokens[first - 2].kind != "name":
+        while i + 3 < len(tokens) and tokens[i + 1].text == ")" and self.source.opening(i + 1) == first - 1:
+            if tokens[first - 2].kind == "name" and tokens[first - 2].text not in BEFORE_EXPRESSIONS:
+                break  # a call's
             first, i = first - 1, i + 1
+        if i + 2 >= len(tokens):
+            return False
         after, beyond = tokens[i + 1], tokens[i + 2]
         sign, second = tokens[first - 2].text, tokens[first - 1]
         return (

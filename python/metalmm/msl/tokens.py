@@ -25,6 +25,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*[\s\S]*?\*/")
 PRAGMA = re.compile(r"^[ \t]*#[ \t]*pragma([^\n]*)", re.MULTILINE)
 NUMBERS = ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "float", "bfloat"]  # MSL's types of them
 BEFORE_EXPRESSIONS = {"return", "else", "do", "case", "and", "or", "not", "throw"}  # names behind which one begins
+_NAMES_TYPE = {"struct", "class", "union", "enum", "typename", "using"}
 VECTORS = {f"{kind}{n}" for kind in NUMBERS for n in (2, 3, 4)}
 OPEN = {"(": ")", "[": "]", "{": "}"}
 
@@ -172,6 +173,8 @@ class Source:
         if words[close + 1].text not in (";", ",") or close == opening + 1:
             return False
         inside = words[opening + 1 : close + 1]
+        if len(inside) == 2 and any(a.text in _NAMES_TYPE and b.text == inside[0].text for a, b in itertools.pairwise(words)):
+            return False
         return not any(
             x.kind == "name" and (y.kind == "name" or (x.text in (*NUMBERS, *VECTORS) and y.text in (",", ")")))
             for x, y in itertools.pairwise(inside)
