@@ -1,8 +1,9 @@
 // Any m, n, k and layout by Metal 4's tensor operations, which an M5's GPU has in hardware: SG simdgroups own BM x BN of the output.
-#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
-
+// clang-format off: the last is empty without what those before it define
 #include <metal_stdlib>
 #include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+// clang-format on
 
 #include "include/epilogue.h"
 
@@ -13,6 +14,15 @@ METAL_FUNC auto rest_of(const device T* first, uint columns, uint rows, uint ld)
   typedef metal::dextents<int, 2> Extents;
   return metal::tensor<device T, Extents, metal::tensor_inline>((device T*)first, Extents(int(columns), int(rows)),
                                                                 metal::array<int, 2>{1, int(ld)});
+}
+
+// For rows that are further apart than tensors' may be: llama.cpp #27064 tells of distances from 2^16 on that fail.
+template <class T>
+METAL_FUNC float one_by_one(const device T* a, ulong step_a, const device T* b, ulong step_b, uint k) {
+  float sum = 0.0f;
+#pragma clang loop unroll(disable)
+  for (uint i = 0; i < k; i++) sum += float(a[i * step_a]) * float(b[i * step_b]);
+  return sum;
 }
 
 template <class T, int BM, int BN, int TG, bool TA, bool TB>
@@ -31,11 +41,16 @@ template <class T, int BM, int BN, int TG, bool TA, bool TB>
   constexpr auto product = matmul2d_descriptor(BM, BN, int(metal::dynamic_extent), TA, TB, false, matmul2d_descriptor::mode::multiply);
   matmul2d<product, metal::execution_simdgroups<TG / 32>> op;
   auto sums = op.template get_destination_cooperative_tensor<decltype(a), decltype(b), float>();
-  op.run(a, b, sums);
+  bool is_far = metal::max(p.lda, p.ldb) >= 65536;
+  if (!is_far) op.run(a, b, sums);
 #pragma clang loop unroll(full)
   for (ushort i = 0; i < sums.get_capacity(); i++) {
     if (!sums.is_valid_element(i)) continue;
     auto at = sums.get_multidimensional_index(i);  // column, row
-    if (uint(at[0]) < columns && uint(at[1]) < rows) store_result(D, C, bias, p, group.z, row + at[1], col + at[0], sums[i]);
+    if (uint(at[0]) >= columns || uint(at[1]) >= rows) continue;
+    const device T* own_a = from_a + ulong(at[1]) * (TA ? 1 : p.lda);
+    const device T* own_b = from_b + ulong(at[0]) * (TB ? p.ldb : 1);
+    float sum = is_far ? one_by_one(own_a, TA ? p.lda : 1, own_b, TB ? 1 : p.ldb, p.k) : sums[i];
+    store_result(D, C, bias, p, group.z, row + at[1], col + at[0], sum);
   }
 }

@@ -59,9 +59,9 @@ std::vector<std::string> device_names() {
 }
 
 constexpr const char* kTensorProbe = R"(
-#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 #include <metal_stdlib>
 #include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 using namespace metal;
 kernel void probe(device half* a [[buffer(0)]], device half* b [[buffer(1)]], device float* c [[buffer(2)]]) {
   typedef tensor<device half, dextents<int, 2>, tensor_inline> Halves;

@@ -229,7 +229,9 @@ def exported(v: Variant, spec: _core.MatmulSpec) -> tuple[str, dict[str, Any]]:
         "params": {"index": 5, "bytes": 4 * len(fields), "fields": [{"name": n, "type": t, "value": x} for n, t, x in fields]},
         "limits": {
             "alignment": "each operand begins at a multiple of 16 bytes of its buffer, and has no gaps",
-            "sizes": "each is at least 1; each operand has fewer than 2^32 elements; k is at most 2^32 - 4097",
+            "sizes": "each is 1 to 65535; macOS 26.2 and an M5"
+            if "tensor_ops" in v.needs
+            else "each is at least 1; each operand has fewer than 2^32 elements; k is at most 2^32 - 4097",
             "batch": "any, of 2 or more" if spec.batch > 1 else "1: for more export with batch=2",
             "takes": {key: x for key, x in form.supports.items() if key in ("m", "n", "k")},
             "swiglu": "n2 is n" if spec.swiglu else None,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+from . import cache
 
 NUMBER = "metalmm_multiplications"  # of the module, 64 bits
-FLAGS = ["-O1", "-fno-vectorize", "-fno-slp-vectorize"]  # as a debug device's: nothing computed that a GPU would not
+# As a debug device's. Vectors of three have no fourth component; the last says which counting this is.
+FLAGS = ["-O1", "-fno-vectorize", "-fno-slp-vectorize", "-DMETALMM_COUNTS", f"-DMETALMM_COUNTED_{cache.digest_of([Path(__file__)])[:16]}"]
 
 _LABEL = re.compile(r'[-\w$."]+:')
 _ONE = re.compile(r"= (?:[a-z]+ )*?(?:fmul|call)(?: [a-z]+)*? (?:<(\d+) x )?(?:half|bfloat|float|double)\b>?(.*)")

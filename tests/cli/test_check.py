@@ -314,6 +314,8 @@ MULTIPLIED = {  # what a kernel of 64 threads computes, and how many multiplicat
     "y[i] = x[i] * x[i + 1] + x[i + 2];": 64,
     "for (uint j = 0; j < i; j++) y[i] += x[j] * x[i];": sum(range(64)),
     "y[i] = fma(x[i], 2.0f, 1.0f) + dot(float4(x[i]), float4(x[0], x[1], x[2], x[3])) + float(half(x[i]) * half(x[i + 1]));": 64 * 6,
+    "float3 v(x[i], x[i + 1], x[i + 2]); float3 w = v * v; y[i] = float3(half3(w) * half3(v)).x + w.z;": 64 * 6,
+    "bfloat2 v = bfloat2(x[i], x[i + 1]); y[i] = float((v * v).y);": 64 * 2,
     "if (i < 5) y[i] = x[i] * x[i + 1]; else y[i] = x[i] / x[i + 1] + x[2];": 5,
     "simdgroup_float8x8 a, b, c(0); simdgroup_load(a, x, 8); simdgroup_load(b, x, 8); simdgroup_multiply(c, a, b); simdgroup_store(c, y, 8);": 2
     * 512,

@@ -12,9 +12,9 @@ from metalmm.backends import cuda
 from metalmm.kernel_source import KernelText
 from support.here import REAL_GPU
 
-HEAD = """#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
-#include <metal_stdlib>
+HEAD = """#include <metal_stdlib>
 #include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
 using namespace metal;
 using namespace mpp::tensor_ops;
 """
@@ -126,6 +126,18 @@ def test_a_fixed_k_is_taken_whole(device: metalmm.Device) -> None:
         text = text.replace("execution_simdgroups<2>", "execution_simdgroup").replace("(TA ? m : k) + 3", "k")
         device.compile(text).kernel("k")(a, b, c, np.array([16, 16, length, 0], np.int32), grid=1, threadgroup=32)
         np.testing.assert_array_equal(c, np.full((16, 16), k if k <= length else np.nan, np.float32))
+
+
+def test_rows_far_apart_are_multiplied_without_tensors(device: metalmm.Device) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((35, 65600)).astype(np.float16), rng.standard_normal((40, 33)).astype(np.float16)
+    for left, right, layout in (
+        (a[:, :40], b, {}),
+        (a[:33, :40], b[:33], {"transpose_a": True}),
+        (np.ascontiguousarray(b.T), a[:35, :40], {"transpose_b": True}),
+    ):
+        out = metalmm.matmul("gemm_tensor/bm32_bn64_tg128", left, right, device=device, **layout)
+        assert (abs(out - metalmm.reference(left, right, **layout)) <= metalmm.error_bound(left, right, **layout)).all()
 
 
 @pytest.mark.parametrize(

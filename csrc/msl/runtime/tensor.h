@@ -4,7 +4,6 @@
 
 namespace metal {
 constexpr size_t dynamic_extent = static_cast<size_t>(-1);
-template <class T> constexpr T dynamic_length_v = static_cast<T>(2147483647);
 struct tensor_inline {};
 
 // Of two dimensions, the innermost first.
@@ -65,6 +64,7 @@ struct execution_thread {
 }  // namespace metal
 
 namespace mpp::tensor_ops {
+template <class T> constexpr T dynamic_length_v = static_cast<T>(2147483647);
 struct matmul2d_descriptor {
   enum class mode { multiply, multiply_accumulate };
   int m, n, k;
@@ -72,7 +72,7 @@ struct matmul2d_descriptor {
   mode matmul_mode;
   constexpr matmul2d_descriptor(int rows, int columns, int depth = static_cast<int>(metal::dynamic_extent), bool left = false, bool right = false,
                                 bool relaxed = false, mode how = mode::multiply)
-      : m(rows), n(columns), k(depth == metal::dynamic_length_v<int> ? -1 : depth), transpose_left(left), transpose_right(right),
+      : m(rows), n(columns), k(depth == dynamic_length_v<int> ? -1 : depth), transpose_left(left), transpose_right(right),
         relaxed_precision(relaxed), matmul_mode(how) {}
   // As a number: C++17 has no arguments of templates that are of a class.
   constexpr operator unsigned long long() const {
@@ -127,7 +127,8 @@ template <unsigned long long Bits, class Scope> class matmul2d {
 
  public:
   template <class Left, class Right, class T> METALMM_INLINE auto get_destination_cooperative_tensor() const {
-    return CooperativeTensor<T, D.m, D.n, Scope, Left, Right>{};
+    CooperativeTensor<T, D.m, D.n, Scope, Left, Right> sums;  // of no value, as on a GPU: a debug device makes them NaN
+    return sums;
   }
   template <class Left, class Right, class T>
   METALMM_INLINE void run(Left& a, Right& b, CooperativeTensor<T, D.m, D.n, Scope, Left, Right>& sums) const {

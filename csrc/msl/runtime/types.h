@@ -273,7 +273,11 @@ METALMM_OF_SWIZZLE auto operator!(const swizzle<V, T, N, I...>& s) { return !V(s
 
 struct none {};
 template <class T, int N> struct pick_native {
+#ifdef METALMM_COUNTS  // what is computed
+  using raw = typename native<T, N>::type;
+#else
   using raw = typename native<T, N == 3 ? 4 : N>::type;
+#endif
   static constexpr bool has = !is_same<raw, void>::value;
   using type = typename conditional<has, raw, none>::type;
 };

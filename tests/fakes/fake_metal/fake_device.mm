@@ -480,8 +480,9 @@ static std::mutex residency_mutex;
 }
 - (id<MTLLibrary>)newLibraryWithSource:(NSString*)source options:(MTLCompileOptions*)options error:(NSError**)error {
   try {
-    // Of an older language the header holds nothing.
-    if (uses_tensors(source) && ([options languageVersion] < MTLLanguageVersion4_0 || fake::fault("tensors")))
+    // Of an older language the header holds nothing, nor before another one.
+    bool is_first = fake::text(source).find("<MetalPerformancePrimitives/") < fake::text(source).find("<metal_stdlib>");
+    if (uses_tensors(source) && ([options languageVersion] < MTLLanguageVersion4_0 || is_first || fake::fault("tensors")))
       throw metalmm::Error(metalmm::ErrorKind::compile, "program_source:1:1: error: use of undeclared identifier 'mpp'");
     if (fake::fault("library")) throw metalmm::Error(metalmm::ErrorKind::compile, "program_source:1:1: error: injected");
     fake::describe(fake::text(source));
