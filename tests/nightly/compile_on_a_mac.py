@@ -11,6 +11,7 @@ which of the two was made. Exit status 1 where one that could be made was not.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -22,7 +23,15 @@ from typing import Any
 import metalmm
 
 
+@functools.cache
+def sdk() -> tuple[int, ...]:
+    said = subprocess.run(["xcrun", "-sdk", "macosx", "--show-sdk-version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(x) for x in said.strip().split("."))
+
+
 def to_air(path: Path, kernel: dict[str, Any]) -> str:
+    if "tensor_ops" in kernel["needs"] and sdk() < (26, 2):
+        return f"not asked for: the SDK is {sdk()}, and tensors are of 26.2"
     language = ["-std=metal4.0", "-mmacosx-version-min=26.2"] if "tensor_ops" in kernel["needs"] else ["-std=metal3.1"]
     command = ["xcrun", "-sdk", "macosx", "metal", *language, "-c", str(path), "-o", str(path.with_suffix(".air"))]
     done = subprocess.run(command, capture_output=True, text=True)
