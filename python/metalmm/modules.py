@@ -111,7 +111,7 @@ class _Kernel:
         debug = [*_DEBUG_FLAGS[cxx.kind], *(["-DMETALMM_CONVERGED"] if job.source.is_ours else [])] if job.debug else []
         if job.zeros:
             debug = [f.replace("init=pattern", "init=zero") for f in debug] + [_LEAVE] * (cxx.kind == "clang" and cxx.major < 16)
-        self.flags = [*cxx.flags, *debug, *(multiplications.FLAGS if job.counts else [])]
+        self.flags = [*cxx.flags, *debug, *(multiplications.flags() if job.counts else [])]
         self._lowered = ""
 
     def lowered(self, choose: Collection[str] = ()) -> str:
@@ -165,10 +165,10 @@ def build(job: Job) -> Path:
 
 
 def undecided(said: str) -> set[str]:
-    """Places as msl/undecided.py takes them, of a compiler's words; behind "constexpr" those where it takes less of that than MSL."""
+    """Places as msl/undecided.py takes them, of a compiler's words; behind PLAIN those where it takes less of constexpr than MSL."""
     found = (match.groups("") for match in _UNDECIDED.finditer(said))
     places = {f"{file}:{line}{at} {call}{name}".rstrip() for file, line, at, call, name in found}
-    return places | {f"constexpr {file}:{line}{at}" for file, line, at in _CONSTEXPR.findall(said)}
+    return places | {f"{cpu_target.PLAIN}{file}:{line}{at}" for file, line, at in _CONSTEXPR.findall(said)}
 
 
 def compile_decided(lower: Callable[[set[str]], str], attempt: Callable[[str, set[str]], _T]) -> _T:
@@ -182,7 +182,7 @@ def compile_decided(lower: Callable[[set[str]], str], attempt: Callable[[str, se
             found = undecided(str(error)) - places
             first = first or error
             if not found:  # a call between two templates of the program's own is no matter of metal's
-                is_ours = any(place.startswith("constexpr ") for place in places)  # what was tried then is not the program's own word
+                is_ours = any(place.startswith(cpu_target.PLAIN) for place in places)  # what was tried then is not the program's own word
                 raise first if is_ours or _NOT_IN_METAL.search(str(error)) else error from None
             places |= found
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 from . import cache
 
 NUMBER = "metalmm_multiplications"  # of the module, 64 bits
-# As a debug device's. Vectors of three have no fourth component; the last says which counting this is.
-FLAGS = ["-O1", "-fno-vectorize", "-fno-slp-vectorize", "-DMETALMM_COUNTS", f"-DMETALMM_COUNTED_{cache.digest_of([Path(__file__)])[:16]}"]
 
 _LABEL = re.compile(r'[-\w$."]+:')
 _ONE = re.compile(r"= (?:[a-z]+ )*?(?:fmul|call)(?: [a-z]+)*? (?:<(\d+) x )?(?:half|bfloat|float|double)\b>?(.*)")
 _FUSED = re.compile(r" @(?:llvm\.(?:fma|fmuladd)\.|fmaf?\()")
+
+
+@functools.cache
+def flags() -> list[str]:
+    """As a debug device's. Vectors of three have no fourth component; the last says which counting this is."""
+    return [
+        "-O1",
+        "-fno-vectorize",
+        "-fno-slp-vectorize",
+        "-DMETALMM_COUNTS",
+        f"-DMETALMM_COUNTED_{cache.digest_of([Path(__file__)])[:16]}",
+    ]
 
 
 def _of(line: str) -> int:

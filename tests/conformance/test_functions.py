@@ -6,9 +6,7 @@ from __future__ import annotations
 import metalmm
 import numpy as np
 import pytest
-from metalmm import nvrtc
-from metalmm.backends import cuda
-from metalmm.kernel_source import KernelText
+from support.four_threads import by_nvrtc
 from support.functions import Function, mistakes, sample, source
 from support.here import ALL_OF_LANGUAGE, DEVICE
 from support.library import OF_FLOATS, OF_INTEGERS, PACKED
@@ -69,10 +67,5 @@ def test_numbers_in_parts_of_a_word(kind: str, device: metalmm.Device) -> None:
 @pytest.mark.parametrize("kind", [*FLOATS, *INTEGERS])
 def test_nvrtc_takes_them(kind: str) -> None:
     """Without a GPU; NVRTC has no function of its own for some."""
-    try:
-        nvrtc.find()
-    except metalmm.Error as error:
-        pytest.skip(f"{error}: NOT compiled for NVIDIA's GPUs")
     functions = OF_FLOATS if kind in FLOATS else [f for f in OF_INTEGERS if f.has(kind)]
-    text = metalmm.compiler.preprocess(source(functions, kind), "functions.metal", for_metal=True)
-    assert cuda.build(KernelText(text, "functions.metal", is_preprocessed=True), "k", {}, 90).read_bytes().startswith(b"\x7fELF")
+    assert by_nvrtc(source(functions, kind)).startswith(b"\x7fELF")

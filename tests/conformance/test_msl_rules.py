@@ -76,6 +76,14 @@ REFUSED = [
 ]
 
 
+def test_a_jump_out_of_an_expression_is_none_out_of_a_lambda() -> None:
+    """On device cuda, whose compiler refuses the expression then."""
+    for jump, lambdas in (("if (x) return;", 0), ("if (x) { x = 2; }", 1)):
+        source = HEAD + f"kernel void k(device int* o) {{ int x = o[0]; int y = ({{ {jump} x + 5; }}); o[1] = y; }}"
+        text = compiler.preprocess(source, "k.metal", for_metal=True)
+        assert cpu.lower(text, "k", {}, name="k.metal", compiler="nvrtc").count("[&]") == lambdas
+
+
 @pytest.mark.parametrize(("source", "line", "message"), REFUSED)
 def test_what_metal_refuses_is_refused_with_its_line(source: str, line: int, message: str, device: metalmm.Device) -> None:
     with pytest.raises(metalmm.LoweringError, match=f"<source>:{line}: .*{message}"):

@@ -6,10 +6,7 @@ from typing import Any
 
 import metalmm
 import pytest
-from metalmm import compiler, nvrtc
-from metalmm.backends import cuda
-from metalmm.kernel_source import KernelText
-from support.four_threads import HEAD, run
+from support.four_threads import HEAD, by_nvrtc, run
 from support.here import ALL_OF_LANGUAGE, DEVICE
 
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
@@ -546,10 +543,5 @@ def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatc
 @pytest.mark.skipif(not ALL_OF_LANGUAGE or DEVICE != "cpu", reason="takes a minute")
 @pytest.mark.parametrize("name", TAKEN)
 def test_nvrtc_takes_it_too(name: str) -> None:
-    try:
-        nvrtc.find()
-    except metalmm.Error as error:
-        pytest.skip(f"{error}: NOT compiled for NVIDIA's GPUs")
     source, options, _ = TAKEN[name]
-    text = compiler.preprocess(HEAD + source, "k.metal", for_metal=True)
-    cuda.build(KernelText(text, "k.metal", is_preprocessed=True), options.get("kernel", "k"), options.get("constants", {}), 90)
+    by_nvrtc(HEAD + source, options.get("kernel", "k"), options.get("constants"))

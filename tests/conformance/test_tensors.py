@@ -7,9 +7,7 @@ import itertools
 import metalmm
 import numpy as np
 import pytest
-from metalmm import nvrtc
-from metalmm.backends import cuda
-from metalmm.kernel_source import KernelText
+from support.four_threads import by_nvrtc
 from support.here import DEVICE, REAL_GPU
 
 HEAD = """#include <metal_stdlib>
@@ -160,9 +158,5 @@ def test_what_apples_header_refuses_is_refused(was: str, becomes: str, message: 
 
 
 def test_nvrtc_takes_them() -> None:
-    try:
-        nvrtc.find()
-    except metalmm.Error as error:
-        pytest.skip(f"NVRTC: {error}")
     for text in (whole("half", "float", False, True), HEAD + STEPS):
-        cuda.build(KernelText(text, "tensors.metal"), "k", {}, 90)
+        by_nvrtc(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .program import Program
 from .tokens import OPEN, Source
 
-_JUMPS = {"return", "break", "continue"}  # out of an expression, where a lambda would keep them
+_JUMPS = {"return", "break", "continue"}  # a lambda would keep them
 _OF_A_NAME = {"::", "<", ">", ","}
 _QUALIFIERS = {"device", "constant", "threadgroup", "thread", "const"}
 
@@ -78,7 +78,7 @@ def statement_expressions(program: Program) -> None:
         close, before = program.source.matching(i), tokens[program.source.previous(i) or 0].text
         if before in (";", "{", "}", ")", "else", "do") and tokens[close + 1].text == ";":
             tokens[i].text = tokens[close].text = tokens[close + 1].text = ""
-        elif tokens[close - 2].text == ";":
+        elif tokens[close - 2].text == ";" and _JUMPS.isdisjoint(t.text for t in tokens[i:close]):
             last = j = i + 1  # what ends the last statement but one
             while (j := program.source.matching(j) + 1 if tokens[j].text in OPEN and j > i + 1 else j + 1) < close - 2:
                 last = j if tokens[j].text == ";" else program.source.matching(j) if tokens[j].text == "{" else last

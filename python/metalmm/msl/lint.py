@@ -164,9 +164,7 @@ class _Rules(Rewriter):
 
     def _kernel(self, d: Declaration) -> Iterator[Finding]:
         tokens, opening = self.source.tokens, self._parameter_list(d)
-        close, first = self.source.matching(opening), d.start
-        while tokens[first].text == "template":
-            first = self.source.angle_end(first + 1) + 1
+        close, first = self.source.matching(opening), self.source.behind_templates(d.start)
 
         def plain(start: int, end: int) -> list[str]:
             return [tokens[i].text for i in range(start, end) if not any(a.start <= i < a.end for a in d.attributes)]

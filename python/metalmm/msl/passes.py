@@ -96,9 +96,7 @@ class Passes:
 
     def _is_of_a_picture(self, d: Declaration) -> bool:
         """Whether it is a vertex or a fragment function."""
-        tokens, first = self.source.tokens, d.start
-        while tokens[first].text == "template":
-            first = self.source.angle_end(first + 1) + 1
+        tokens, first = self.source.tokens, self.source.behind_templates(d.start)
         is_one = tokens[first].text in ("vertex", "fragment") and tokens[first + 1].kind == "name" and tokens[first + 1].text != "operator"
         return is_one or any(not _PICTURES.isdisjoint(a.names) for a in d.attributes)
 
@@ -249,10 +247,9 @@ class Passes:
             seen[key] = (d.start, body)
             return
         first, other = seen[key]
-        asks_copy = self._of_a_copy(words[:header], len(names), owner)
-        if other != body and other == asks_copy:
+        if other != body and other == (of_a_copy := self._of_a_copy(words[:header], len(names), owner)):
             seen[key], d = (d.start, body), self.program.declaration(first, d.start, ())
-        elif other != body and body != asks_copy:
+        elif other != body and body != of_a_copy:
             if not d.is_function and d.name + "<" not in "".join(words[:header]):
                 return
             raise self.source.fail(
@@ -420,7 +417,8 @@ class Passes:
                 and (a.kind == "name" or a.text in (">", "&", "*", ","))
             ):
                 declared.add(b.text)
-                members |= {b.text} & ({b.text} if a.text in classes else set())
+                if a.text in classes:
+                    members.add(b.text)
         for i in range(1, len(tokens) - 2):
             if tokens[i - 1].text not in (".", "->") or not _SWIZZLE.fullmatch(tokens[i].text):
                 continue

@@ -190,9 +190,7 @@ class Program:
             return True
         # A constructor's initializers may end in a brace or a name; classes have a keyword at their head.
         heads = {"struct", "class", "union", "enum"}
-        j = start
-        while tokens[j].text == "template":
-            j = self.source.angle_end(j + 1) + 1
+        j = self.source.behind_templates(start)
         return not any(t.text in heads for t in tokens[j:brace]) and any(t.text == "(" for t in tokens[j:brace])
 
     def _name(self, d: Declaration, parens: int) -> str:

@@ -167,6 +167,12 @@ class Source:
                 break
         return at
 
+    def behind_templates(self, i: int) -> int:
+        """What follows `template <…>` at `i`, or `i` itself."""
+        while self.tokens[i].text == "template":
+            i = self.angle_end(i + 1) + 1
+        return i
+
     def gives_value(self, opening: int) -> bool:
         """Whether the parentheses behind a name are a variable's first value, and no function's parameters: those are two words, or a type."""
         words, close = self.tokens, self.matching(opening)

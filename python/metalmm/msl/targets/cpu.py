@@ -29,7 +29,7 @@ _UNSUPPORTED = re.compile(
     r"render_command|compute_command|tensor_handle|cooperative_tensor|simdgroup_event|simdgroup_async_copy|"
     r"threadgroup_imageblock|ray_data|object_data|double)"
 )
-_PLAIN = "constexpr "  # before the place of what a compiler wants more of, or less
+PLAIN = "constexpr "  # before the place of what a compiler wants more of, or less
 _RARE_SWIZZLE = re.compile(r"([xyzw]{3,4}|[rgba]{2,4})\b")  # other than a pair of xyzw; a pass may have put more behind it
 _POSITION_TYPES = UNSIGNED | {"ushort2", "ushort3", "uint2", "uint3"}
 _NUMBER_TYPES = {*_POSITION_TYPES, *NUMBERS, *VECTORS, "unsigned", "signed", "size_t", "int32_t", "int64_t", "uint64_t"}
@@ -76,7 +76,7 @@ class CpuTarget:
             is_cast, signature = True, parameters
         self.passes.drop_unsupported(reachable, _UNSUPPORTED)
         self.passes.drop_other_kernels(definition)
-        if plain := {place.removeprefix(_PLAIN) for place in choose if place.startswith(_PLAIN)}:
+        if plain := {place.removeprefix(PLAIN) for place in choose if place.startswith(PLAIN)}:
             if compiler == "gcc":
                 for_gcc.plain_functions(self.program, plain)
             else:
