@@ -347,6 +347,7 @@ void Executor::start(const KernelCall& call, abi::Uint3 position) {
   std::memset(block, call.findings && call.order >> 31 ? 0 : 0xff, call.threadgroup_bytes + kThreadgroupZone);
   state_.access = call.debug ? &Executor::access : nullptr;
   state_.out_of_bounds = call.debug ? &Executor::out_of_bounds : nullptr;
+  state_.skipped = call.debug ? &Executor::skipped : nullptr;
   if (call.debug) begin_debug();
   if (call.guards) poison(block - kThreadgroupZone, block), poison(end, end + kThreadgroupZone);
   state_.threads = threads;

@@ -103,6 +103,7 @@ class Executor {
   static uint32_t schedule(abi::Context* context);
   static void differs(abi::Context* context, abi::SimdWait wait);
   static void access(abi::Context* context, const void* at, abi::u64 size, abi::Access kind, const void* pc, const void* frame);
+  static void skipped(abi::Context* context, uint32_t mask);
   static void out_of_bounds(abi::Context* context, abi::Site site, const char* type, abi::u64 index, bool is_signed);
   void begin_debug();
   // An access of the kernel's, whose code returns to pc, from the function whose frame that is.

@@ -42,7 +42,8 @@ bool Executor::looks_at(Shadow& shadow, bool is_shared, const Asked& asked) {
   self.thread = static_cast<uint16_t>(state_.lane);
   self.is_atomic = is_atomic(asked.kind);
   self.code = number_of(callers(asked.pc, asked.frame));
-  Race race = shadow.use(self, asked.at, asked.size, asked.kind, pending_);
+  Fenced fenced = is_shared ? Fenced{g.fenced_device, g.fenced_widely} : Fenced{g.fenced, 0};
+  Race race = shadow.use(self, fenced, asked.at, asked.size, asked.kind, pending_);
   if (race.is_unset && !self.is_atomic) {
     if (unset_.size() < 256) unset_.push_back(race);
   } else if (race.at && !tells(race)) {
@@ -179,6 +180,25 @@ void Executor::access(abi::Context* context, const void* at, abi::u64 size, abi:
   } catch (const std::bad_alloc&) {  // nothing may pass the kernel's frames
     self.error_ = "out of memory";   // short enough to need none
   }
+  self.leave();
+}
+
+// Lanes of the running simdgroup are at a barrier of it, and others are not.
+void Executor::skipped(abi::Context* context, uint32_t mask) {
+  Executor& self = *static_cast<State*>(context)->executor;
+  const abi::Simdgroup& g = *context->group;
+  uint32_t returned = g.all & ~g.live, elsewhere = g.live & ~mask;
+  if (!elsewhere && (!returned || self.call_->lenient_barriers)) return;
+  self.busy_ = 1;
+  abi::Site site = (g.mixed ? g.wait[__builtin_ctz(mask)] : g.first).site;
+  auto count = [](uint32_t lanes, const char* what) {
+    return lanes ? ", " + std::to_string(__builtin_popcount(lanes)) + what : std::string();
+  };
+  self.error_ = "barrier divergence: of the " + std::to_string(__builtin_popcount(g.all)) + " threads of simdgroup " +
+                std::to_string(g.base / abi::kSimdWidth) + count(mask, " wait at simdgroup_barrier (") + marked(site) + ")" +
+                count(elsewhere, " are elsewhere") + count(returned, " have returned") +
+                "; every thread of a simdgroup must reach the same barrier" +
+                (elsewhere ? "" : " (Device(lenient_barriers=True) lets returned threads count)");
   self.leave();
 }
 

@@ -1,6 +1,7 @@
 #include "shadow.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace metalmm::cpu {
 
@@ -18,57 +19,68 @@ Race Pending::settle() {
   return found;
 }
 
+void Atomics::add(Times& to, Times::const_iterator begin, Times::const_iterator end) {
+  for (; begin != end; ++begin) to[begin->first] = std::max(to[begin->first], begin->second);
+}
+
+// What was heard before the thread's last barrier or fence is known from here on.
+void Atomics::come_to(const User& self, uint32_t fenced) {
+  if (group_ != self.group) {
+    if (!is_shared_) told_.clear();
+    known_.clear(), heard_.clear(), last_.clear();
+  } else if (epoch_ != self.epoch) {
+    Times& all = known_[kAll];
+    for (auto& [simdgroup, times] : known_)
+      if (simdgroup != kAll) add(all, times.begin(), times.end()), times.clear();
+    for (auto& [when, times] : heard_) add(all, times.begin(), times.end());
+    heard_.clear();
+  }
+  group_ = self.group, epoch_ = self.epoch;
+  for (auto it = heard_.lower_bound({self.simdgroup(), {}}); it != heard_.end() && it->first.first == self.simdgroup();) {
+    if (it->first.second.second >= fenced) break;
+    add(known_[self.simdgroup()], it->second.begin(), it->second.end());
+    it = heard_.erase(it);
+  }
+}
+
+void Atomics::use(const User& self, uint32_t fenced, const uint8_t* atomic) {
+  come_to(self, fenced);
+  Time now(self.epoch, self.met);
+  Times &told = told_[atomic], &heard = heard_[{self.simdgroup(), now}];
+  add(heard, told.lower_bound({self.group, 0}), told.upper_bound({self.group, kAll}));  // simdgroups take turns
+  auto [last, is_first] = last_.try_emplace({atomic, self.simdgroup()}, now);
+  if (!is_first && std::exchange(last->second, now) == now) return;
+  add(heard, told.begin(), told.end());
+  Times own{{{self.group, kAll}, {self.epoch, 0}}, {{self.group, self.simdgroup()}, {self.epoch, fenced}}};
+  for (const Times* times : {&own, &known_[kAll], &known_[self.simdgroup()]}) add(told, times->begin(), times->end());
+}
+
+// Of another threadgroup's atomics it is enough to have heard of it: those of one place are in order themselves.
+bool Atomics::know(const User& self, uint32_t fenced, const User& user) {
+  if (group_ != self.group) return false;
+  come_to(self, fenced);
+  auto say = [&](const Times& times) {
+    auto came = [&](uint32_t simdgroup) {
+      auto at = times.find({user.group, simdgroup});
+      return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
+    };
+    return (user.is_atomic && user.group != self.group && times.count({user.group, kAll})) || came(kAll) || came(user.simdgroup());
+  };
+  return say(known_[kAll]) || say(known_[self.simdgroup()]);
+}
+
 void Shadow::begin(uint32_t group) {
   first_ = group;
-  used_.clear();
+  among_threadgroups_.begin();
   writers_.clear();
 }
 
-// Whether that holds of what atomics told this thread before its last barrier or fence.
-template <class F>
-bool Shadow::knows(const User& self, F what) const {
-  return running_ == self.group && std::any_of(learned_.begin(), learned_.end(), [&](const auto& learned) {
-           auto [simdgroup, then] = learned.first;
-           bool is_behind = simdgroup == self.simdgroup() ? Time(self.epoch, self.met) > then : self.epoch > then.first;
-           return is_behind && what(learned.second);
-         });
-}
-
-bool Shadow::conflicts(const User& user, const User& self) const {
+bool Shadow::conflicts(const User& user, const User& self, const Fenced& fenced) {
   if (!user.group || !is_current(user, self) || (user.is_atomic && self.is_atomic)) return false;
-  auto came = [&](const Times& times, uint32_t simdgroup) {
-    auto at = times.find({user.group, simdgroup});
-    return at != times.end() && Time(user.epoch, simdgroup == kAll ? 0 : user.met) < at->second;
-  };
-  if (user.group != self.group)
-    return !knows(self, [&](const Times& times) {
-      if (user.is_atomic) return times.count({user.group, kAll}) != 0;  // atomics of one place are in order themselves
-      return came(times, kAll) || came(times, user.simdgroup());
-    });
+  if (user.group != self.group) return !among_threadgroups_.know(self, fenced.device, user);
   if (user.thread == self.thread || user.epoch != self.epoch) return false;
   if (is_of(user, self)) return user.met == self.met;
-  return !knows(self, [&](const Times& times) { return came(times, user.simdgroup()); });
-}
-
-void Shadow::meet_at(const User& self, const uint8_t* atomic) {
-  if (running_ != self.group) {
-    running_ = self.group;
-    known_.clear(), learned_.clear(), last_.clear();
-    if (!is_shared_) used_.clear();
-  }
-  auto add = [](Times& to, auto begin, auto end) {
-    for (; begin != end; ++begin) to[begin->first] = std::max(to[begin->first], begin->second);
-  };
-  Time now(self.epoch, self.met);
-  Times &there = used_[atomic], &own = learned_[{self.simdgroup(), now}];
-  add(own, there.lower_bound({self.group, 0}), there.upper_bound({self.group, kAll}));
-  auto [last, is_first] = last_.try_emplace({atomic, self.simdgroup()}, now);
-  if (!is_first && last->second == now) return;
-  last->second = now;
-  known_[{self.group, kAll}] = {self.epoch, 0};
-  known_[{self.group, self.simdgroup()}] = now;
-  for (Times* to : {&own, &known_}) add(*to, there.begin(), there.end());
-  add(there, known_.begin(), known_.end());
+  return !among_simdgroups_.know(self, fenced.threadgroup, user);
 }
 
 Shadow::Set Shadow::is_set(const User& self, const uint8_t* at) {
@@ -86,10 +98,13 @@ bool Shadow::has_written(const User& self, const uint8_t* at) const {
   return it != writers_.end() && it->second.group == self.group && it->second.threads.test(self.thread);
 }
 
-Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {
+Race Shadow::use(const User& self, const Fenced& fenced, const uint8_t* at, size_t size, abi::Access kind, Pending& pending) {
   bool reads = metalmm::reads(kind), writes = metalmm::writes(kind);
   std::lock_guard lock(mutex_);
-  if (self.is_atomic) meet_at(self, at);
+  if (self.is_atomic) {
+    among_simdgroups_.use(self, fenced.threadgroup, at);
+    if (is_shared_) among_threadgroups_.use(self, fenced.device, at);
+  }
   Race race{nullptr, {}, self, false, writes, false};
   auto found = [&](const uint8_t* where, const User& first, bool first_wrote) {
     if (!race.at) race.at = where, race.first = first, race.first_wrote = first_wrote;
@@ -104,7 +119,7 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
       page = kept.get();
     }
     Cell& cell = page[address % kPage];
-    bool beside_writer = conflicts(cell.writer, self);
+    bool beside_writer = conflicts(cell.writer, self, fenced);
     if (reads) {
       if (beside_writer && !(cell.writer.many && has_written(self, p))) found(p, cell.writer, true);
       if (!is_shared_ && (!writes || self.is_atomic) && cell.writer.group != self.group) unset++;
@@ -114,7 +129,9 @@ Race Shadow::use(const User& self, const uint8_t* at, size_t size, abi::Access k
       cell.reader = self;
     }
     if (!writes) continue;
-    const User* reader = conflicts(cell.reader, self) ? &cell.reader : conflicts(cell.another, self) ? &cell.another : nullptr;
+    const User* reader = conflicts(cell.reader, self, fenced)    ? &cell.reader
+                         : conflicts(cell.another, self, fenced) ? &cell.another
+                                                                 : nullptr;
     if (beside_writer || reader) {
       if (pending.before.empty()) pending.race = {p, beside_writer ? cell.writer : *reader, self, beside_writer, true, false};
       pending.before.emplace_back(p, *p);

@@ -39,6 +39,39 @@ struct Pending {
   Race settle();
 };
 
+// How often a simdgroup had met (User::met) at its last fence: of the threadgroup's scope or a wider one, and of the device's.
+struct Fenced {
+  uint32_t threadgroup = 0, device = 0;
+};
+
+// What atomics order. What a thread did before a fence, or a barrier of its threadgroup, is known to all who use the same atomic later and
+// then have one, too. fenced: of the scope in question.
+class Atomics {
+ public:
+  explicit Atomics(bool is_shared) : is_shared_(is_shared) {}
+  void begin() { told_.clear(); }
+  void use(const User& self, uint32_t fenced, const uint8_t* atomic);
+  bool know(const User& self, uint32_t fenced, const User& user);
+
+ private:
+  // How far threadgroups have come, by their number and that of a simdgroup, or kAll: what they did before that time.
+  typedef std::pair<uint32_t, uint32_t> Whose;
+  typedef std::pair<uint32_t, uint32_t> Time;  // epoch, met
+  typedef std::map<Whose, Time> Times;
+  static constexpr uint32_t kAll = ~0u;
+
+  static void add(Times& to, Times::const_iterator begin, Times::const_iterator end);
+  void come_to(const User& self, uint32_t fenced);
+
+  const bool is_shared_;  // by threadgroups
+  std::unordered_map<const uint8_t*, Times> told_;
+  // Of the threadgroup that runs, since its last barrier: one runs after another.
+  uint32_t group_ = 0, epoch_ = 0;
+  std::map<uint32_t, Times> known_;                           // by a simdgroup, or kAll
+  std::map<std::pair<uint32_t, Time>, Times> heard_;          // by a simdgroup, when: known once a fence follows
+  std::map<std::pair<const uint8_t*, uint32_t>, Time> last_;  // of an atomic and a simdgroup: when it was used
+};
+
 class Shadow {
  public:
   explicit Shadow(bool is_shared) : is_shared_(is_shared) {}
@@ -47,25 +80,16 @@ class Shadow {
   // Who of its threadgroup has written there.
   enum class Set { no, by_itself, by_others };
   Set is_set(const User& self, const uint8_t* at);
-  Race use(const User& self, const uint8_t* at, size_t size, abi::Access kind, Pending& pending);
+  Race use(const User& self, const Fenced& fenced, const uint8_t* at, size_t size, abi::Access kind, Pending& pending);
 
  private:
   static constexpr size_t kPage = 256;
   struct Cell {
     User writer, reader, another;  // another: who read before, of another simdgroup than `reader`
   };
-  // How far threadgroups have come, by their number and that of a simdgroup, or kAll: what they did before that time.
-  typedef std::pair<uint32_t, uint32_t> Whose;
-  typedef std::pair<uint32_t, uint32_t> Time;  // epoch, met
-  typedef std::map<Whose, Time> Times;
-  static constexpr uint32_t kAll = ~0u;
-
   bool is_current(const User& user, const User& self) const { return is_shared_ ? user.group >= first_ : user.group == self.group; }
-  bool conflicts(const User& user, const User& self) const;
-  template <class F>
-  bool knows(const User& self, F what) const;
+  bool conflicts(const User& user, const User& self, const Fenced& fenced);
   bool has_written(const User& self, const uint8_t* at) const;
-  void meet_at(const User& self, const uint8_t* atomic);
 
   const bool is_shared_;  // by threadgroups
   uint32_t first_ = 1;
@@ -77,13 +101,7 @@ class Shadow {
     std::bitset<1024> threads;
   };
   std::unordered_map<const uint8_t*, Writers> writers_;
-  // What threads did before a barrier, or a fence, and an atomic is ordered for those that use the same atomic and then have a barrier or a
-  // fence: other threadgroups, and simdgroups of the same.
-  std::unordered_map<const uint8_t*, Times> used_;
-  uint32_t running_ = 0;  // the threadgroup that the following are of: one runs after another
-  Times known_;
-  std::map<std::pair<uint32_t, Time>, Times> learned_;        // by a simdgroup's atomics, when
-  std::map<std::pair<const uint8_t*, uint32_t>, Time> last_;  // of an atomic and a simdgroup: when it was used
+  Atomics among_simdgroups_{false}, among_threadgroups_{true};
 };
 
 }  // namespace metalmm::cpu

@@ -28,7 +28,7 @@ _RULES = {
     "unset": "Threadgroup memory is read that no thread of the threadgroup wrote, or a variable that was never set is stored.",
     "bounds": "An access outside of what is bound, or an index outside of an array.",
     "alignment": "A vector is loaded or stored off its alignment.",
-    "barrier": "Threads of a threadgroup wait at different barriers, or have returned before one.",
+    "barrier": "Threads of a threadgroup wait at different barriers, or have returned before one; or some of a simdgroup do.",
     "timeout": "The kernel took longer than --timeout.",
     "fault": "The kernel ended with a fault.",
     "order": "The result depends on the order of threads, or on a variable that was never set.",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kernels of other projects with numbers, against NumPy: how many of them are right on a device.
 
-    python tests/nightly/corpora_numbers.py mlx|ggml|candle [--device cpu] [--mirror FOLDER | --root FOLDER] [--part 1/1]
+    python tests/nightly/corpora_numbers.py mlx|ggml|candle [--device cpu] [--debug] [--mirror FOLDER | --root FOLDER] [--part 1/1]
 
 METALMM_CXX chooses device cpu's compiler. corpora.toml has the projects' commits. Exit status 1 where a case is not right. How a kernel is
 launched is written down in mlx_cases.py, ggml_cases.py and candle_cases.py; the kernels' text is not part of this project.
@@ -52,6 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("project", choices=["mlx", "ggml", "candle"])
     parser.add_argument("--device", default=os.environ.get("METALMM_DEVICE", "cpu"))
+    parser.add_argument("--debug", action="store_true", help="device cpu in debug mode: a finding is not right")
     parser.add_argument("--mirror", type=Path)
     parser.add_argument("--root", type=Path, help="the project's files, as they lie there")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="every Nth case, from the Ith on: NVRTC takes some seconds for each")
@@ -61,7 +62,7 @@ def main() -> int:
     os.environ["METALMM_LINT"] = "0"
     corpus = tomllib.loads((HERE / "corpora.toml").read_text())[args.project]
     count, right = map(int, args.after.split("/"))
-    with tempfile.TemporaryDirectory() as folder, metalmm.Device(args.device) as device:
+    with tempfile.TemporaryDirectory() as folder, metalmm.Device(args.device, **{"debug": True} if args.debug else {}) as device:
         root, libraries = args.root or checked_out(corpus, args.mirror, Path(folder)), dict[str, Any]()
         for case in [*importlib.import_module(f"{args.project}_cases").cases(root)][first - 1 :: step][count:]:
             count += 1

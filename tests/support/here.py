@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import platform
 import shutil
@@ -23,6 +24,8 @@ def cpus(groups: Path = Path("/sys/fs/cgroup")) -> int:
             return max(1, min(count, quota // period))
     return count
 
+
+faulthandler.enable()  # before a device takes faults of kernels: pytest's would come first, if a device is there sooner
 
 # Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
 _OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")

@@ -12,7 +12,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 kVersion = 5;
+constexpr u32 kVersion = 6;
 constexpr u32 kSimdWidth = 32;
 constexpr u32 kMaxThreads = 1024;
 constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
@@ -67,6 +67,7 @@ struct Simdgroup {
   // In debug mode alone: how often lanes have met at an operation that orders threadgroup memory, and device memory; and which of them
   // the operation that completes orders: kDevice, kThreadgroup; and how many operations there were.
   u32 met, met_device, orders, operations;
+  u32 fenced, fenced_device, fenced_widely;  // `met` at the last fence, `met_device` at that, and at the last one of the device's scope
   SimdWait first;  // where the first lane in simd_wait stands
   u32 arg[kSimdWidth];
   SimdWait wait[kSimdWidth];  // written only once lanes differ
@@ -114,6 +115,7 @@ struct Context {
   // In debug mode, before each access and where an array's index is outside of it; they return if the running lane may go on.
   void (*access)(Context*, const void* at, u64 size, Access kind, const void* pc, const void* frame);
   void (*out_of_bounds)(Context*, Site, const char* type, u64 index, bool is_signed);
+  void (*skipped)(Context*, u32 mask);  // those lanes of the running simdgroup are at a barrier of it
 };
 
 enum class ArgKind : u8 {

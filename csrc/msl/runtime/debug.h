@@ -21,10 +21,13 @@ METALMM_UNTRACED inline void reads(const void* at, unsigned long size, const voi
 METALMM_UNTRACED inline void touch(const void* at, unsigned long size, abi::Access kind) { ask(at, size, kind, METALMM_CALLERS); }
 
 // A thread's fence counts as if all of its simdgroup came to it.
-METALMM_UNTRACED inline void order_by(unsigned flags) {
+METALMM_UNTRACED inline void order_by(unsigned flags, bool among_simdgroups, bool among_threadgroups) {
   abi::Simdgroup* g = fiber::context()->group;
   g->met += flags / abi::kThreadgroup % 2;
   g->met_device += flags % 2;
+  if (among_simdgroups && flags / abi::kThreadgroup % 2) g->fenced = g->met;
+  if (among_simdgroups && flags % 2) g->fenced_device = g->met_device;
+  if (among_threadgroups && flags % 2) g->fenced_widely = g->met_device;
 }
 
 inline unsigned char *watch_begin, *watch_end, *watch_counts;  // a count for every two bytes

@@ -170,8 +170,9 @@ template <class T> using _atomic = atomic<T>;
 #ifdef METALMM_DEBUG  // g++'s sanitizer would call its library
 #define METALMM_ATOMIC METALMM_UNTRACED
 #define METALMM_TOUCH(object, kind) ::metalmm::debug::touch(const_cast<const T*>(&object->value), sizeof(T), ::metalmm::abi::Access::kind)
-METALMM_UNTRACED inline void atomic_thread_fence(mem_flags flags, memory_order, thread_scope = thread_scope_device) {
-  ::metalmm::debug::order_by(static_cast<unsigned>(flags));
+METALMM_UNTRACED inline void atomic_thread_fence(mem_flags flags, memory_order order, thread_scope scope = thread_scope_device) {
+  if (order != memory_order_relaxed && scope != thread_scope_thread)
+    ::metalmm::debug::order_by(static_cast<unsigned>(flags), scope >= thread_scope_threadgroup, scope == thread_scope_device);
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 #else

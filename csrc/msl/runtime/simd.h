@@ -22,7 +22,9 @@ struct Nothing {
     u32 orders = ~0u;
     for (u32 i = 0; i < abi::kSimdWidth; i++)
       if (mask >> i & 1) orders &= arg[i];
-    fiber::context()->group->orders = orders;
+    abi::Context* c = fiber::context();
+    c->group->orders = orders;
+    if (mask != c->group->all && c->skipped) c->skipped(c, mask);
   }
 #else
   static constexpr bool uses_arg = false;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import metalmm
@@ -203,6 +204,24 @@ def test_many_meetings_are_counted(debug: metalmm.Device) -> None:
 
 
 ORDER = "p[t] = x[t]; threadgroup_barrier(mem_flags::{}); y[i] = p[63 - t];"
+ATOMIC = "atomic_fetch_add_explicit({}, 1, memory_order_relaxed)"
+WIDE = "atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst);"
+LAST = f"if ({ATOMIC.format('(device atomic_int*)y')} == 1)"
+FENCED = "if (t == 0) {{ y[i + 4] = 1; {} {} {{ {} x[0] = y[4] + y[68]; }} }}"
+COUNTED = (
+    "threadgroup atomic_int n; threadgroup float p[2]; if (t == 0) atomic_store_explicit(&n, 0, memory_order_relaxed);"
+    " threadgroup_barrier(mem_flags::mem_threadgroup); if (lane == 0) p[group] = 1;"
+)
+NEAR = "atomic_thread_fence(mem_flags::mem_threadgroup, memory_order_seq_cst);"
+LAST_SIMDGROUP = f"if (lane == 0 && {ATOMIC.format('&n')} == 1) {{ {NEAR} y[i] = p[0] + p[1]; }}"
+# The first threadgroup tells the second by one atomic, the second the third by another.
+FIRST, SECOND = (ATOMIC.format(f"((device atomic_int*)y + {at})") for at in range(2))
+CHAIN = (
+    "if (t == 0) {{ uint g = i / 64; if (g == 0) {{ y[8] = 1; "
+    + WIDE
+    + f" {FIRST}; }}}} if (g == 1 && {FIRST} == 1) {{{{ {{}} {SECOND}; }}}}"
+    f" if (g == 2 && {SECOND} == 1) {{{{ {WIDE} x[0] = y[8]; }}}} }}}}"
+)
 PLANTED = {
     "a barrier that orders nothing": ("threadgroup float p[64]; " + ORDER.format("mem_none"), "a race: .*no barrier that orders threadgroup memory stands between"),
     "one of device memory": ("threadgroup float p[64]; " + ORDER.format("mem_device"), "a race: .*no barrier that orders threadgroup memory stands between"),
@@ -255,6 +274,22 @@ PLANTED = {
         " y[i] = p[0] + p[1]; }",
         "a race: .*reads .*no barrier that orders threadgroup memory stands between",
     ),
+    "a simdgroup's operation in place of a fence": (FENCED.format("if (simd_sum(1) > 0)", LAST, WIDE), "a race: .*nothing orders threadgroups"),
+    "the same behind the atomic": (FENCED.format(WIDE, LAST, "simd_sum(1);"), "nothing orders threadgroups"),
+    "a relaxed fence": (FENCED.format(WIDE.replace("seq_cst", "relaxed"), LAST, WIDE), "nothing orders threadgroups"),
+    "a fence of one thread": (FENCED.format(WIDE[:-2] + ", thread_scope_thread);", LAST, WIDE), "nothing orders threadgroups"),
+    "a fence of one threadgroup": (FENCED.format(WIDE, LAST, WIDE[:-2] + ", thread_scope_threadgroup);"), "nothing orders threadgroups"),
+    "a simdgroup's operation in place of a fence among simdgroups": (
+        COUNTED + " simd_sum(1); " + LAST_SIMDGROUP, "a race: .*no barrier that orders threadgroup memory stands between",
+    ),
+    "a barrier that half of a simdgroup skips": (
+        "if (lane < 16) { simdgroup_barrier(mem_flags::mem_threadgroup); } threadgroup_barrier(mem_flags::mem_none); y[i] = 1;",
+        r"barrier divergence: of the 32 threads of simdgroup [01], 16 wait at simdgroup_barrier \(<source>:5\), 16 are elsewhere",
+    ),
+    "the same, behind which nobody waits": (
+        "if (lane < 16) { simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = 1; }",
+        r"barrier divergence: .* 16 wait at simdgroup_barrier \(<source>:5\), 16 have returned; .*lenient_barriers",
+    ),
     "memory that nobody set": (
         "threadgroup float p[64]; if (t < 60) p[t] = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
         r"thread 6[0-3] \(<source>:5\) reads byte \d+ of the 256 bytes of threadgroup memory, which no thread wrote",
@@ -282,6 +317,11 @@ TWINS = {
     "a vector of three": "threadgroup float3 q[64]; q[t].x = 1; q[t].y = 2; q[t].z = x[t]; threadgroup_barrier(mem_flags::mem_threadgroup);"
     " float3 z = q[63 - t]; y[i] = z.x + z.z;",
     "memory that its reader alone sets": "threadgroup float p[64]; float v = p[t]; if (t > 64) x[t] = v; p[t] = 1; y[i] = p[t];",
+    "a fence before and behind": FENCED.format(WIDE, LAST, WIDE),
+    "a fence among simdgroups": COUNTED + NEAR + LAST_SIMDGROUP,
+    "fences of a threadgroup's scope": (COUNTED + NEAR + LAST_SIMDGROUP).replace("seq_cst)", "seq_cst, thread_scope_threadgroup)"),
+    "a barrier that all of a simdgroup reach": "simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = 1; if (group == 1)"
+    " simdgroup_barrier(mem_flags::mem_device);",
     "memory that is set": "threadgroup float p[64]; p[t] = x[t]; simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = p[t ^ 1];",
 }
 
@@ -296,6 +336,17 @@ def test_what_is_not_ordered_or_set_is_an_error(body: str, message: str, debug: 
 def test_their_twins_are_none(body: str, debug: metalmm.Device) -> None:
     for _ in range(5):
         run(debug, body, floats(512) + 1, floats(512), threads=128)
+
+
+def test_a_chain_of_threadgroups_needs_a_fence_in_its_middle(debug: metalmm.Device) -> None:
+    found = set()
+    for _ in range(40):  # in other orders
+        run(debug, CHAIN.format(WIDE), floats(512), floats(512), threads=192)
+        try:
+            run(debug, CHAIN.format(""), floats(512), floats(512), threads=192)
+        except metalmm.KernelError as e:
+            found.add(bool(re.search("a race: .*reads .*nothing orders threadgroups", str(e))))
+    assert found == {True}
 
 
 def test_a_device_goes_on_and_says_each_finding_once(debug: metalmm.Device) -> None:
