@@ -1,4 +1,5 @@
-// Any m, n, k and layout by Metal 4's tensor operations, which an M5's GPU has in hardware: SG simdgroups own BM x BN of the output.
+// m, n and k up to 65535 and any layout, by Metal 4's tensor operations, which an M5's GPU has in hardware: a threadgroup owns BM x BN of
+// the output.
 // clang-format off: the last is empty without what those before it define
 #include <metal_stdlib>
 #include <metal_tensor>

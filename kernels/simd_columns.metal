@@ -1,12 +1,13 @@
-// B given as N x K rows (NT), few rows of A: a simdgroup owns COLS columns for all rows, its lanes share each column's K, 8
-// neighbouring elements a lane, so that every load of B is 512 contiguous bytes and every byte is loaded once.
+// gemv_nt_vec4: B given as N x K rows (NT), few rows of A. A simdgroup owns COLS columns for all rows. Its lanes share each column's K, 8
+// neighbouring elements a lane, which two loads of four bring. So every byte of B is loaded once, and of float16 the pair is 512
+// neighbours.
 //
-// For m = 1, per output: 2 * k bytes of B and 2 * k / COLS of A; 4 * COLS loads of 4 elements in flight a lane, this step's and the next's;
-// no threadgroup memory and no barrier, with SPLIT > 1 one for TG / 32 / SPLIT * COLS outputs. Bias and alpha, beta cost one test
-// each an output, uniform over the grid. Apple's GPUs should like it: the kernel is a stream of whole 128-byte lines, many
-// independent loads a lane hide their latency, and n / COLS simdgroups fill the cores also where n = 896 (one thread a column, 128 a
-// threadgroup, is 7 threadgroups there, and most cores idle). SPLIT simdgroups share K where n alone gives too few (k = 4864). A batch
-// is one dispatch: batch 14 with n = 64 are 14 * 64 / COLS simdgroups.
+// For m = 1, per output: 2 * k bytes of B and 2 * k / COLS of A. A lane has 4 * COLS loads of 4 elements in flight, this step's and the
+// next's. There is no threadgroup memory and no barrier; with SPLIT > 1 there is one barrier for TG / 32 / SPLIT * COLS outputs. Bias,
+// alpha and beta cost one test each an output, uniform over the grid. Apple's GPUs should like it: the kernel is a stream of whole 128-byte
+// lines, and many independent loads a lane hide their latency. n / COLS simdgroups fill the cores also where n = 896. (One thread a column,
+// 128 a threadgroup, is 7 threadgroups there, and most cores idle.) SPLIT simdgroups share K where n alone gives too few (k = 4864). A
+// batch is one dispatch: batch 14 with n = 64 are 14 * 64 / COLS simdgroups.
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
@@ -17,7 +18,7 @@ using namespace metal;  // what follows names its types
 
 // p stands on a vector of 4.
 template <class T>
-METAL_FUNC Octet<T> load8(const device T* p) {
+METAL_FUNC Octet<T> load_two_fours(const device T* p) {
   const device vec<T, 4>* v = reinterpret_cast<const device vec<T, 4>*>(p);
   return {v[0], v[1]};
 }
@@ -50,18 +51,18 @@ template <class T, int ROWS, int COLS, int SPLIT, int TG>
     uint at = begin + 8 * lane;
     Octet<T> now[COLS];
     if (at + 8 <= end)
-      for (uint c = 0; c < COLS; c++) now[c] = load8(b + c * p.ldb + at);
+      for (uint c = 0; c < COLS; c++) now[c] = load_two_fours(b + c * p.ldb + at);
     for (; at + 8 <= end; at += 256) {
       Octet<T> next[COLS];
       bool more = at + 264 <= end;
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
-        if (more) next[c] = load8(b + c * p.ldb + at + 256);
+        if (more) next[c] = load_two_fours(b + c * p.ldb + at + 256);
       }
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++) {
         if (r >= rows) break;
-        Octet<T> x = load8(a + r * p.lda + at);
+        Octet<T> x = load_two_fours(a + r * p.lda + at);
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) sum[r][c] += dot8(x, now[c]);
       }

@@ -1,8 +1,8 @@
 // gemv_nt, gemv_nt_mma and gemv_nt_thread: B given as rows of weights, dense or quantized, few rows of A. LANES lanes share a column's K, a
 // block of 32 weights (dense: 8) each at a time, and own COLS columns. SPLIT simdgroups share K where n alone gives too few.
 //
-// `From` is how B is stored (Weights in include/weights.h), `Way` how threads share it (Lanes in include/lanes.h). WIDE: a thread walks its
-// columns alone (cpu/blocks.h).
+// `Storage` is how B is stored (Weights in include/weights.h), `Way` how threads share it (Lanes in include/lanes.h). WIDE: for the CPU, a
+// thread walks its columns alone (cpu/blocks.h).
 //
 // One output of gemv_nt/l4_d7_tg64, q8_0, k = 896: its four lanes load seven blocks of 32 each, all before the first use and before they
 // wait for A. Of a block, integers become floats, 32 multiply-adds give its sum, which is scaled once. The lanes' four sums meet by
@@ -10,11 +10,8 @@
 //
 // Per output, for m = 1: the bytes of its weights, once (k, and k / 16 of scales, in q8_0; k / 2 and k / 16 in q4_0), 2 * k / COLS of A
 // from the cache; COLS * DEPTH blocks in flight a lane, of 32 bytes or 16. At k = 896 a row is 28 blocks, 7 each of 4 lanes (dense: 112
-// loads, 7 each of 16): no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column. For Apple's GPUs,
-// where rates are one a cycle and lane: an integer costs a mask, an exclusive or, a subtraction and a multiply-add (4, against 1 and 4 for
-// extracting and converting it, and the multiply-add), 1 / 8 more a piece for shifts and scales; 9728 x 896 in q8_0 are 9.3 MB, 0.065 ms at
-// the 142 GB/s that the seeds' machine (docs/variants.md) sustained, and 8.7 million of them are 0.03 ms of a GPU of 10 cores (1280 lanes
-// at 1.3 GHz): it should be bound by memory, q4_0 nearly by both.
+// loads, 7 each of 16): no lane is idle and DEPTH = 7 has all of a row in flight. Canonical blocks lie column by column. On Apple's GPUs
+// it should be bound by memory, q4_0 nearly by both (docs/lab/apple_points.md).
 #include <metal_stdlib>
 using namespace metal;  // what follows names its types
 
@@ -22,15 +19,15 @@ using namespace metal;  // what follows names its types
 #include "include/epilogue.h"
 
 // Whether rows of A and B begin on eight elements, of a thread that walks alone on four, of quantized weights on 16 bytes.
-template <bool WIDE, class From>
+template <bool WIDE, class Storage>
 METAL_FUNC bool in_vectors(constant MatmulParams& p) {
-  return a_in_vectors(p, WIDE ? 4 : 8) && b_in_vectors(p, From::Pack::ID != DENSE ? 16 : WIDE ? 4 : 8);
+  return a_in_vectors(p, WIDE ? 4 : 8) && b_in_vectors(p, Storage::Pack::ID != DENSE ? 16 : WIDE ? 4 : 8);
 }
 
 // What a threadgroup does.
-template <bool WIDE, class From, class Way, int ROWS, class T>
+template <bool WIDE, class Storage, class Way, int ROWS, class T>
 METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant MatmulParams& p, uint3 group, Thread me,
-                         threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
+                         threadgroup Shared<typename Storage::Pack, Way, ROWS>& shared) {
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, ACROSS = Way::ACROSS;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = Way::first_column(group.x, me);
   if (WIDE && first >= p.n) return;  // no barrier follows
@@ -43,7 +40,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
   }
   const WeightsAt only[1] = {w};
   RowsOfA<T> a = {A + group.z * p.stride_a + row0 * p.lda, p.lda, rows};
-  if (!add_up<WIDE, From, Way>(a, only, first, me, shared, sum)) return;
+  if (!add_up<WIDE, Storage, Way>(a, only, first, me, shared, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
@@ -56,10 +53,10 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
 }
 
 // silu(A B0 + bias0) * (A B1 + bias1): a lane has its columns of both matrices by turns.
-template <bool WIDE, class From, class Way, int ROWS, class T>
+template <bool WIDE, class Storage, class Way, int ROWS, class T>
 METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2], Output<T> to, const device T* bias1,
                                 constant MatmulParams& p, uint3 group, Thread me,
-                                threadgroup Shared<typename From::Pack, Way, ROWS>& shared) {
+                                threadgroup Shared<typename Storage::Pack, Way, ROWS>& shared) {
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, ACROSS = Way::ACROSS;
   uint row0 = group.y * ROWS, rows = min(uint(ROWS), p.m - row0), first = Way::template first_column<2>(group.x, me);
   if (WIDE && first >= p.n) return;
@@ -68,7 +65,7 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
   for (uint c = 0; c < COLS; c++)
     added[c] = p.has_bias ? float((c % 2 == 0 ? to.bias : bias1)[min(first + c / 2 * ACROSS, p.n - 1)]) : 0.0f;
   RowsOfA<T> a = {A + group.z * p.stride_a + row0 * p.lda, p.lda, rows};
-  if (!add_up<WIDE, From, Way>(a, w, first, me, shared, sum)) return;
+  if (!add_up<WIDE, Storage, Way>(a, w, first, me, shared, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
 #pragma clang loop unroll(full)
@@ -82,15 +79,15 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
   }
 }
 
-template <class T, class From, class Way, int ROWS, bool WIDE>
+template <class T, class Storage, class Way, int ROWS, bool WIDE>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void weight_columns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup Shared<typename From::Pack, Way, ROWS> shared;
-  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
-  multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
+  threadgroup Shared<typename Storage::Pack, Way, ROWS> shared;
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, Storage>(p)};
+  multiply<WIDE, Storage, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
 template <class T, class Way, int ROWS, bool WIDE>
@@ -98,16 +95,16 @@ template <class T, class Way, int ROWS, bool WIDE>
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  typedef Weights<T, DENSE, false> From;
-  threadgroup Shared<typename From::Pack, Way, ROWS> shared;
+  typedef Weights<T, DENSE, false> Storage;
+  threadgroup Shared<typename Storage::Pack, Way, ROWS> shared;
   const device uchar* values = reinterpret_cast<const device uchar*>(B + group.z * p.stride_b);
-  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<WIDE, From>(p)};
-  multiply<WIDE, From, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
+  WeightsAt w = {values, values, values, p.n, p.k, p.ldb, 0, p.low_byte, in_vectors<WIDE, Storage>(p)};
+  multiply<WIDE, Storage, Way>(A, w, Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, shared);
 }
 
 // Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's; of SWIGLU each has
 // the same columns of two.
-template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
+template <class T, class Storage, class Way, int ROWS, bool WIDE, bool SWIGLU>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void fused_columns(
     const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
     const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
@@ -118,14 +115,14 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int OWN = SWIGLU ? 2 * Way::COLS : Way::COLS;  // of swiglu a lane has its columns of both
   typedef Lanes<Way::LANES, OWN, Way::SPLIT, Way::DEPTH, Way::THREADS, Way::STAGED != 0, Way::MMA != 0> Own;
-  threadgroup Shared<typename From::Pack, Own, ROWS> shared;
+  threadgroup Shared<typename Storage::Pack, Own, ROWS> shared;
   constant MatmulParams& p0 = params.of[0];
   constant MatmulParams& p1 = params.of[1];
   Thread me = {simdgroup, lane};
   if (SWIGLU) {
-    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte, in_vectors<WIDE, From>(p0)},
-                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors<WIDE, From>(p1)}};
-    multiply_swiglu<WIDE, From, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
+    const WeightsAt w[2] = {{values0, scales0, biases0, p0.n, p0.k, p0.ldb, p0.group_shift, p0.low_byte, in_vectors<WIDE, Storage>(p0)},
+                            {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors<WIDE, Storage>(p1)}};
+    multiply_swiglu<WIDE, Storage, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
     return;
   }
   uint groups0 = (p0.n - 1) / Way::COLUMNS + 1, groups1 = (p1.n - 1) / Way::COLUMNS + 1;
@@ -135,22 +132,22 @@ template <class T, class From, class Way, int ROWS, bool WIDE, bool SWIGLU>
   // A in place of C, which a fused call has not: has_c is 0.
   // clang-format off
   WeightsAt w = {i == 0 ? values0 : i == 1 ? values1 : values2, i == 0 ? scales0 : i == 1 ? scales1 : scales2,
-                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
+                 i == 0 ? biases0 : i == 1 ? biases1 : biases2, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, Storage>(p)};
   Output<T> to = {i == 0 ? D0 : i == 1 ? D1 : D2, A, i == 0 ? bias0 : i == 1 ? bias1 : bias2};
   // clang-format on
-  multiply<WIDE, From, Own>(A, w, to, p, group, me, shared);
+  multiply<WIDE, Storage, Own>(A, w, to, p, group, me, shared);
 }
 
 // The matrices of `experts` lie one behind another, as rows. Row i of D is a row of A by the matrix that ids[i] says; `each` rows of D have
 // one row of A. NaN where there is no such matrix.
-template <class T, class From, class Way, bool WIDE>
+template <class T, class Storage, class Way, bool WIDE>
 [[kernel, max_total_threads_per_threadgroup(int(Way::THREADS))]] void gathered_columns(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]],
     const device int* ids [[buffer(3)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], constant uint& experts [[buffer(8)]], constant uint& each [[buffer(9)]],
     uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup Shared<typename From::Pack, Way, 1> shared;
+  threadgroup Shared<typename Storage::Pack, Way, 1> shared;
   wait_for_operands();  // ids may have just been made
   uint row = group.y, expert = uint(ids[row]);
   if (expert >= experts) {
@@ -159,7 +156,7 @@ template <class T, class From, class Way, bool WIDE>
     return;
   }
   Output<T> to = {D + row * p.ldd, A, A};
-  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, From>(p)};
-  multiply<WIDE, From, Way>(A + row / each * p.lda, From::behind(w, expert * p.n), to, p, uint3(group.x, 0, 0), Thread{simdgroup, lane},
-                            shared);
+  WeightsAt w = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors<WIDE, Storage>(p)};
+  multiply<WIDE, Storage, Way>(A + row / each * p.lda, Storage::behind(w, expert * p.n), to, p, uint3(group.x, 0, 0),
+                               Thread{simdgroup, lane}, shared);
 }

@@ -21,15 +21,15 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weight_products.h"
 
-template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
+template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
 [[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
     const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  constexpr int FORMAT = From::Pack::ID;
+  constexpr int FORMAT = Storage::Pack::ID;
   typedef Eighth<FORMAT> Bits;
-  constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = From::Pack::PER_BYTE;
+  constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Storage::Pack::PER_BYTE;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   threadgroup float numbers[TG / 32][64];
@@ -69,12 +69,12 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     Bits y[DEPTH][TILES];
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      next[t] = From::at(b, column[t], k).values + Bits::BYTES * pair;
+      next[t] = Storage::at(b, column[t], k).values + Bits::BYTES * pair;
 #pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) y[d][t] = Bits::load(next[t] + From::bytes_along(b, d));
+      for (uint d = 0; d < DEPTH; d++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
     }
     // Terms cost more than a shuffle where they have a bias, or are products.
-    TurnScales<From, TILES, DEPTH, MMA && (From::Pack::HAS_BIAS || From::Pack::IS_K)> scales_of;
+    TurnScales<Storage, TILES, DEPTH, MMA && (Storage::Pack::HAS_BIAS || Storage::Pack::IS_K)> scales_of;
     scales_of.start(b, first + row, k, lane);
     if (k + 128 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
@@ -83,7 +83,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
       scales_of.template begin<true>(b, k);
 #pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) next[t] += From::bytes_along(b, DEPTH);
+      for (uint t = 0; t < TILES; t++) next[t] += Storage::bytes_along(b, DEPTH);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
@@ -92,7 +92,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
         scales_of.template take<true>(b, k, d, lane, by);
         multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
 #pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + From::bytes_along(b, d));
+        for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
       }
       x1 += 32 * DEPTH;
 #pragma clang loop unroll(full)
@@ -118,10 +118,10 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
     uint at = k + 8 * pair, left = at < end ? end - at : 0;
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      Cursor c = From::at(b, column[t], k);
+      Cursor c = Storage::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
       y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
-      by[t] = Terms<FORMAT>::of(From::By::load(c));
+      by[t] = Terms<FORMAT>::of(Storage::By::load(c));
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;
@@ -143,7 +143,7 @@ template <class T, class From, int ROWS, int TILES, int SPLIT, int DEPTH, int TG
       for (uint t = 0; t < TILES; t++) {
         bool2 good = {sure && isfinite(total[r][t].x), sure && isfinite(total[r][t].y)};
         if (good.x && good.y) continue;
-        float2 slowly = one_by_one<From>(b, column[t], a0, a1, begin, end);
+        float2 slowly = one_by_one<Storage>(b, column[t], a0, a1, begin, end);
         total[r][t] = float2(good.x ? total[r][t].x : slowly.x, good.y ? total[r][t].y : slowly.y);
       }
     }

@@ -191,7 +191,7 @@ class CpuSubmission : public Submission {
     double worked = 0;  // without what guards cost
     try {
       work_->for_each([&](size_t, const Dispatch& d) {
-        double took = device_->work(d);
+        double took = device_->run_dispatch(d);
         worked += took;
         if (per_dispatch_) timing.dispatches.push_back(took);
       });
@@ -330,21 +330,21 @@ double CpuDevice::execute(const Dispatch& d, std::shared_ptr<Submission>*) {
   finish();
   TakenTurn turn(*turn_);
   polled_ = Clock::now();
-  return work(d);
+  return run_dispatch(d);
 }
 
-double CpuDevice::work(const Dispatch& d) {
+double CpuDevice::run_dispatch(const Dispatch& d) {
   auto& pipeline = static_cast<const CpuPipeline&>(**d.pipeline);
   if (pipeline.library) {
     auto start = Clock::now();
     pipeline.library(d, pipeline.what);
     return seconds(Clock::now() - start);
   }
-  return options_.guards ? work_guarded(d) : work_kernel(pipeline, d, {});
+  return options_.guards ? launch_guarded(d) : launch_kernel(pipeline, d, {});
 }
 
 // Zones are looked at before, too: what broke one then was not this kernel.
-double CpuDevice::work_guarded(const Dispatch& given) {
+double CpuDevice::launch_guarded(const Dispatch& given) {
   Staged staged(given);
   const Dispatch& d = staged.dispatch();
   std::string name = "kernel '" + (*d.pipeline)->name + "': ";
@@ -363,7 +363,7 @@ double CpuDevice::work_guarded(const Dispatch& given) {
   if (watched.begin != watched.end) staged.translate(watched.begin, watched.end, watched.counts);
   double took;
   try {
-    took = work_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
+    took = launch_kernel(static_cast<const CpuPipeline&>(**d.pipeline), d, watched);
   } catch (const Error& e) {
     std::string damage = check(" was written to ");
     throw Error(e.kind, e.what() + (damage.empty() ? "" : "; " + damage));
@@ -374,7 +374,7 @@ double CpuDevice::work_guarded(const Dispatch& given) {
   return took;
 }
 
-double CpuDevice::work_kernel(const CpuPipeline& pipeline, const Dispatch& d, const Watched& watched) {
+double CpuDevice::launch_kernel(const CpuPipeline& pipeline, const Dispatch& d, const Watched& watched) {
   auto start = Clock::now();
   if (pipeline.watch) pipeline.watch(watched.begin, watched.end, watched.counts);
   uint8_t* buffers[kMaxBuffers];

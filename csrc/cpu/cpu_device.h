@@ -68,9 +68,9 @@ class CpuDevice : public Device {
   void hold_for_fork(bool hold) override;
   void forget_threads() override;
   // The rest with the turn taken.
-  double work(const Dispatch& dispatch);
-  double work_guarded(const Dispatch& dispatch);
-  double work_kernel(const CpuPipeline& pipeline, const Dispatch& dispatch, const Watched& watched);
+  double run_dispatch(const Dispatch& dispatch);
+  double launch_guarded(const Dispatch& dispatch);
+  double launch_kernel(const CpuPipeline& pipeline, const Dispatch& dispatch, const Watched& watched);
   void run_threadgroups(const Pipeline& pipeline, const KernelCall& call);
   void run_some(Run& run, bool is_caller);
   void poll(Run& run);

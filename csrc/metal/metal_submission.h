@@ -6,7 +6,7 @@
 
 namespace metalmm::metal {
 
-// One submission of a batch or a recording: command buffers in flight and what becomes of them.
+// One submission, of a call, a batch or a recording: command buffers in flight and what becomes of them.
 class MetalSubmission : public Submission {
  public:
   MetalSubmission(std::shared_ptr<MetalDevice> device, std::shared_ptr<const DispatchList> list, bool per_dispatch)

@@ -184,7 +184,7 @@ void bind_device(nb::module_& m) {
           [](PyDevice* self, const std::string& name, const nb::dict& options) { new (self) PyDevice(make_device(name, options)); },
           "name"_a, "options"_a)
       .def_prop_ro(
-          "name", [](const PyDevice& d) { return d.state->open()->name(); }, "Its backend's: cpu, metal.")
+          "name", [](const PyDevice& d) { return d.state->open()->name(); }, "Its backend's: cpu, metal or cuda.")
       .def_prop_ro(
           "info", [](const PyDevice& d) { return dict_of(d.state->open()->info()); }, "Limits and properties, by name; sizes in bytes.")
       .def_prop_ro(

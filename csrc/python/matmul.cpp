@@ -235,6 +235,7 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
     state.choices.clear();
     state.choices_generation = choices_generation;
   }
+  static_assert(kFormats <= 16, "four bits of the flags");
   unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 |
                    s.b_storage.format << 8 | s.b_storage.canonical << 12 | s.b_storage.group << 16 | unsigned{libraries} << 31;
   ChoiceKey key = {s.m, s.n, s.k, s.batch, flags, s.also_n[0], s.also_n[1], s.swiglu};
@@ -371,20 +372,26 @@ TracedDispatch Matmul::traced() const { return {variant->id, matmul_grid(tiling,
 
 namespace {
 
+// The device's seconds. last: the submission, where nobody waits for it.
+double run_now(const Matmul& call, DeviceState& state, std::shared_ptr<Submission>& last) {
+  std::shared_ptr<Device> device = state.open();
+  bool traced = tracing();
+  Clock::time_point start = traced ? Clock::now() : Clock::time_point();
+  double taken = call.dispatch([&](const Dispatch& d) {
+    Unlocked unlocked;
+    return device->run(d, traced ? nullptr : &last);
+  });
+  give_warnings(*device);
+  if (traced) trace_call(call.traced(), taken, start);
+  return taken;
+}
+
 nb::object run_matmul(const MatmulCall& call) {
   nb::object owner = call.owner();
   DeviceState& state = state_of(owner);
   Matmul resolved(call, state, owner);
-  std::shared_ptr<Device> running = state.open();
-  bool traced = tracing();
-  Clock::time_point start = traced ? Clock::now() : Clock::time_point();
   std::shared_ptr<Submission> untold;
-  double device_seconds = resolved.dispatch([&](const Dispatch& d) {
-    Unlocked unlocked;
-    return running->run(d, traced ? nullptr : &untold);
-  });
-  give_warnings(*running);
-  if (traced) trace_call(resolved.traced(), device_seconds, start);
+  run_now(resolved, state, untold);
   return resolved.result;
 }
 
@@ -411,18 +418,9 @@ Prepared::Prepared(nb::object device, MatmulCall call)
 }
 
 nb::object Prepared::run() {
-  std::shared_ptr<Device> device = state_->open();
-  bool traced = tracing();
-  Clock::time_point start = traced ? Clock::now() : Clock::time_point();
   std::shared_ptr<Submission> last;
-  double taken = call_.dispatch([&](const Dispatch& d) {
-    Unlocked unlocked;
-    return device->run(d, traced ? nullptr : &last);
-  });
-  seconds_ = taken;
+  seconds_ = run_now(call_, *state_, last);
   std::swap(last_, last);
-  give_warnings(*device);
-  if (traced) trace_call(call_.traced(), taken, start);
   return call_.result;
 }
 

@@ -10,10 +10,10 @@
 // For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Registers
 // hold 16 sums. With more it takes PART columns at a time, and 256 of k of A become floats once for all parts. Rows that A has not are its
 // last once more. LATE: a scale is for a block's sum, not for each weight.
-template <bool WHOLE, class From, class T, int MATRICES, int ROWS, int COLS>
+template <bool WHOLE, class Storage, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                       thread float4 (&sums)[ROWS][COLS]) {
-  typedef typename From::Pack Pack;
+  typedef typename Storage::Pack Pack;
   constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && Pack::HALVES == 1 && ROWS == 1 && IsSmall<T>::VALUE;
   constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 || COLS % (16 / ROWS) != 0 ? COLS : 16 / ROWS,
                  BLOCKS = PART == COLS ? 1 : 8;
@@ -24,8 +24,8 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) total[c / PART][r][c % PART] = all_sixteen(0.0f);
 #pragma clang loop unroll(full)
-  for (uint c = 0; c < COLS; c++) first[c] = From::at(b.w[c % MATRICES], b.column[c], begin);
-  uint next = uint(From::at(b.w[0], 1, 0).values - From::at(b.w[0], 0, 0).values) *
+  for (uint c = 0; c < COLS; c++) first[c] = Storage::at(b.w[c % MATRICES], b.column[c], begin);
+  uint next = uint(Storage::at(b.w[0], 1, 0).values - Storage::at(b.w[0], 0, 0).values) *
               (COLS / MATRICES);  // bytes to the rows of the thread COLS further
   for (uint k = begin; k < whole; k += 32 * BLOCKS) {
     uint blocks = BLOCKS == 1 ? 1 : metal::min(uint(BLOCKS), (whole - k) / 32), step = (k - begin) / 32;
@@ -43,11 +43,11 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
       for (uint j = 0; j < blocks; j++) {
 #pragma clang loop unroll(full)
         for (uint c = 0; c < PART; c++) {
-          Cursor at = From::template moved<1>(b.w[c % MATRICES], first[c0 + c], begin, (step + j) * PIECES);
+          Cursor at = Storage::template moved<1>(b.w[c % MATRICES], first[c0 + c], begin, (step + j) * PIECES);
           prefetch(at.values + next, 1);
-          Sixteen y[2] = {From::template half_block<WHOLE>(at, 0), From::template half_block<WHOLE>(at, 1)};
+          Sixteen y[2] = {Storage::template half_block<WHOLE>(at, 0), Storage::template half_block<WHOLE>(at, 1)};
           Sixteen scale = all_sixteen(1.0f);
-          if (Pack::HAS_BIAS || Pack::SCALED) From::template scale<LATE>(at, y, scale);
+          if (Pack::HAS_BIAS || Pack::SCALED) Storage::template scale<LATE>(at, y, scale);
 #pragma clang loop unroll(full)
           for (uint r = 0; r < ROWS; r++) {
             Sixteen part = LATE ? all_sixteen(0.0f) : Sixteen(own[r][c]);

@@ -114,7 +114,7 @@ struct Products<T, TM, TN, TURNED> {
     metal::take_sums(few[rows]);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][i / 2 % 2], few[rows][i], of[rows][i]);
-    if (Step::SCALING != SHIFTED) return;
+    if (Step::SCALING != WITH_REST) return;
     const threadgroup float* of_a = Step::B::sums(b) + (block * Step::B::ROWS + from.x + rows * 4 * TM + lane % 4 * 2);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][2 + i / 2 % 2], of_a[i / 4 * 8 + i % 2], of[rows][i]);

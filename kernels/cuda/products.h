@@ -13,7 +13,7 @@
 
 #ifdef __METALMM_CUDA__
 template <>
-struct Straight<true> {
+struct TileCopies<true> {
   enum : uint { MOST_STAGES = 4 };
   template <class T>
   static METAL_FUNC void copy(threadgroup uint* to, const device T* from) {
@@ -34,7 +34,7 @@ struct Straight<true> {
 // Two times eight columns of B, from column `from + beyond` on, as lanes hold them for products of 16 of k each. `beyond` is known to the
 // compiler: added to an address last, it costs nothing there.
 template <class OfB>
-struct Columns {
+struct FragmentB {
   template <int TIMES, class T>
   static METAL_FUNC void load(thread metal::uint4 (&x)[TIMES], const threadgroup T* b, uint k, uint from, uint beyond, uint lane,
                               uint low) {
@@ -47,16 +47,17 @@ struct Columns {
   }
 };
 template <class T, int BK, int BN, int TG, bool TB>
-struct Columns<DenseB<T, BK, BN, TG, TB, true>> {
-  typedef typename DenseB<T, BK, BN, TG, TB, true>::In In;
+struct FragmentB<DenseB<T, BK, BN, TG, TB, true>> {
+  typedef typename DenseB<T, BK, BN, TG, TB, true>::Layout Layout;
   template <int TIMES>
   static METAL_FUNC void load(thread metal::uint4 (&x)[TIMES], const threadgroup T* b, uint k, uint from, uint beyond, uint lane, uint) {
     uint row = lane % 8, c = from + lane / 16 * 8;
 #pragma clang loop unroll(full)
     for (uint s = 0; s < TIMES; s++) {
       uint at = k + 16 * s + lane / 8 % 2 * 8;
-      x[s] = In::TRANSPOSED ? metal::load_matrices(b + In::at(at, c + row) + beyond * In::PITCH)  // of eight lines keys are alike
-                            : metal::load_transposed(b + In::at(at + row, c + beyond));
+      x[s] = Layout::TRANSPOSED
+                 ? metal::load_matrices(b + Layout::at(at, c + row) + beyond * Layout::PITCH)  // of eight lines keys are alike
+                 : metal::load_transposed(b + Layout::at(at + row, c + beyond));
     }
   }
 };
@@ -76,7 +77,7 @@ struct Products<T, TM, TN, PAIRS> {
   METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint3, uint, uint) thread {}
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
-    constexpr uint K = Step::K, MOST = Step::SCALING == SHIFTED && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
+    constexpr uint K = Step::K, MOST = Step::SCALING == WITH_REST && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
     bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
     if (most)
       add_blocks<Step, MOST>(a, b, from, lane, w.low_byte);
@@ -103,7 +104,7 @@ struct Products<T, TM, TN, PAIRS> {
       Factor factor[PARTS][TN][2];  // of the lane's columns
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j += 2) {
-        Columns<typename Step::B>::load(right[j / 2], b, from.z + k, from.y, 8 * j, lane, low_byte);
+        FragmentB<typename Step::B>::load(right[j / 2], b, from.z + k, from.y, 8 * j, lane, low_byte);
         if (Step::SCALING == PLAIN) continue;
 #pragma clang loop unroll(full)
         for (uint part = 0; part < PARTS; part++) {
@@ -121,7 +122,7 @@ struct Products<T, TM, TN, PAIRS> {
           uint r = from.x + matrix % 2 * 8, at = from.z + k + 16 * s + matrix / 2 * 8;
           left[s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r + 16 * i, at + row))
                                   : metal::load_matrices(a + A::at(r + row, at) + 16 * i * A::PITCH);  // of eight lines keys are alike
-          if (Step::SCALING == SHIFTED) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones()));
+          if (Step::SCALING == WITH_REST) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones()));
         }
 #pragma clang loop unroll(full)
         for (uint j = 0; j < TN; j += 2) {
@@ -149,7 +150,7 @@ struct Products<T, TM, TN, PAIRS> {
     }
     Factor x = two[0], y = two[1];
     to = metal::fma(metal::float4(x.scale, y.scale, x.scale, y.scale), sum, to);
-    if (Step::SCALING == SHIFTED) to = metal::fma(metal::float4(x.rest, y.rest, x.rest, y.rest), of_a, to);
+    if (Step::SCALING == WITH_REST) to = metal::fma(metal::float4(x.rest, y.rest, x.rest, y.rest), of_a, to);
   }
 };
 #endif

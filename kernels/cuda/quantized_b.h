@@ -8,23 +8,23 @@
 #ifdef __METALMM_CUDA__
 // Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Their order is
 // [32 of k][column][word]. Scales come by way of registers, one step ahead.
-template <class T, class From, int BK, int BN, int TG>
-struct QuantizedB<T, From, BK, BN, TG, true> {
-  typedef QuantizedTile<T, From, BK, BN, true> Of;
-  typedef typename Of::Bits Bits;
-  typedef typename Of::By By;
-  typedef typename Of::Pack Pack;
+template <class T, class Storage, int BK, int BN, int TG>
+struct QuantizedB<T, Storage, BK, BN, TG, true> {
+  typedef QuantizedTile<T, Storage, BK, BN, true> Stored;
+  typedef typename Stored::Bits Bits;
+  typedef typename Stored::By By;
+  typedef typename Stored::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
-    WORDS = From::BLOCK / 4,         // of a block
+    WORDS = Storage::BLOCK / 4,      // of a block
     PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
     EACH = (PIECES * BN + TG - 1) / TG,
     BLOCKS = BK / 32 * BN,  // of 32 of k, whose scales lie together
     BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
     OF_FACTORS = BLOCKS * WORDS,  // words
-    OF_ZEROS = OF_FACTORS + Of::FACTORS * (sizeof(Factor) / 4),
-    OF_HIGH = OF_ZEROS + HAS_BIAS * Of::FACTORS,
-    BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Of::FACTORS)
+    OF_ZEROS = OF_FACTORS + Stored::FACTORS * (sizeof(Factor) / 4),
+    OF_HIGH = OF_ZEROS + HAS_BIAS * Stored::FACTORS,
+    BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Stored::FACTORS)
   };
   const device uchar* next[EACH];
   Cursor factor[BLOCKS_EACH];
@@ -35,13 +35,13 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
       uint piece = tid + i * TG, at = piece % PIECES * 4;
-      next[i] = Of::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
+      next[i] = Stored::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
     }
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG, k_i = k + i / BN * 32;
-      factor[j] = Of::at(w, col0 + i % BN, k_i);
-      by[j] = Of::template scales<WHOLE>(w, factor[j], k_i);
+      factor[j] = Stored::at(w, col0 + i % BN, k_i);
+      by[j] = Stored::template scales<WHOLE>(w, factor[j], k_i);
     }
   }
   template <bool WHOLE>
@@ -52,11 +52,11 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
       uint piece = tid + i * TG, at = piece % PIECES * 4;
       if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
       metal::copy_later(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
-      next[i] += From::bytes_along(w, BK / 32);
+      next[i] += Storage::bytes_along(w, BK / 32);
     }
-    for (uint eight = tid; eight < (WHOLE ? 0 : Of::EIGHTS); eight += TG) {
-      uint column = eight / Of::ACROSS, along = eight % Of::ACROSS, k = k0 + along * 8;
-      Bits y = Of::some(w, Of::at(w, col0 + column, k), k);
+    for (uint eight = tid; eight < (WHOLE ? 0 : Stored::EIGHTS); eight += TG) {
+      uint column = eight / Stored::ACROSS, along = eight % Stored::ACROSS, k = k0 + along * 8;
+      Bits y = Stored::some(w, Stored::at(w, col0 + column, k), k);
       threadgroup uint* to = words + (along / 4 * BN + column) * WORDS + along % 4 * Bits::WORDS;
       to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
     }
@@ -67,8 +67,8 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint k = k0 + (tid + j * TG) / BN * 32;
-      factor[j] = From::template moved<1>(w, factor[j], k - BK, BK / 32);
-      by[j] = Of::template scales<WHOLE>(w, factor[j], k);
+      factor[j] = Storage::template moved<1>(w, factor[j], k - BK, BK / 32);
+      by[j] = Stored::template scales<WHOLE>(w, factor[j], k);
     }
   }
   template <class A>
@@ -99,21 +99,22 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
     metal::half2 zero[Pack::HALVES];
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++)
-      zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Of::EACH + h) * BN + beyond])
+      zero[h] = HAS_BIAS ? as_type<metal::half2>((words + OF_ZEROS + column)[(k / Stored::EACH + h) * BN + beyond])
                          : offset_of<Pack::ID>(zero_of<Pack::ID>(1.0f, 0.0f));
     uint high[Pack::HALVES];
 #pragma clang loop unroll(full)
-    for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Of::EACH + h) * BN + beyond] : 0;
+    for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Stored::EACH + h) * BN + beyond] : 0;
     metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
     metal::uint4 y;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
       uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
       uint own = metal::pick_bytes(first, second, which(lane));
-      uint half_of = i / 2 % Pack::HALVES, more = 0;
+      uint half_index = i / 2 % Pack::HALVES, more = 0;
       if (Pack::HIGH > 0)
-        more = (metal::pick_bytes(high[half_of], high[half_of], which(lane)) >> i * Pack::HIGH % 4 << 4) & Pack::HIGH_MASK * 0x01000010u;
-      y[i] = as_type<uint>(Integers<T>::pair(numbers(own, more, zero[half_of], low)));
+        more =
+            (metal::pick_bytes(high[half_index], high[half_index], which(lane)) >> i * Pack::HIGH % 4 << 4) & Pack::HIGH_MASK * 0x01000010u;
+      y[i] = as_type<uint>(Integers<T>::pair(numbers(own, more, zero[half_index], low)));
     }
     return y;
   }
@@ -135,9 +136,9 @@ struct QuantizedB<T, From, BK, BN, TG, true> {
 };
 
 // The same with the sums of A's rows over each 32 of k, of weights with a bias: [32 of k][row].
-template <class T, class From, class S>
-struct TurnedB : QuantizedB<T, From, S::BK, S::BN, S::TG, true> {
-  typedef QuantizedB<T, From, S::BK, S::BN, S::TG, true> Base;
+template <class T, class Storage, class S>
+struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
+  typedef QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> Base;
   enum : uint { ROWS = S::BM, OF_SUMS = Base::BYTES, BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * ROWS * sizeof(float) };
 
   static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile) {

@@ -18,10 +18,10 @@ struct Shared {
 
 // The sums of this lane's columns, `first` and each 32 / LANES further, of each of MATRICES. False for simdgroups whose sums are with
 // others'.
-template <bool WIDE, class From, class Way, int MATRICES, int ROWS, class T>
+template <bool WIDE, class Storage, class Way, int MATRICES, int ROWS, class T>
 METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint first, Thread me,
-                       threadgroup Shared<typename From::Pack, Way, ROWS>& shared, thread float (&sum)[ROWS][Way::COLS]) {
-  typedef typename From::Pack Pack;
+                       threadgroup Shared<typename Storage::Pack, Way, ROWS>& shared, thread float (&sum)[ROWS][Way::COLS]) {
+  typedef typename Storage::Pack Pack;
   constexpr uint LANES = Way::LANES, COLS = Way::COLS, SPLIT = Way::SPLIT, ACROSS = Way::ACROSS;
   constexpr uint COUNT = Pack::COUNT, WINDOW = Shared<Pack, Way, ROWS>::WINDOW;
   static_assert(!Way::MMA || !WIDE, "a thread that walks columns alone has no tensor cores");
@@ -50,9 +50,9 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
     if (in_vectors)
-      add_blocks_of_columns<true, From>(a, b, begin, whole, sums);
+      add_blocks_of_columns<true, Storage>(a, b, begin, whole, sums);
     else
-      add_blocks_of_columns<false, From>(a, b, begin, whole, sums);
+      add_blocks_of_columns<false, Storage>(a, b, begin, whole, sums);
     k = whole;
 #endif
   } else if (in_vectors && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
@@ -65,28 +65,29 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     bool exact = true;
     for (; done + WINDOW <= shortest; done += WINDOW) {
       if (Way::STAGED && done > 0) meet<Way::SETS == 1>();
-      add_steps<false, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
+      add_steps<false, Storage, Way>(a, b, LaneStep{k + done, at, worker, done == 0}, whole, staged, sums, exact);
     }
     for (; done < slice; done += WINDOW) {
       if (Way::STAGED && done > 0) meet<Way::SETS == 1>();
-      add_steps<true, From, Way>(a, b, Step{k + done, at, worker, done == 0}, whole, staged, sums, exact);
+      add_steps<true, Storage, Way>(a, b, LaneStep{k + done, at, worker, done == 0}, whole, staged, sums, exact);
     }
     if (Way::MMA && Pack::HAS_BIAS) {
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) exact = exact && metal::isfinite(sums[0][c].x);
     }
-    if ((From::SHIFTED || (Way::MMA && Pack::HAS_BIAS)) && !exact) {
+    if ((Storage::SHIFTED || (Way::MMA && Pack::HAS_BIAS)) && !exact) {
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)
         for (uint c = 0; c < COLS; c++) sums[r][c] = float4(0.0f);
 #pragma clang loop unroll(disable)
-      for (uint i = begin + COUNT * at; i < whole; i += COUNT * LANES) add_one_by_one<From>(a, b, i, metal::min(i + COUNT, whole), 1, sums);
+      for (uint i = begin + COUNT * at; i < whole; i += COUNT * LANES)
+        add_one_by_one<Storage>(a, b, i, metal::min(i + COUNT, whole), 1, sums);
     }
     k = whole;
   }
   wait_for_operands();
-  add_one_by_one<From>(a, b, k + at, end, LANES, sums);
+  add_one_by_one<Storage>(a, b, k + at, end, LANES, sums);
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)

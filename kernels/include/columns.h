@@ -14,7 +14,7 @@ struct Columns {
   uint column[COLS];
 };
 
-struct Step {
+struct LaneStep {
   uint k, lane, worker;  // the lane's number among those of its column, the thread's among those that stage A
   bool is_first;
 };
@@ -22,10 +22,10 @@ struct Step {
 // Adds DEPTH steps of LANES pieces, this lane's first at at.k + COUNT * at.lane. GUARDED: those that begin at `whole` or behind it count
 // for nothing. Of several MATRICES each has its columns by turns. STAGED: A comes from threadgroup memory, where the threads of all sets
 // that have this part of K put it while the weights are on their way. MMA: NVIDIA's tensor cores multiply.
-template <bool GUARDED, class From, class Way, int MATRICES, int ROWS, class T>
-METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS>& b, Step at, uint whole, threadgroup float4* staged,
+template <bool GUARDED, class Storage, class Way, int MATRICES, int ROWS, class T>
+METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS>& b, LaneStep at, uint whole, threadgroup float4* staged,
                           thread float4 (&sums)[ROWS][Way::COLS], thread bool& exact) {
-  typedef typename From::Pack Pack;
+  typedef typename Storage::Pack Pack;
   constexpr uint COLS = Way::COLS, DEPTH = Way::DEPTH, COUNT = Pack::COUNT, STEP = COUNT * Way::LANES, WORKERS = Way::SETS * 32;
   constexpr uint EACH = COUNT / 8 / Pack::HALVES;  // eights with one scale
   constexpr bool SCALED = Pack::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
@@ -34,16 +34,16 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
                 "for tensor cores A is staged, and four lanes share a column");
   uint k = at.k, worker = at.worker;
   uint own = k + COUNT * at.lane;
-  typename From::Piece pieces[DEPTH][COLS];  // all in flight at once
+  typename Storage::Piece pieces[DEPTH][COLS];  // all in flight at once
 #pragma clang loop unroll(full)
   for (uint c = 0; c < COLS; c++) {
-    Cursor first = From::at(b.w[c % MATRICES], b.column[c], GUARDED ? metal::min(own, b.w[0].k - 1) : own);
+    Cursor first = Storage::at(b.w[c % MATRICES], b.column[c], GUARDED ? metal::min(own, b.w[0].k - 1) : own);
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       if (!GUARDED || own + STEP * d < whole)
-        pieces[d][c] = From::load(From::template moved<Way::LANES>(b.w[c % MATRICES], first, own, d));
+        pieces[d][c] = Storage::load(Storage::template moved<Way::LANES>(b.w[c % MATRICES], first, own, d));
       else
-        pieces[d][c] = From::nothing();
+        pieces[d][c] = Storage::nothing();
     }
   }
   if (at.is_first) wait_for_operands();
@@ -88,12 +88,12 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
 #pragma clang loop unroll(full)
       for (uint c = 0; c < (i % EACH == 0 ? COLS : 0); c++) {
         part[c] = float4(0.0f);
-        by[c] = From::factors(pieces[d][c], i / EACH, exact);
+        by[c] = Storage::factors(pieces[d][c], i / EACH, exact);
       }
       Eight y[COLS];
 #pragma clang loop unroll(full)
       for (uint c = 0; c < COLS; c++) {
-        y[c] = From::eight(pieces[d][c], by[c], i, b.w[0].low_byte);
+        y[c] = Storage::eight(pieces[d][c], by[c], i, b.w[0].low_byte);
         if (SCALED && !LATE) {
           y[c].low *= by[c].scale;
           y[c].high *= by[c].scale;
@@ -130,14 +130,14 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
 }
 
 // Weights k, k + step and so on before `end`, wherever they stand.
-template <class From, class T, int MATRICES, int ROWS, int COLS>
+template <class Storage, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_one_by_one(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint k, uint end, uint step,
                                thread float4 (&sums)[ROWS][COLS]) {
 #pragma clang loop unroll(disable)
   for (; k < end; k += step) {
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
-      float y = From::one(b.w[c % MATRICES], b.column[c], k);
+      float y = Storage::one(b.w[c % MATRICES], b.column[c], k);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
         if (ROWS == 1 || r < a.count) sums[r][c].x += float(a.first[r * a.ld + k]) * y;

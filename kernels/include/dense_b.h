@@ -21,10 +21,10 @@ struct DenseTile {
 };
 template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>
 struct DenseB {
-  typedef DenseTile<T, BN, TB> Of;
-  typedef Tile<BK, BN, TB, STRAIGHT> In;
-  enum : uint { BYTES = In::SIZE * sizeof(T) };
-  Brought<T, In, TG> brought;
+  typedef DenseTile<T, BN, TB> Stored;
+  typedef Tile<BK, BN, TB, STRAIGHT> Layout;
+  enum : uint { BYTES = Layout::SIZE * sizeof(T) };
+  TileLoads<T, Layout, TG> brought;
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {

@@ -38,7 +38,7 @@ template <int M, int N, int STAGES_>
 struct Groups : Blocks<M, N, 64, M / 16, 1, 1> {
   enum : uint { GROUPED = TOGETHER, STAGES = STAGES_ };
 };
-// The same of weights: 64 of B's columns, 16 of a simdgroup, by the tile's rows or a part of them.
+// The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
 template <int M, int N, int STAGES_>
 struct Turned : Blocks<M, N, 64, M / N, N / 16, 1> {
   enum : uint { GROUPED = TURNED, STAGES = STAGES_ };
@@ -55,7 +55,7 @@ struct Memory {
   enum : uint {
     OF_B = A::SIZE * sizeof(T),  // bytes
     TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
-    MOST = Straight<A::SWIZZLED>::MOST_STAGES,
+    MOST = TileCopies<A::SWIZZLED>::MOST_STAGES,
     ROOM = (A::SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
     STAGES = S::STAGES > 0 ? S::STAGES
     : ROOM == 0            ? 1
@@ -84,12 +84,12 @@ METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
   return {at / high, 16 * band + at % high};
 }
 
-// What a thread brings for one step.
+// What a thread loads for one step.
 template <bool TA, bool WHOLE, class S, class B, class T>
-struct Next {
+struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
-  Brought<T, A, S::TG> of_a;
+  TileLoads<T, A, S::TG> of_a;
   B of_b;
 
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k) thread {
@@ -110,31 +110,31 @@ struct Next {
 // From k to `end`; WHOLE: all of it is.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
-                          threadgroup typename Next<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
-  typedef typename Next<TA, WHOLE, S, B, T>::A A;
-  typedef typename Next<TA, WHOLE, S, B, T>::Sizes Sizes;
-  typedef Straight<A::SWIZZLED> Copies;
-  typedef Step<A, B, S::BK / S::WK> Each;
+                          threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
+  typedef typename StepLoads<TA, WHOLE, S, B, T>::A A;
+  typedef typename StepLoads<TA, WHOLE, S, B, T>::Sizes Sizes;
+  typedef TileCopies<A::SWIZZLED> Copies;
+  typedef TileStep<A, B, S::BK / S::WK> Each;
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
   metal::uint3 from = S::first(task.me.simdgroup);
-  Next<TA, WHOLE, S, B, T> next;
-  next.begin(task, p, k);
+  StepLoads<TA, WHOLE, S, B, T> loads;
+  loads.begin(task, p, k);
 #pragma clang loop unroll(full)
   for (uint d = 0; d < AHEAD; d++) {
-    if (k + d * BK < end) next.load(task, p, k + d * BK, memory, d % STAGES);
+    if (k + d * BK < end) loads.load(task, p, k + d * BK, memory, d % STAGES);
     Copies::close();
   }
   for (uint stage = 0; k < end; k += BK) {
     Copies::template wait<AHEAD>();
-    // This step's tiles are completed, the one AHEAD is loaded, and factors of the next one.
-    next.put(task, memory, stage);
+    // Order: what this step still lacks is stored; products begin; tiles of the step that is AHEAD and the next step's factors are loaded.
+    loads.put(task, memory, stage);
     if (S::GROUPED) Copies::show();
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w.low_byte);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
-    if (k + AHEAD * BK < end) next.load(task, p, k + AHEAD * BK, memory, later);
+    if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();
-    if (k + BK < end) next.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
+    if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
     sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, task.me.lane, task.w);
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -145,18 +145,18 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
 
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
-                         threadgroup typename Next<TA, true, S, B, T>::Sizes& memory) {
+                         threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory) {
   constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D;
   metal::uint2 tile = tile_of<S>(p, group);
   uint batch = group.z, row0 = tile.y * S::BM, col0 = tile.x * S::BN, lane = me.lane, simdgroup = me.simdgroup;
   Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}};
-  if (B::Of::SCALING != PLAIN) {
+  if (B::Stored::SCALING != PLAIN) {
     task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   typename SumsOf<T, S>::Type sums;
   sums.clear();
-  bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Of::is_whole(p, col0);
+  bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Stored::is_whole(p, col0);
   uint end = whole ? p.k / S::BK * S::BK : 0;
   add_steps<TA, true, S, B>(task, p, 0, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
@@ -165,7 +165,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;
   // Eight at once where all stand on 16 bytes. With fewer than 64 columns a simdgroup that is slower.
-  bool in_eights = TN >= 8 && Straight<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
+  bool in_eights = TN >= 8 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
   constexpr uint OF_PART = S::WM * S::WN * 8 * PITCH_D;
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * 8 * PITCH_D;
   uint part = simdgroup / (S::WM * S::WN), each = in_eights ? 8 : 1;

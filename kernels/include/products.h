@@ -10,17 +10,17 @@
 
 // What stands for B's weights in products.
 enum Scaling {
-  PLAIN,   // they do
-  SCALED,  // integers, of each column and EACH of k with a factor
-  SHIFTED  // and with what is added to each product besides: `rest` times A
+  PLAIN,     // they do
+  SCALED,    // integers, of each column and EACH of k with a factor
+  WITH_REST  // and with what is added to each product besides: `rest` times A
 };
 
 // K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16.
 template <class TileA, class OfB, int K_>
-struct Step {
+struct TileStep {
   typedef TileA A;
   typedef OfB B;
-  enum : uint { K = K_, SCALING = OfB::Of::SCALING, COLUMNS = OfB::Of::COLUMNS, EACH = OfB::Of::EACH };
+  enum : uint { K = K_, SCALING = OfB::Stored::SCALING, COLUMNS = OfB::Stored::COLUMNS, EACH = OfB::Stored::EACH };
 };
 
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.
@@ -45,7 +45,7 @@ struct Products {
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, metal::uint3 from, Place place, uint, WeightsAt) thread {
     constexpr uint K = Step::K, EACH = Step::EACH;
     const threadgroup Factor* by = Step::B::factors(b) + (from.z / EACH * Step::COLUMNS + from.y);
-    a += Step::A::at(from.x, from.z), b += Step::B::In::at(from.z, from.y);
+    a += Step::A::at(from.x, from.z), b += Step::B::Layout::at(from.z, from.y);
     if (Step::SCALING == PLAIN) {
 #pragma clang loop unroll(full)
       for (uint k = 0; k < K; k += 8) add_eight<Step>(a, b, k);
@@ -60,7 +60,7 @@ struct Products {
 #pragma clang loop unroll(full)
       for (uint i = 0; i < EACH && k + i < K; i += 8) {
         block.template add_eight<Step>(a, b, k + i);
-        if (Step::SCALING == SHIFTED) of_a.template add_rows<Step>(a, k + i);
+        if (Step::SCALING == WITH_REST) of_a.template add_rows<Step>(a, k + i);
       }
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) {
@@ -71,7 +71,7 @@ struct Products {
 #pragma clang loop unroll(full)
           for (uint e = 0; e < 2; e++) {
             float sum = metal::fma(f[e].scale, block.of[i][j].thread_elements()[e], of[i][j].thread_elements()[e]);
-            if (Step::SCALING == SHIFTED) sum = metal::fma(f[e].rest, of_a.of[i][0].thread_elements()[e], sum);
+            if (Step::SCALING == WITH_REST) sum = metal::fma(f[e].rest, of_a.of[i][0].thread_elements()[e], sum);
             of[i][j].thread_elements()[e] = sum;
           }
       }
@@ -88,7 +88,7 @@ struct Products {
 
   template <class Step>
   METAL_FUNC void add_eight(const threadgroup T* a, const threadgroup T* b, uint k) thread {
-    typedef typename Step::B::In B;
+    typedef typename Step::B::Layout B;
     metal::simdgroup_matrix<T, 8, 8> left[TM], right[TN];
 #pragma clang loop unroll(full)
     for (uint i = 0; i < TM; i++) load_rows<Step>(left[i], a, i, k);

@@ -9,10 +9,10 @@
 
 // BK x BN weights of a threadgroup of TG. In 16 bits integers are multiplied, less one that is next to -bias / scale; the scale of a
 // column and EACH of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
-template <class T, class From, int BK, int BN, bool STRAIGHT>
+template <class T, class Storage, int BK, int BN, bool STRAIGHT>
 struct QuantizedTile {
-  typedef typename From::Pack Pack;
-  typedef typename From::By By;
+  typedef typename Storage::Pack Pack;
+  typedef typename Storage::By By;
   typedef Eighth<Pack::ID> Bits;
   enum : uint {
     IN_FLOAT = sizeof(T) == 4,
@@ -22,11 +22,13 @@ struct QuantizedTile {
     EACH = 32 / Pack::HALVES,
     FACTORS = (BK + EACH - 1) / EACH * BN
   };
-  static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? SHIFTED : SCALED;
+  static constexpr constant Scaling SCALING = IN_FLOAT ? PLAIN : Pack::HAS_BIAS ? WITH_REST : SCALED;
 
   static METAL_FUNC bool is_whole(constant MatmulParams& p, uint) { return b_in_vectors(p, STRAIGHT ? 16 : 8); }
   // Of eight from k on of a column.
-  static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) { return From::at(w, metal::min(column, w.n - 1), metal::min(k, w.k - 1)); }
+  static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
+    return Storage::at(w, metal::min(column, w.n - 1), metal::min(k, w.k - 1));
+  }
   static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
     return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
   }
@@ -54,45 +56,45 @@ struct QuantizedTile {
     if (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE)) return true;
     return metal::isfinite(sum) && (!Pack::HAS_BIAS || p.k >= SURE);
   }
-  static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return From::one(w, column, k); }
+  static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Storage::one(w, column, k); }
 };
 
 // What a thread brings of one, by way of registers; STRAIGHT: ../cuda/products.h.
-template <class T, class From, int BK, int BN, int TG, bool STRAIGHT>
+template <class T, class Storage, int BK, int BN, int TG, bool STRAIGHT>
 struct QuantizedB {
-  typedef QuantizedTile<T, From, BK, BN, STRAIGHT> Of;
-  typedef Tile<BK, BN, true, false> In;
-  enum : uint { EACH = (Of::EIGHTS + TG - 1) / TG, BYTES = In::SIZE * sizeof(T) + Of::FACTORS * sizeof(Factor) };
-  typename Of::Bits bits[EACH];
-  typename Of::By by[EACH];
+  typedef QuantizedTile<T, Storage, BK, BN, STRAIGHT> Stored;
+  typedef Tile<BK, BN, true, false> Layout;
+  enum : uint { EACH = (Stored::EIGHTS + TG - 1) / TG, BYTES = Layout::SIZE * sizeof(T) + Stored::FACTORS * sizeof(Factor) };
+  typename Stored::Bits bits[EACH];
+  typename Stored::By by[EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
   template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
-    return reinterpret_cast<const threadgroup Factor*>(tile + In::SIZE);
+    return reinterpret_cast<const threadgroup Factor*>(tile + Layout::SIZE);
   }
   template <bool WHOLE>
   METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T*, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
-      uint eight = tid + i * TG, k = k0 + eight % Of::ACROSS * 8;
-      if (Of::EIGHTS % TG != 0 && eight >= Of::EIGHTS) continue;
-      Cursor c = Of::at(w, col0 + eight / Of::ACROSS, k);
+      uint eight = tid + i * TG, k = k0 + eight % Stored::ACROSS * 8;
+      if (Stored::EIGHTS % TG != 0 && eight >= Stored::EIGHTS) continue;
+      Cursor c = Stored::at(w, col0 + eight / Stored::ACROSS, k);
       if (WHOLE)
-        bits[i] = Of::Bits::load(c.values);
+        bits[i] = Stored::Bits::load(c.values);
       else
-        bits[i] = Of::some(w, c, k);
-      by[i] = Of::template scales<WHOLE>(w, c, k);
+        bits[i] = Stored::some(w, c, k);
+      by[i] = Stored::template scales<WHOLE>(w, c, k);
     }
   }
   template <class A>
   METAL_FUNC void put(WeightsAt w, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
-    threadgroup Factor* to = reinterpret_cast<threadgroup Factor*>(tile + In::SIZE);
+    threadgroup Factor* to = reinterpret_cast<threadgroup Factor*>(tile + Layout::SIZE);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)
-      if (Of::EIGHTS % TG == 0 || tid + i * TG < Of::EIGHTS)
-        Of::put(bits[i], by[i], tid + i * TG, tile + In::template place<TG>(tid, i), to, w.low_byte);
+      if (Stored::EIGHTS % TG == 0 || tid + i * TG < Stored::EIGHTS)
+        Stored::put(bits[i], by[i], tid + i * TG, tile + Layout::template place<TG>(tid, i), to, w.low_byte);
   }
 };

@@ -23,9 +23,9 @@ struct Task {
 // The sum of one result. Where what tensor cores made is not good (QuantizedTile::is_good), products are added one by one.
 template <bool TA, class B, class T>
 METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p, uint row, uint col, float sum) {
-  if (B::Of::is_good(p, sum)) return sum;
+  if (B::Stored::is_good(p, sum)) return sum;
   sum = 0.0f;
-  for (uint k = 0; k < p.k; k++) sum += B::Of::one(task.w, col, k) * float(task.a[TA ? k * p.lda + row : row * p.lda + k]);
+  for (uint k = 0; k < p.k; k++) sum += B::Stored::one(task.w, col, k) * float(task.a[TA ? k * p.lda + row : row * p.lda + k]);
   return sum;
 }
 
@@ -35,7 +35,7 @@ METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant
                               const threadgroup float* sums) {
   bool good = true;
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < COUNT; i++) good &= B::Of::is_good(p, sums[i]);
+  for (uint i = 0; i < COUNT; i++) good &= B::Stored::is_good(p, sums[i]);
   if (COUNT < 8 || !good) {
     for (uint i = 0; i < COUNT; i++)
       store_result(to.D, to.C, to.bias, p, batch, row, col + i, made_good<TA, B>(task, p, row, col + i, sums[i]));

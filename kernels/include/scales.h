@@ -15,7 +15,7 @@ struct Cursor {
 // The scale of a block of 32, and its bias, as they are stored.
 template <class S, bool HAS_BIAS>
 struct Scales {
-  enum : uint { BYTES = sizeof(S), OF_BIASES = sizeof(S), SHORT = sizeof(S) == 2 };
+  enum : uint { BYTES = sizeof(S), BIAS_BYTES = sizeof(S), IN_16_BITS = sizeof(S) == 2 };
   S of_block, added;
 
   static METAL_FUNC Scales load(Cursor c) {
@@ -30,8 +30,10 @@ struct Scales {
 // Of a K-quant: a block, or each half of one, has a byte, times a factor of 256 weights. Floats have the product of 8 bits and 11 exactly.
 // With a bias it has another byte, and a factor of those, whose product is subtracted.
 template <bool HAS_BIAS, bool IN_HALVES>
-struct ScalesOfK {
-  enum : uint { BYTES = 2, OF_BIASES = 4, SHORT = 0 };
+struct ScalesOfK;
+template <>
+struct ScalesOfK<true, false> {
+  enum : uint { BYTES = 2, BIAS_BYTES = 4, IN_16_BITS = 0 };
   metal::char2 bytes;
   metal::half2 factors;
 
@@ -43,19 +45,19 @@ struct ScalesOfK {
 };
 template <>
 struct ScalesOfK<false, true> {
-  enum : uint { BYTES = 2, OF_BIASES = 2, SHORT = 0 };
+  enum : uint { BYTES = 2, BIAS_BYTES = 2, IN_16_BITS = 0 };
   metal::char2 bytes;
   half factor;
 
   static METAL_FUNC ScalesOfK load(Cursor c) { return of(*reinterpret_cast<const device metal::char2*>(c.scales), c); }
   static METAL_FUNC ScalesOfK of(metal::char2 bytes, Cursor c) { return {bytes, *reinterpret_cast<const device half*>(c.biases)}; }
   static METAL_FUNC ScalesOfK none() { return {metal::char2(0), half(0.0f)}; }
-  METAL_FUNC float scale(uint half_of) const thread { return float(factor) * float(half_of != 0 ? bytes.y : bytes.x); }
+  METAL_FUNC float scale(uint half_index) const thread { return float(factor) * float(half_index != 0 ? bytes.y : bytes.x); }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
 template <>
 struct ScalesOfK<true, true> {
-  enum : uint { BYTES = 4, OF_BIASES = 4, SHORT = 0 };
+  enum : uint { BYTES = 4, BIAS_BYTES = 4, IN_16_BITS = 0 };
   metal::char4 bytes;
   metal::half2 factors;
 
@@ -63,14 +65,14 @@ struct ScalesOfK<true, true> {
     return {*reinterpret_cast<const device metal::char4*>(c.scales), *reinterpret_cast<const device metal::half2*>(c.biases)};
   }
   static METAL_FUNC ScalesOfK none() { return {metal::char4(0), metal::half2(half(0.0f))}; }
-  METAL_FUNC float scale(uint half_of) const thread { return float(factors.x) * float(half_of != 0 ? bytes.z : bytes.x); }
-  METAL_FUNC float bias(uint half_of) const thread { return -(float(factors.y) * float(half_of != 0 ? bytes.w : bytes.y)); }
+  METAL_FUNC float scale(uint half_index) const thread { return float(factors.x) * float(half_index != 0 ? bytes.z : bytes.x); }
+  METAL_FUNC float bias(uint half_index) const thread { return -(float(factors.y) * float(half_index != 0 ? bytes.w : bytes.y)); }
 };
-// Two bytes of scales, two of nothing, and the HIGH upper bits of the block's integers: one word, or one of each half. Of `high_of` an
-// eighth bits 4 * i to 4 * i + HIGH - 1 are value i's; those between are other eighths'.
+// Two bytes of scales, two of nothing, and the HIGH upper bits of the block's integers: one word, or one of each half. In the
+// word that `high_of` returns for an eighth, value i has bits 4 * i to 4 * i + HIGH - 1. Those between are other eighths'.
 template <class S, uint HIGH>
 struct ScalesAndBits {
-  enum : uint { BYTES = 4 + 4 * HIGH, OF_BIASES = S::OF_BIASES, SHORT = 0 };
+  enum : uint { BYTES = 4 + 4 * HIGH, BIAS_BYTES = S::BIAS_BYTES, IN_16_BITS = 0 };
   S scales;
   metal::uint2 bits;
 
@@ -83,8 +85,8 @@ struct ScalesAndBits {
     return {S::of(as_type<metal::char4>(all.x).xy, c), all.yz};
   }
   static METAL_FUNC ScalesAndBits none() { return {S::none(), metal::uint2(0)}; }
-  METAL_FUNC float scale(uint half_of) const thread { return scales.scale(half_of); }
-  METAL_FUNC float bias(uint half_of) const thread { return scales.bias(half_of); }
+  METAL_FUNC float scale(uint half_index) const thread { return scales.scale(half_index); }
+  METAL_FUNC float bias(uint half_index) const thread { return scales.bias(half_index); }
 };
 template <class By>
 METAL_FUNC metal::uint2 upper_bits(By) {
@@ -103,13 +105,13 @@ METAL_FUNC uint high_of(metal::uint2 bits, uint eighth) {
 // Of numbers of few bits: the upper 16 bits of a float, or those of two, S together.
 template <class S>
 struct ScalesOfFloats {
-  enum : uint { BYTES = sizeof(S), OF_BIASES = sizeof(S), SHORT = 0 };
+  enum : uint { BYTES = sizeof(S), BIAS_BYTES = sizeof(S), IN_16_BITS = 0 };
   S stored;
 
   static METAL_FUNC ScalesOfFloats load(Cursor c) { return {*reinterpret_cast<const device S*>(c.scales)}; }
   static METAL_FUNC ScalesOfFloats none() { return {S(0)}; }
-  METAL_FUNC float scale(uint half_of) const thread {
-    return as_type<float>(sizeof(S) == 4 && half_of != 0 ? uint(stored) & 0xffff0000u : uint(stored) << 16);
+  METAL_FUNC float scale(uint half_index) const thread {
+    return as_type<float>(sizeof(S) == 4 && half_index != 0 ? uint(stored) & 0xffff0000u : uint(stored) << 16);
   }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };

@@ -43,10 +43,10 @@ struct Terms {
 
 // The scales of a turn: of DEPTH blocks of each of TILES columns. A lane's columns are eight apart. The next turn's are loaded while this
 // one's are used, if there are MORE: `take` asks for them block by block. SHARED, `begin` asks for all.
-template <class From, int TILES, int DEPTH, bool SHARED>
+template <class Storage, int TILES, int DEPTH, bool SHARED>
 struct TurnScales {
-  typedef typename From::By By;
-  typedef Terms<From::Pack::ID> Own;
+  typedef typename Storage::By By;
+  typedef Terms<Storage::Pack::ID> Own;
   Cursor from[TILES];
   By by[DEPTH][TILES];
 
@@ -54,30 +54,30 @@ struct TurnScales {
   METAL_FUNC void start(WeightsAt b, uint first, uint k, uint) thread {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
-      from[t] = From::at(b, metal::min(first + 8 * t, b.n - 1), k);
+      from[t] = Storage::at(b, metal::min(first + 8 * t, b.n - 1), k);
 #pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) by[d][t] = By::load(From::template moved<1>(b, from[t], k, d));
+      for (uint d = 0; d < DEPTH; d++) by[d][t] = By::load(Storage::template moved<1>(b, from[t], k, d));
     }
   }
   template <bool MORE>
   METAL_FUNC void begin(WeightsAt b, uint k) thread {
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < (MORE ? TILES : 0); t++) from[t] = From::template moved<1>(b, from[t], k, DEPTH);
+    for (uint t = 0; t < (MORE ? TILES : 0); t++) from[t] = Storage::template moved<1>(b, from[t], k, DEPTH);
   }
   template <bool MORE>
   METAL_FUNC void take(WeightsAt b, uint k, uint d, uint, thread Own (&terms)[TILES]) thread {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) {
       terms[t] = Own::of(by[d][t]);
-      if (MORE) by[d][t] = By::load(From::template moved<1>(b, from[t], k + 32 * DEPTH, d));
+      if (MORE) by[d][t] = By::load(Storage::template moved<1>(b, from[t], k + 32 * DEPTH, d));
     }
   }
 };
 // Each of the four lanes of a column makes terms of a quarter of the blocks. The others have them from it.
-template <class From, int TILES, int DEPTH>
-struct TurnScales<From, TILES, DEPTH, true> {
-  typedef typename From::By By;
-  typedef Terms<From::Pack::ID> Own;
+template <class Storage, int TILES, int DEPTH>
+struct TurnScales<Storage, TILES, DEPTH, true> {
+  typedef typename Storage::By By;
+  typedef Terms<Storage::Pack::ID> Own;
   enum : uint { BLOCKS = DEPTH * TILES, EACH = (BLOCKS + 3) / 4 };
   Cursor from[EACH];
   By by[EACH];
@@ -88,7 +88,7 @@ struct TurnScales<From, TILES, DEPTH, true> {
     quarter = lane % 4;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
-      from[i] = From::at(b, metal::min(first + 8 * (block(i) % TILES), b.n - 1), along(k, i));
+      from[i] = Storage::at(b, metal::min(first + 8 * (block(i) % TILES), b.n - 1), along(k, i));
       by[i] = By::load(from[i]);
     }
   }
@@ -98,7 +98,7 @@ struct TurnScales<From, TILES, DEPTH, true> {
     for (uint i = 0; i < EACH; i++) {
       own[i] = Own::of(by[i]);
       if (!MORE) continue;
-      from[i] = From::template moved<1>(b, from[i], along(k, i), DEPTH);
+      from[i] = Storage::template moved<1>(b, from[i], along(k, i), DEPTH);
       by[i] = By::load(from[i]);
     }
   }

@@ -45,7 +45,7 @@ struct Tile {
 
 // What goes to threadgroup memory straight, while its thread goes on: ../cuda/products.h. Else by way of registers, one step ahead.
 template <bool YES>
-struct Straight {
+struct TileCopies {
   enum : uint { MOST_STAGES = 2 };  // tiles: one that is multiplied, and those on their way
   template <class T>
   static METAL_FUNC void copy(threadgroup uint*, const device T*) {}
@@ -61,7 +61,7 @@ struct Straight {
 
 // What one of TG threads brings of a tile: eights of its lines.
 template <class T, class Tile, int TG>
-struct Brought {
+struct TileLoads {
   enum : uint { STRAIGHT = Tile::SWIZZLED, EIGHTS = Tile::LINES * Tile::ACROSS, EACH = (EIGHTS + TG - 1) / TG };
   OctetBits<T> bits[STRAIGHT ? 1 : EACH];
   const device T* next[EACH];
@@ -88,7 +88,7 @@ struct Brought {
       const device T* p = next[i];
       next[i] += step;
       if (STRAIGHT && WHOLE) {
-        Straight<STRAIGHT>::copy(reinterpret_cast<threadgroup uint*>(to), p);
+        TileCopies<STRAIGHT>::copy(reinterpret_cast<threadgroup uint*>(to), p);
         continue;
       }
       OctetBits<T> x;

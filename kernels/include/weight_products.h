@@ -10,11 +10,11 @@ using namespace metal;  // what follows names its types
 #include "weights.h"
 
 // What a lane's two results take from K, begin to end, product by product.
-template <class From, class T>
+template <class Storage, class T>
 METAL_FUNC float2 one_by_one(WeightsAt b, uint column, const device T* a0, const device T* a1, uint begin, uint end) {
   float2 sum = float2(0.0f);
 #pragma clang loop unroll(disable)
-  for (uint k = begin; k < end; k++) sum += From::one(b, column, k) * float2(float(a0[k]), float(a1[k]));
+  for (uint k = begin; k < end; k++) sum += Storage::one(b, column, k) * float2(float(a0[k]), float(a1[k]));
   return sum;
 }
 

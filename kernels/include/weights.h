@@ -22,7 +22,7 @@ struct Weights {
   enum : uint {
     LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
     BLOCK = 16 * LOADS,                 // bytes
-    SHIFTED = Packing<FORMAT>::HAS_BIAS && By::SHORT
+    SHIFTED = Packing<FORMAT>::HAS_BIAS && By::IN_16_BITS
   };
 
   struct Piece {
@@ -54,7 +54,7 @@ struct Weights {
   static METAL_FUNC uint bytes_along(WeightsAt w, uint blocks) { return CANONICAL ? blocks * BLOCK * w.n : blocks * BLOCK; }
 
   static METAL_FUNC const device uchar* further(const device uchar* p, uint scales) { return p + ulong(scales) * By::BYTES; }
-  static METAL_FUNC const device uchar* bias(WeightsAt w, uint i) { return w.biases + ulong(i) * By::OF_BIASES; }
+  static METAL_FUNC const device uchar* bias(WeightsAt w, uint i) { return w.biases + ulong(i) * By::BIAS_BYTES; }
   static METAL_FUNC Cursor at(WeightsAt w, uint column, uint k) {
     uint i = group(w, column, k, shift(w)), of_biases = Packing<FORMAT>::IS_K ? group(w, column, k, 8) : i;
     return {byte(w, column, k), further(w.scales, i), bias(w, of_biases), of_biases};
@@ -78,7 +78,7 @@ struct Weights {
   static METAL_FUNC WeightsAt behind(WeightsAt w, uint rows) {
     ulong groups = ((w.k - 1) >> shift(w)) + 1, of_biases = Packing<FORMAT>::IS_K ? ((w.k - 1) >> 8) + 1 : groups;
     w.values += rows * ulong((w.k - 1) / Packing<FORMAT>::PER_BYTE + 1);
-    w.scales += rows * groups * By::BYTES, w.biases += rows * of_biases * By::OF_BIASES;
+    w.scales += rows * groups * By::BYTES, w.biases += rows * of_biases * By::BIAS_BYTES;
     return w;
   }
 
@@ -94,9 +94,9 @@ struct Weights {
 
   // `exact` stays true if the weights that `eight` makes with them lose nothing to a bias that is tiny beside its scale; else `one` makes
   // them.
-  static METAL_FUNC Factors factors(Piece piece, uint half_of, thread bool& exact) {
+  static METAL_FUNC Factors factors(Piece piece, uint half_index, thread bool& exact) {
     constexpr float NEAR = Packing<FORMAT>::BITS == 4 ? 2048.0f : 65536.0f, FAR = Packing<FORMAT>::BITS == 4 ? 128.0f : 256.0f;
-    float scale = piece.by.scale(half_of), bias = piece.by.bias(half_of);
+    float scale = piece.by.scale(half_index), bias = piece.by.bias(half_index);
     if (!SHIFTED) return {scale, metal::float2(bias)};
     metal::float2 rest = metal::float2(metal::fma(-NEAR, scale, bias), metal::fma(-FAR, scale, bias));
     exact = exact && metal::fma(NEAR, scale, rest.x) == bias;
@@ -184,13 +184,13 @@ struct Weights {
   // One weight, wherever it stands.
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) {
     Cursor c = at(w, column, k);
-    uint bits = *c.values, half_of = k / 16 % 2;
+    uint bits = *c.values, half_index = k / 16 % 2;
     if (Packing<FORMAT>::BITS == 4) bits = k % 2 ? bits >> 4 : bits & 15;
     float value = Packing<FORMAT>::SIGNED ? float(as_type<char>(uchar(bits))) : float(int(bits) - int(Packing<FORMAT>::OFFSET));
     if (Packing<FORMAT>::IS_FLOAT) value = float(halves_of_floats<FORMAT>(bits).x);
     By by = By::load(c);
     if (Packing<FORMAT>::HIGH > 0)
       value += float((high_of<FORMAT>(upper_bits(by), k / 8 % 4) >> k % 8 * 4 & Packing<FORMAT>::HIGH_MASK) * 16);
-    return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_of), value, by.bias(half_of)) : by.scale(half_of) * value;
+    return Packing<FORMAT>::HAS_BIAS ? metal::fma(by.scale(half_index), value, by.bias(half_index)) : by.scale(half_index) * value;
   }
 };

@@ -149,7 +149,7 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
     return f"{int(counted['barriers']) / int(counted['threadgroups']):g} a threadgroup"
 
 
-_SEEDS_GBPS = 142.0  # what the user's machine sustained at n=151936; of a GPU whose figure nobody measured
+_CLIENT_GBPS = 142.0  # what the client's machine sustained at n=151936; of a GPU whose figure nobody measured
 _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 
 
@@ -211,7 +211,7 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
     if loads := v.loads(spec):
         rounds, each, together = loads[0], loads[1], min(loads[2], v.loaded(spec))
         known = device.backend.memory_gbps(device)
-        gbps, where = (known, str(device.info["name"])) if known else (_SEEDS_GBPS, "the user's Apple GPU")
+        gbps, where = (known, str(device.info["name"])) if known else (_CLIENT_GBPS, "the client's Apple GPU")
         product = gbps * 1e9 * _LATENCY
         keeps = together >= min(product, v.loaded(spec))
         lines += [

@@ -500,7 +500,7 @@ def small_shape(v: Variant, dtype: str, odd: bool = False) -> Shape | None:
         for n in (67, 8) if odd else (128, 8):
             for k in (131, 128) if odd else (128,):
                 alpha = 0.5 if odd and v.supports.get("alpha", True) else 1.0
-                others: dict[str, Any] = {"storage": v.storage, "also_n": (n,) * (v.weights - 1), "swiglu": v.swiglu}
+                others: dict[str, Any] = {"storage": v.storage, "also_n": (n,) * (v.matrix_count - 1), "swiglu": v.swiglu}
                 s = Shape("doctor", 1, m, n, k, layout[0] == "t", layout[1] == "t", odd, alpha, 0.0, dtype=dtype, **others)
                 if not v.lacks(s.spec):
                     return s

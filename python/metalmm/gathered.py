@@ -25,10 +25,9 @@ def _kernel(device: Device, dtype: str, form: str) -> _core.Kernel:
     if made := device._kernels.get((dtype, form)):
         return made
     way, alone, _, _ = _way(device, form)
-    number = 0 if form == "dense" else 1 + list(FORMATS).index(form)
     kind = MSL_TYPES[dtype]
     source = kernel_source.KERNELS / "weight_columns.metal"
-    instance = f"gathered_columns<{kind}, Weights<{kind}, {number}, false>, {way}, {alone}>"
+    instance = f"gathered_columns<{kind}, Weights<{kind}, {form.upper()}, false>, {way}, {alone}>"
     name = kernel_source.host_name(instance)
     code = device.backend.code(device, kernel_source.KernelText(kernel_source.assemble(source, instance), str(source)), name, {})
     device._kernels[dtype, form] = made = _core.Kernel(device, code.as_tuple(), name, {})

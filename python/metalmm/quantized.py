@@ -301,7 +301,7 @@ class QuantizedArray:
             return self
         stored = self.integers() + FORMATS[self.format].offset
         biases = None if self.biases is None else self._by_row(self.biases)
-        found = _stored(self.format, layout, stored, self.group, self._by_row(self.scales), biases)
+        found = _array_of(self.format, layout, stored, self.group, self._by_row(self.scales), biases)
         return replace(found, experts=self.experts, global_scale=self.global_scale)
 
     def to_gguf(self) -> _Numbers:
@@ -353,7 +353,7 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     for given, x in zip((scales, biases), kept, strict=True):
         if given is not None and x is not None and not np.isfinite(x.astype(np.float32)).all():
             raise ArgumentError(f"quantize: a group's scale is {np.abs(given).max():g}, past {x.dtype.name}")
-    return _stored(format, layout, stored.reshape(n, -1)[:, :k], group, *kept)
+    return _array_of(format, layout, stored.reshape(n, -1)[:, :k], group, *kept)
 
 
 def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str = "nk", dtype: Any = np.float16) -> QuantizedArray:
@@ -391,7 +391,7 @@ def from_gguf(blocks: Any, format: str, shape: tuple[int, ...], *, layout: str =
     scales, biases = scales.reshape(n, -1, *scales.shape[2:]), None if biases is None else biases.reshape(n, -1, *f.each[1])
     if biases is not None and f.is_affine:
         scales, biases = scales.astype(dtype), biases.astype(dtype)
-    found = _stored(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
+    found = _array_of(form.format, layout, stored.reshape(n, k), BLOCK, scales, biases)
     return replace(found, experts=int(shape[0])) if len(shape) == 3 else found
 
 
@@ -456,7 +456,7 @@ def from_mlx(
     elif bits != 8:  # one after another, each from its lowest bit on
         values = np.unpackbits(rows, axis=1, bitorder="little").reshape(n, k, bits)
         rows = np.packbits(values, axis=2, bitorder="little")[..., 0]
-    return _stored(name, layout, rows, group, scales, biases)
+    return _array_of(name, layout, rows, group, scales, biases)
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode:
         raise ArgumentError(f"from_mlx: a scale or a weight of {mode} is no number")
     wide = NUMBERS[8][scales].astype(np.float32) if mode == "nvfp4" else np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
     upper = upper_half(np.ldexp(wide, -int(f.bits == 4)).astype(np.float32)).reshape(n, -1, *f.each[0])
-    return _stored(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper, None)
+    return _array_of(f.name, layout, _unpacked(codes) if f.bits == 4 else codes, BLOCK, upper, None)
 
 
 def _host_array(x: Any, name: str) -> _Numbers:
@@ -579,7 +579,7 @@ def _unpacked(rows: _Numbers) -> _Numbers:
     return np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
 
 
-def _stored(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbers, biases: _Numbers | None) -> QuantizedArray:
+def _array_of(name: str, layout: str, stored: _Numbers, group: int, scales: _Numbers, biases: _Numbers | None) -> QuantizedArray:
     """Of stored values [n, k], scales and biases [n, groups, ...]."""
     _check_layout(layout)
     f, (n, k) = FORMATS[name], stored.shape

@@ -62,7 +62,7 @@ def _bytes_of(x: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
     return np.clip(whole, -most, most).reshape(n, -1, each)[:, :count], factor
 
 
-def _stored(whole: _Numbers, factors: _Numbers) -> _Numbers:
+def _as_stored(whole: _Numbers, factors: _Numbers) -> _Numbers:
     """Of whole numbers for each block, and factors for each 256 weights, the scales as a kernel has them."""
     return np.repeat(factors.astype(np.float32), 8, axis=1)[:, : whole.shape[1], None] * whole
 
@@ -71,7 +71,7 @@ def _of_halves(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Number
     """Rounds to nearest, with the scales as they are stored: the greatest of 16 becomes 31, or 127."""
     most, halves = 2 ** (f.bits + f.upper - 1) - 1, blocks.reshape(*blocks.shape[:2], 2, -1)
     scales, factors = _bytes_of(np.abs(halves).max(axis=3) / np.float32(most), 127)
-    values = np.clip(np.rint(halves * _inverse(_stored(scales, factors))[..., None]), -most - 1, most) + f.offset
+    values = np.clip(np.rint(halves * _inverse(_as_stored(scales, factors))[..., None]), -most - 1, most) + f.offset
     return values.reshape(blocks.shape), scales, factors
 
 
@@ -81,7 +81,7 @@ def _with_minima(blocks: _Numbers, f: Format) -> tuple[_Numbers, _Numbers, _Numb
     least = np.minimum(blocks.min(axis=2), 0)
     scales, of_scales = _bytes_of((np.maximum(blocks.max(axis=2), 0) - least)[..., None] / steps, 63)
     minima, of_minima = _bytes_of(-least[..., None], 63)
-    scale, minimum = _stored(scales, of_scales), _stored(minima, of_minima)
+    scale, minimum = _as_stored(scales, of_scales), _as_stored(minima, of_minima)
     values = np.clip(np.rint((blocks + minimum) * _inverse(scale)), 0, steps)
     return values, np.tile(np.concatenate([scales, minima], axis=2), 1 + f.halves), np.stack([of_scales, of_minima], axis=2)
 

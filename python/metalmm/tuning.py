@@ -27,8 +27,8 @@ from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
+_NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
 _CORES = 10  # as an M4's, of a GPU that does not say how many it has
-_NEAR_A_WINNER = 1.1  # the same of a device's table: farther off, what shares K best is faster (docs/lab/cuda.md)
 
 
 class TuningError(Error, ValueError):
@@ -229,8 +229,8 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
     - The same of what others measured on a GPU of this name (docs/lab/gpus).
     - What was measured best on such a device at n and k within a tenth of its own.
-    - The first of the device's preferred variants that takes it. Of many rows of A that is the tile with which the cores are done first.
-      Of few rows on device cuda it is what shares K best.
+    - The first of the device's preferred variants that takes it. Of many rows of A that may be the tile with which the cores are done first,
+      of few rows what shares K best.
     - Any that is on.
     - Any.
 
@@ -338,7 +338,13 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
             each = v.loaded(spec) / rounds / cores
             used = v.loaded(spec) / (rounds * together) * -(-spec.m // v.tile[0])  # each group of rows loads B
             score = min(1.0, each / in_flight) * used**0.25 * 0.97 ** math.log2(v.params["split"]) * 0.995**rounds
-            found.append((score, str(v), f"{each / 1000:.3g} KB of B in flight a core, {rounds} round{'s' if rounds > 1 else ''} of loads"))
+            found.append(
+                (
+                    score,
+                    str(v),
+                    f"{each / 1000:.3g} KB of B in flight a core, {rounds} round{'s' if rounds > 1 else ''} of loads; {in_flight / 1000:g} KB are wanted",
+                )
+            )
     return max(found, key=lambda choice: choice[0])[1:] if found else ("", "")
 
 

@@ -145,7 +145,7 @@ class Variant(str):
     storage = property(lambda self: self.forms[0].storages[0], doc="The first that the first form takes.")
     end = property(lambda self: self.forms[0].ends[0], doc="The first that the first form takes.")
     swiglu = property(lambda self: self.end == "swiglu", doc="Whether `end` is swiglu.")
-    weights = property(lambda self: 2 if self.swiglu else int(self.end), doc="How many matrices B `end` takes.")
+    matrix_count = property(lambda self: 2 if self.swiglu else int(self.end), doc="How many matrices B `end` takes.")
 
     def kinds(self) -> list[Variant]:
         """Itself for each B that it takes: for one storage and one number of matrices each."""
@@ -182,8 +182,8 @@ class Variant(str):
         chosen = {name: cpp(bool(specialization >> i & 1)) for i, name in enumerate(TRANSPOSES)}
         chosen[TYPE] = MSL_TYPES[OPERAND_TYPES[type_of(specialization)]]
         form, (storage, end) = self.form(specialization), _b_of(specialization)
-        layout, _, blocks = storage.partition(":")
-        chosen.update(format=layout.upper(), canonical=cpp(bool(blocks)), swiglu=cpp(end == "swiglu"))
+        form_of_b, _, layout = storage.partition(":")
+        chosen.update(format=form_of_b.upper(), canonical=cpp(bool(layout)), swiglu=cpp(end == "swiglu"))
         values = {**chosen, "threads": cpp(self.threads), **{key: cpp(value) for key, value in self.params.items()}}
         return f"{form.kernel}<{_ARGUMENT.sub(lambda name: values[name[0]], form.spelling)}>"
 

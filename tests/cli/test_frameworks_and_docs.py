@@ -148,7 +148,7 @@ def test_torch_runs_the_rows(row: frameworks.Row) -> None:
 
 
 def test_explain_says_what_is_in_flight(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of shared/reference/apple_gpu.md, on a device whose own memory nobody measured: a thread a column with four scalars keeps 7 KB in flight at n=896."""
+    """On a device whose own memory nobody measured: a thread a column with four scalars keeps 7 KB in flight at n=896."""
     monkeypatch.setattr(type(backends.get(DEVICE)), "memory_gbps", lambda self, device: None)
     for name, k, kilobytes, keeps in (
         ("m1_optimized_v2/nt_bn64_col", 4864, 7.2, False),

@@ -171,7 +171,7 @@ def test_rows_of_a_that_load_b_anew_are_no_loads_past_its_end() -> None:
 
 
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearer choices first; winners of the user's runs near their shapes alone; then the preferred; a choice for another kind never."""
+    """Nearer choices first; winners of the client's runs near their shapes alone; then the preferred; a choice for another kind never."""
     spec = metalmm.MatmulSpec(1, 900, 4000, transpose_b=True)
     monkeypatch.setattr(
         type(device.backend),

@@ -111,7 +111,7 @@ def row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 
-DENSE_ROWS = [row for row in ROWS if row.variant.storage == "dense" and row.variant.weights == 1 and row.dtype != "float32"]
+DENSE_ROWS = [row for row in ROWS if row.variant.storage == "dense" and row.variant.matrix_count == 1 and row.dtype != "float32"]
 
 
 @pytest.fixture(scope="session", params=DENSE_ROWS, ids=str)
@@ -135,7 +135,7 @@ def affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield from _prepared(request.param)
 
 
-@pytest.fixture(scope="session", params=[r for r in BIASED_ROWS if r.variant.weights == 1 and r.dtype == "float16"], ids=str)
+@pytest.fixture(scope="session", params=[r for r in BIASED_ROWS if r.variant.matrix_count == 1 and r.dtype == "float16"], ids=str)
 def single_affine_row(request: pytest.FixtureRequest) -> Iterator[Row]:
     """Of one matrix, in float16."""
     yield from _prepared(request.param)

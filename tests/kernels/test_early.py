@@ -27,7 +27,7 @@ def early() -> Iterator[metalmm.Variant]:
             continue
         ways = {
             (v.kernel, v.storage),
-            (v.kernel, v.weights, v.swiglu),
+            (v.kernel, v.matrix_count, v.swiglu),
             *((v.kernel, x, v.params.get(x)) for x in ("staged", "wide", "mma")),
         }
         if ways - have and kernel_source.KernelText(kernel_source.inline_includes(v.source), str(v.source)).is_early:
@@ -66,8 +66,8 @@ def test_weights_and_bias_alone_are_read_before_the_wait(
         bias, stops = rng.standard_normal(n).astype(np.float16), stopping[v]
         if v.swiglu:
             call = device.prepare_fused(stops, a, [b, b], bias=[bias, bias], activation="swiglu", out=rest[0])
-        elif v.weights > 1:
-            call = device.prepare_fused(stops, a, [b] * v.weights, bias=[bias] * v.weights, out=rest[: v.weights])
+        elif v.matrix_count > 1:
+            call = device.prepare_fused(stops, a, [b] * v.matrix_count, bias=[bias] * v.matrix_count, out=rest[: v.matrix_count])
         else:
             call = device.prepare(stops, a, b, c=rest[0], beta=1.0, bias=bias, transpose_b=is_nt, out=rest[1])
         for p in pages[:4]:

@@ -57,7 +57,7 @@ class Call:
     def run(self, device: metalmm.Device) -> list[Any]:
         """The results."""
         v = self.row.variant
-        if v.weights == 1:
+        if v.matrix_count == 1:
             out = self.out[0] if self.out is not None else np.full(self.judged()[0][0].shape, np.nan, DTYPES[self.row.dtype])
             assert metalmm.matmul(v, self.a, self.b[0], out=out, device=device, **self.options) is out
             return [out]
@@ -177,17 +177,17 @@ def made(
     f = quantized.FORMATS[form]
     if f.is_float:
         upper = (scales.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).reshape(len(scales), -1, *f.each[0])
-        return quantized._stored(form, layout or "nk", integers, 32, upper, None)
+        return quantized._array_of(form, layout or "nk", integers, 32, upper, None)
     if not f.is_k:
         kind = dtype if f.has_bias else np.float16
         of_biases = None if biases is None else biases.astype(kind)
-        return quantized._stored(form, layout or "nk", integers, size or 32, scales.astype(kind), of_biases)
+        return quantized._array_of(form, layout or "nk", integers, size or 32, scales.astype(kind), of_biases)
     parts = [scales] if biases is None else [scales, -biases]
     halves = 1 + f.halves
     whole = np.stack([x.reshape(len(scales), -1, halves) for x in parts], axis=3).reshape(len(scales), -1, halves * len(parts))
     factors = np.broadcast_to(np.asarray(factor, np.float16), (len(scales), -(-whole.shape[1] // 8)))
     both = factors if biases is None else np.stack([factors, factors], axis=2)
-    return quantized._stored(form, layout or "nk", integers, 32, whole.astype(np.int8), both)
+    return quantized._array_of(form, layout or "nk", integers, 32, whole.astype(np.int8), both)
 
 
 def scaled(q: Any, change: Callable[[Any], None]) -> Any:
@@ -222,7 +222,7 @@ def widths(row: Row, n: int) -> list[int]:
     """Of the matrices: equal ones for swiglu; a whole threadgroup's columns beside whole ones."""
     v, columns = row.variant, row.variant.tile[1]
     second = columns if columns and n % columns == 0 else max(1, n // 7)
-    return [n] * v.weights if v.swiglu else [n, second, n + 33][: v.weights]
+    return [n] * v.matrix_count if v.swiglu else [n, second, n + 33][: v.matrix_count]
 
 
 def draw(
@@ -232,7 +232,7 @@ def draw(
     """A call of about that size; exact: of whole numbers."""
     rng, v = np.random.default_rng(seed * 7919 + n * 31 + k), row.variant
     (m, n, k), (of_a, of_b) = fit(row, m, n, k), WAYS[seed % len(WAYS)]
-    lead, is_fused = (batch,) if batch > 1 else (), v.weights > 1
+    lead, is_fused = (batch,) if batch > 1 else (), v.matrix_count > 1
     make = functools.partial(numbers, rng, row, is_whole=exact)
     groups = () if v.storage == "dense" else quantized.FORMATS[v.storage.partition(":")[0]].groups
     group = (group if group in groups else sorted(groups)[seed % 3]) if len(groups) > 1 else None

@@ -408,7 +408,7 @@ def test_upper_bits_stand_where_the_page_says(layout: str) -> None:
         for at in range(64):
             stored = np.zeros((3, 70), np.uint8)
             stored[1, at] = 2 ** (4 + bits) - 1
-            q = quantized._stored(name, layout, stored, 32, np.ones((3, 3, 2), np.int8), np.ones((3, 1, *f.each[1]), np.float16))
+            q = quantized._array_of(name, layout, stored, 32, np.ones((3, 3, 2), np.int8), np.ones((3, 1, *f.each[1]), np.float16))
             records = q.scales if layout == "nk" else q.scales.swapaxes(0, 1)
             assert (records[..., :2] == 1).all() and (records[..., 2:4] == 0).all()
             words = np.ascontiguousarray(records[..., 4:]).view("<u4")

@@ -89,10 +89,6 @@ def _tiles(least: int, weights: int) -> Tiles:
     return Tiles(least, {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])})
 
 
-def _splits(in_flight: float, family: str, *points: str) -> Splits:
-    return Splits(in_flight, [f"{family}/{point}" for point in points])
-
-
 class _Cuda:
     name = "cuda"
     options: Sequence[str] = tuple(Options.__annotations__)
@@ -147,24 +143,24 @@ class _Cuda:
         ("dense", "2", "gemv_nt/l8_d7_x_tg320"),
         ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
         ("dense", "swiglu", "gemv_nt/l8_d14_x_tg128"),
-        ("dense", "1", _splits(48e3, "gemv_nt_octet", "c4_tg128", "c2_d2_tg128", "c2_s4_tg128")),
+        ("dense", "1", Splits.of(48e3, "gemv_nt_octet", "c4_tg128", "c2_d2_tg128", "c2_s4_tg128")),
         ("dense", "1", "gemv_nn_octet/o4_d4_tg512"),
         ("dense", "1", "gemv_nn/r8_w4_s4_tg128"),
         ("q4_0", "2", "gemv_nt_mma/c2_d7_tg128"),
         ("affine4", "2", "gemv_nt_mma/d7_tg64"),
         *((storage, end, "gemv_nt/l4_s4_d2_x_tg128") for storage in _core._STORAGES[2::2] for end in ("2", "3", "swiglu")),
-        ("", "swiglu", _splits(96e3, "gemv_nt_mma", "d7_tg32", "s2_d4_tg64")),
+        ("", "swiglu", Splits.of(96e3, "gemv_nt_mma", "d7_tg32", "s2_d4_tg64")),
         ("", "swiglu", "gemv_nt/l4_s2_d4_x_tg128"),  # no tensor cores but of half
         ("", "3", Splits(64e3, ("gemv_nt/l4_s7_tg448", "gemv_nt_mma/c2_s4_d4_tg128"))),
-        ("", "1", _splits(48e3, "gemv_nt_mma", "s4_d7_tg128", "s10_d4_tg320", "c2_s4_d2_tg128", "c2_s4_d4_tg128", "c2_s8_d4_tg256")),
+        ("", "1", Splits.of(48e3, "gemv_nt_mma", "s4_d7_tg128", "s10_d4_tg320", "c2_s4_d2_tg128", "c2_s4_d4_tg128", "c2_s8_d4_tg256")),
         ("", "", "gemv_nt_mma/d7_tg128"),
-        ("", "1", _splits(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
+        ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("", "1", _splits(8e3, "small_m_mma", *_FEW_ROWS), 8),
-        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 8),
+        ("", "1", Splits.of(8e3, "small_m_mma", *_FEW_ROWS), 8),
+        ("dense", "1", Splits.of(24e3, "small_m", *_FEW_ROWS), 8),
         ("dense", "1", _tiles(256, _DENSE), 16),
-        ("dense", "1", _splits(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
+        ("dense", "1", Splits.of(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
         ("dense", "1", _tiles(0, _DENSE)),
         *((storage, "1", _tiles(0, weights_of(storage))) for storage in _core._STORAGES[1:]),
         ("", "1", "gemm/bm32_bn32_bk32"),

@@ -62,18 +62,12 @@ _DEFAULTS: dict[str, Any] = {
     "keep_resident": 0.0,
 }
 
+# Bytes in flight a core: twice what half a microsecond of latency asks for. That is 4 to 6 KB: an M1 has 68 GB/s and 8 cores, an M4 120 and 10.
+_IN_FLIGHT = 10e3
 # GB/s of memory, of the families of GPUs; docs/method.md says where they are from.
 _GBPS = {
     "M1": 68, "M1 Pro": 200, "M1 Max": 400, "M2": 100, "M2 Pro": 200, "M2 Max": 400, "M3": 100, "M3 Pro": 150, "M4": 120,
 }  # fmt: skip
-
-
-def _splits(family: str, *points: str) -> Splits:
-    """10 KB a core, twice what half a microsecond of latency asks for.
-
-    That is 4 to 6 KB a core: an M1 has 68 GB/s and 8 cores, an M4 120 and 10.
-    """
-    return Splits(10e3, [f"{family}/{point}" for point in points])
 
 
 @functools.cache
@@ -97,7 +91,7 @@ class _Metal:
     note = ""
     cache_bytes = 128 << 20  # the system-level cache of an Ultra has 96 MB, as far as is known; nothing tells a program
 
-    # Of the user's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them, nor those that MPS won
+    # Of the client's own runs, on one Apple-silicon machine; those whose winner gave wrong results are not among them, nor those that MPS won
     # (896 x 896 and 1152 x 896): it cannot be part of an indirect recording, without which a decode step is encoded again each time.
     winners: Sequence[Winner] = (
         ("dense", "nt", 9728, 896, "m1_optimized_v2/nt_bn64_col_vec4_bk128_tg128"),
@@ -106,7 +100,7 @@ class _Metal:
     )
     # Nothing of this was measured on an Apple GPU; docs/variants.md has the reasons.
     preferred: Sequence[Preferred] = (
-        ("dense", "1", _splits("gemv_nt_vec4", "c4_tg128", "c2_tg128", "c4_s4_tg128", "c2_s4_tg128", "c1_s8_tg256")),
+        ("dense", "1", Splits.of(_IN_FLIGHT, "gemv_nt_vec4", "c4_tg128", "c2_tg128", "c4_s4_tg128", "c2_s4_tg128", "c1_s8_tg256")),
         ("dense", "1", "gemv_nn/w4_s8_tg256"),
         ("dense", "1", "gemv_nt_vec4/r2_c4_tg128", 2),
         ("dense", "1", "gemv_nt_vec4/r4_c4_tg128", 4),
@@ -116,8 +110,8 @@ class _Metal:
         ("dense", "1", "gemm_tensor/bm64_bn64_tg128"),
         ("dense", "1", "mps/baseline"),
         ("dense", "1", "gemm/bm32_bn32_bk32"),  # what MPS does not take
-        ("dense", "", _splits("gemv_nt", "l16_d4_tg64", "l32_d4_tg64", "l32_s4_d4_tg128")),
-        ("", "", _splits("gemv_nt", "l4_d2_tg64", "l8_d2_tg64", "l16_d2_tg64", "l16_s4_d2_tg128")),
+        ("dense", "", Splits.of(_IN_FLIGHT, "gemv_nt", "l16_d4_tg64", "l32_d4_tg64", "l32_s4_d4_tg128")),
+        ("", "", Splits.of(_IN_FLIGHT, "gemv_nt", "l4_d2_tg64", "l8_d2_tg64", "l16_d2_tg64", "l16_s4_d2_tg128")),
         ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..kernel_source import Code, Constants, KernelText, LibraryText
 
-Winner = tuple[str, str, int, int, str]  # B's storage whatever its group, layout, n, k, variant
+Winner = tuple[str, str, int, int, str]  # B's storage in its default group, layout, n, k, variant
 
 
 class Splits(NamedTuple):
@@ -19,6 +19,10 @@ class Splits(NamedTuple):
 
     in_flight: float
     variants: Sequence[str]
+
+    @staticmethod
+    def of(in_flight: float, strategy: str, *points: str) -> Splits:
+        return Splits(in_flight, [f"{strategy}/{point}" for point in points])
 
 
 class Tiles(NamedTuple):

@@ -1,4 +1,4 @@
-"""The report: one line a variant under each shape, in the format of the user's earlier harness, with its tags."""
+"""The report: one line a variant under each shape, in the format of the client's earlier harness, with its tags."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def _shape(row: str, number: int) -> Shape | LeftOut:
         if unknown := [p for p in _PARTS if fields.get(p) == "?"]:
             return LeftOut(row, f"the profile does not say its {unknown[0]}", columns=columns)
         parts = [int(fields[p]) for p in _PARTS if p in fields]
-        storage = _stored(fields, bool(parts))
+        storage = _storage_of(fields, bool(parts))
         if storage is None:
             why = f"its weights are of a format that no variant takes (loader={fields['loader']})"
             return LeftOut(row, why, columns=columns)
@@ -325,7 +325,7 @@ _PARTS = ("n0", "n1", "nq", "nk", "nv")  # of a fused call
 _LOADERS = {"dense": "dense", "q8nk_split": "q8_0", "q8_canonical": "q8_0:canonical"}
 
 
-def _stored(fields: dict[str, str], is_fused: bool) -> str | None:
+def _storage_of(fields: dict[str, str], is_fused: bool) -> str | None:
     loader = fields.get("loader")
     if not loader:
         return "q8_0" if is_fused else "dense"

@@ -413,15 +413,15 @@ def test_types_of_arguments() -> None:
         first = next(v.specializations())
         arguments = Program(compiler.preprocess(v.assemble(first), "v"), "v").arguments(kernel_source.host_name(v.instance(first)))
         found_all = [a for a in arguments if a.is_buffer]
-        if v.weights > 1:
+        if v.matrix_count > 1:
             expected, written = [0, 1, 2, *range(4, 18)], (2, 9, 14)
         else:
             expected, written = [0, 2, 3, 4, 5] if v.library else [0, 1, 2, 3, 4, 5, *([6, 7] if v.storage != "dense" else [])], (2,)
         assert [a.index for a in found_all] == expected
         assert [a.is_const for a in found_all] == [a.index not in written for a in found_all]
-        assert found_all[expected.index(5)].bytes == 20 * 4 * (3 if v.weights > 1 else 1), "MatmulParams"
+        assert found_all[expected.index(5)].bytes == 20 * 4 * (3 if v.matrix_count > 1 else 1), "MatmulParams"
         assert {a.bytes for a in found_all if a.index != 5} == (
-            {2, 4} if v.library else {2} if v.storage == "dense" and v.weights == 1 else {1, 2}
+            {2, 4} if v.library else {2} if v.storage == "dense" and v.matrix_count == 1 else {1, 2}
         )
 
 

@@ -210,7 +210,7 @@ MISUSES: dict[Callable[[Raw], None], str] = {
 def test_products_on_tensor_cores(device: metalmm.Device) -> None:
     """Kernels that no other device has (kernels/cuda/tensor.h): over windows of K."""
     rng = np.random.default_rng(5)
-    those = [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.weights == 1]
+    those = [v for v in metalmm.variants(device=device) if v.params.get("mma") and v.matrix_count == 1]
     for v in {v.kernel: v for v in those}.values() if FAKE else those:
         form, _, layout = v.storage.partition(":")
         a, w = (

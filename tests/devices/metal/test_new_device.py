@@ -80,7 +80,7 @@ def test_every_strategy_runs_on_it(row: Row, where: str, toy: metalmm.Device) ->
         out = toy.empty(call.judged()[0][0].shape, row.dtype)
         call.bias, call.c = [toy.array(x) for x in call.bias or []], None if call.c is None else toy.array(call.c)
         call.out = out if row.variant.swiglu else [out]
-        if row.variant.weights > 1 and not row.variant.swiglu:
+        if row.variant.matrix_count > 1 and not row.variant.swiglu:
             call.out = [toy.empty(reference.shape, row.dtype) for reference, _ in call.judged()]
     call.check(toy)
 
