@@ -156,9 +156,19 @@ _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 def _explain(args: argparse.Namespace) -> int:
     words = " ".join([*args.words, args.spec or ""]).split()
     spec = parse_spec([w for w in words if not w.startswith("calls=")])  # which --spec of others says
-    device = default_device()
     facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
     why = ""
+    try:
+        device = default_device()
+    except DeviceError:
+        if args.id != "auto" or not args.device:
+            raise
+        name, why = tuning.choose_unseen(args.device, spec)
+        why = f"no such device is here; by the rule alone, of a GPU of {tuning.CORES} cores: {why}"
+        if args.json != "-":
+            print(f"{name}\n  {spec!r}\n  auto                {why}")
+        files.give_json(args.json, {**facts, "variant": name, "why": why, "device": args.device})
+        return 0
     if args.id == "auto":
         name, why = tuning.choose(device, spec)
         v = manifest.get(name)

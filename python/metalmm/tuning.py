@@ -28,7 +28,7 @@ from .variant import LAYOUTS, Variant, end_of, kind_of
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
-_CORES = 10  # as an M4's, of a GPU that does not say how many it has
+CORES = 10  # as an M4's, of a GPU that does not say how many it has
 
 
 class TuningError(Error, ValueError):
@@ -331,7 +331,7 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
     - The part of the loads that is in B, to the power of 1 / 4: a load that is skipped costs little.
     - 0.97 for each time that K is halved, 0.995 for each round.
     """
-    cores, found = device.backend.cores(device) or _CORES, []
+    cores, found = device.backend.cores(device) or CORES, []
     for v in variants:
         if loads := v.loads(spec):
             rounds, _, together = loads

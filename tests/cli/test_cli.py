@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from typing import Any
 
 import metalmm
 import pytest
@@ -101,6 +102,18 @@ def test_explain_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     if DEVICE == "cpu" and not metalmm.metal_devices():
         assert cli.main(["explain", "mps/baseline", "n=4", "k=4"]) == 2
         assert "mps/baseline is of device metal alone: no Metal device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(DEVICE != "cpu" or bool(metalmm.metal_devices()), reason="of a machine without a Metal device")
+def test_explain_auto_of_a_device_that_is_not_here() -> None:
+    def explain(*words: str) -> Any:
+        command = [sys.executable, "-m", "metalmm", "explain", *words, "m=1", "n=4096", "k=4096", "q8_0", "--device", "metal"]
+        return subprocess.run(command, capture_output=True, text=True)  # where there is no default device yet
+
+    found = explain("auto")
+    assert found.returncode == 0 and found.stdout.startswith("gemv_nt/") and "of 10 cores" in found.stdout
+    assert json.loads(explain("auto", "--json", "-").stdout)["device"] == "metal"
+    assert explain("gemv_nt/l4_d2_tg64").returncode == 2, "the limits of a device are its own"
 
 
 def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
