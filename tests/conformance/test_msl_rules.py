@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from pathlib import Path
 
 import metalmm
@@ -11,7 +13,7 @@ from metalmm import compiler
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
 from support.four_threads import HEAD, run
-from support.here import REAL_GPU
+from support.here import REAL_GPU, SEED
 
 REFUSED = [
     (  # one that asks another of a copy of itself is not the same
@@ -154,6 +156,34 @@ def test_a_loop_over_a_declaration_that_can_be_stopped() -> None:
 def test_a_file_that_ends_in_the_middle_is_refused(text: str) -> None:
     with pytest.raises(metalmm.LoweringError, match=r"<source>:2: ('.' is never closed|the file ends in the middle of a declaration)"):
         Program(f"\n{text}", "<source>")
+
+
+BROKEN = [
+    "]]",
+    "template",
+    "constexpr",
+    "constant int c; [[function_constant(0)]];",
+    'template [[host_name("\\x")]]',
+    "operator",
+    ">",
+    "(",
+    "{",
+]
+
+
+def test_a_broken_text_is_refused_in_words() -> None:
+    """By what reads it, or later by a compiler: cut anywhere, and with something put in anywhere."""
+    text = compiler.preprocess((Path(__file__).parent / "msl" / "language.metal").read_text()[:4000], "k.metal", for_metal=True)
+    draw = random.Random(SEED)
+    for _ in range(150):
+        at = draw.randrange(len(text))
+        for broken in (text[:at], text[:at] + draw.choice(BROKEN) + " " + text[at:]):
+            with contextlib.suppress(metalmm.Error):
+                for kernel in Program(broken, "<source>").kernel_names()[:1]:
+                    cpu.lower(broken, kernel, {}, compiler=draw.choice(["gcc", "clang", "nvrtc"]))
+    for broken in BROKEN:
+        with contextlib.suppress(metalmm.Error):
+            cpu.lower(f"kernel void k(device float* y) {{}}\n{broken}", "k", {})
 
 
 @pytest.mark.usefixtures("each_compiler")

@@ -61,7 +61,9 @@ class Passes:
             defined[d.name] = value is not None
             if value is None and d.start in reached and d.name not in asked:
                 missing.append((d.start, d.name, index))
-            where = next(i for i in range(d.start, d.end) if tokens[i].text == d.name)
+            where = next((i for i in range(d.start, d.end) if tokens[i].text == d.name), -1)
+            if where < 0:
+                raise self.source.fail(d.start, "a function constant has no name")
             kind = " ".join(t.text for t in tokens[d.start : where] if t.text not in ("constant", "const", "constexpr", "static"))
             text = "{}" if value is None else f"= static_cast<{kind}>({_literal(value, kind, d.name)})"
             self.source.blank(d.start, d.end)

@@ -136,6 +136,8 @@ class Program:
                 i = close + 1
             else:
                 declaration = self.declaration(i, end, namespace)
+                if declaration.end == end == len(tokens) and tokens[-1].text not in ("}", ";"):
+                    raise self.source.fail(i, "the file ends in the middle of a declaration")
                 yield declaration
                 i = declaration.end
 
@@ -246,7 +248,7 @@ class Program:
             host_name = ""
             for a in d.attributes:
                 if "host_name" in a.names:
-                    host_name = "".join(str(ast.literal_eval(t.text)) for t in tokens[slice(*a.names["host_name"])] if t.kind == "string")
+                    host_name = "".join(self._string(i) for i in range(*a.names["host_name"]) if tokens[i].kind == "string")
             if d.is_function:
                 self.definitions.setdefault(d.name, []).append(d)
                 if tokens[d.start].text == "template":
@@ -259,10 +261,17 @@ class Program:
             name = host_name or "::".join((*d.namespace, *instance.path))  # as Metal names what lies in a namespace
             self.instances.setdefault(name, []).append(instance)
 
+    def _string(self, index: int) -> str:
+        try:
+            return str(ast.literal_eval(self.source.tokens[index].text))
+        except (SyntaxError, ValueError):
+            raise self.source.fail(index, f"{self.source.tokens[index].text} is no string that a host name can be") from None
+
     def _instance(self, d: Declaration) -> Instance:
         tokens, last = self.source.tokens, d.end - 2
-        while tokens[last].text == "]":  # a trailing attribute
-            last = next(a.start for a in d.attributes if a.end == last + 1) - 1
+        trailing = {a.end - 1: a.start - 1 for a in d.attributes}
+        while last in trailing:
+            last = trailing[last]
         signature = arguments = None
         if tokens[last].text == ")":
             opening = self.source.opening(last)

@@ -95,7 +95,9 @@ class Source:
     def opening(self, index: int) -> int:
         """The index of the bracket that the one at `index` closes."""
         closing = self.tokens[index].text
-        opener, depth, i = {")": "(", "]": "[", "}": "{", ">": "<"}[closing], 0, index
+        opener, depth, i = {")": "(", "]": "[", "}": "{", ">": "<"}.get(closing), 0, index
+        if opener is None:
+            raise self.fail(index, f"a bracket should stand where '{closing}' does")
         while i >= 0:
             text = self.tokens[i].text
             if closing == ">" and i < index and text in ")]":
