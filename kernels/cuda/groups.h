@@ -50,17 +50,17 @@ struct Products<T, 2, TN, TOGETHER> {
   }
 };
 
-// Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by half of A's rows at a
-// time. Tensor cores add 32 of k, to which the columns' factors then belong. While they multiply one half, the other's sums are added up.
+// Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
+// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
-  enum : uint { EACH = 2 * TM };  // of a half: of eight rows two of each of two columns
-  float of[2][EACH], few[2][EACH];
+  enum : uint { EACH = 4 * TM };  // of eight rows two of each of two columns
+  float of[EACH], few[2][EACH];
 
   METAL_FUNC void clear() thread {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 2 * EACH; i++) of[i / EACH][i % EACH] = few[i / EACH][i % EACH] = 0.0f;
+    for (uint i = 0; i < EACH; i++) of[i] = few[0][i] = few[1][i] = 0.0f;
   }
   METAL_FUNC void settle() thread {}
   template <class Step>
@@ -70,38 +70,27 @@ struct Products<T, TM, TN, TURNED> {
     for (uint i = 0; i < 2; i++) {
       by[i] = load_factors<Step>(b, i, from.y, lane);
       take<typename Step::B>(left[i], b, i, from.y, lane, low);
+      metal::multiply_group(few[i], left[i], a + (from.x * Step::K + 32 * i));
     }
-    multiply<Step>(0, 0, a, from);
-    multiply<Step>(0, 1, a, from);
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt) thread {
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt) thread {
     metal::wait_for_groups<1>();
-    add_up<Step>(0, 0, b, from, lane);
-    multiply<Step>(1, 0, a, from);
-    metal::wait_for_groups<1>();
-    add_up<Step>(0, 1, b, from, lane);
-    multiply<Step>(1, 1, a, from);
-    metal::wait_for_groups<1>();
-    add_up<Step>(1, 0, b, from, lane);
+    add_up<Step>(0, b, from, lane);
     metal::wait_for_groups<0>();
-    add_up<Step>(1, 1, b, from, lane);
+    add_up<Step>(1, b, from, lane);
   }
   // The ith eight rows.
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
 #pragma clang loop unroll(full)
-    for (uint e = 0; e < 4; e++) rows[(lane % 4 * 2 + e % 2) * PITCH + lane / 4 + e / 2 * 8] = of[2 * i / TM][4 * i % EACH + e];
+    for (uint e = 0; e < 4; e++) rows[(lane % 4 * 2 + e % 2) * PITCH + lane / 4 + e / 2 * 8] = of[4 * i + e];
   }
 
  private:
   metal::uint4 left[2][2];  // of each 32 of k
   float4 by[2];
 
-  template <class Step>
-  METAL_FUNC void multiply(uint block, uint rows, const threadgroup T* a, uint3 from) thread {
-    metal::multiply_group(few[rows], left[block], a + ((from.x + rows * 4 * TM) * Step::K + 32 * block));
-  }
   // Of the lane's two columns: scale and rest of each.
   template <class Step>
   static METAL_FUNC float4 load_factors(const threadgroup T* b, uint block, uint column, uint lane) {
@@ -110,14 +99,18 @@ struct Products<T, TM, TN, TURNED> {
     return float4(x.scale, y.scale, x.rest, y.rest);
   }
   template <class Step>
-  METAL_FUNC void add_up(uint block, uint rows, const threadgroup T* b, uint3 from, uint lane) thread {
-    metal::take_sums(few[rows]);
+  METAL_FUNC void add_up(uint block, const threadgroup T* b, uint3 from, uint lane) thread {
+    metal::take_sums(few[block]);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][i / 2 % 2], few[rows][i], of[rows][i]);
+    for (uint i = 0; i < EACH; i++) of[i] = metal::fma(by[block][i / 2 % 2], few[block][i], of[i]);
     if (Step::SCALING != WITH_REST) return;
-    const threadgroup float* of_a = Step::B::sums(b) + (block * Step::B::ROWS + from.x + rows * 4 * TM + lane % 4 * 2);
+    const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(b, block, from.x + lane % 4 * 2));
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) of[rows][i] = metal::fma(by[block][2 + i / 2 % 2], of_a[i / 4 * 8 + i % 2], of[rows][i]);
+    for (uint j = 0; j < EACH / 8; j++) {
+      float4 four = of_a[j];
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(by[block][2 + i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
+    }
   }
   // 16 columns by the block's 32 of k, as wgmma has its left operand: by eight of k, two columns of each.
   template <class B>

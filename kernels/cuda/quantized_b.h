@@ -135,20 +135,27 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   }
 };
 
-// The same with the sums of A's rows over each 32 of k, of weights with a bias: [32 of k][row].
+// The same with the sums of A's rows over each 32 of k, of weights with a bias. A lane's rows, two of each eight, are neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> Base;
-  enum : uint { ROWS = S::BM, OF_SUMS = Base::BYTES, BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * ROWS * sizeof(float) };
+  enum : uint {
+    ROWS = S::BM,
+    OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
+    OF_SUMS = Base::BYTES,
+    BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * 4 * OF_LANES * sizeof(float)
+  };
 
-  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile) {
-    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T));
+  static METAL_FUNC uint place(uint block, uint row) { return (block * 4 + row % 8 / 2) * OF_LANES + row / 8 * 2 + row % 2; }
+  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint block, uint row) {
+    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(block, row);
   }
   // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
   template <class A>
   METAL_FUNC void put(WeightsAt w, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
     Base::template put<A>(w, a, tile, tid);
-    threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T));
+    static_assert(S::TG / A::ACROSS % 8 == 0, "a thread's rows are the same of eight");
+    threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(tid % A::ACROSS / 4, tid / A::ACROSS);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < (Base::HAS_BIAS ? ROWS * A::ACROSS / S::TG : 0); i++) {
       OctetBits<T> bits = {*reinterpret_cast<const threadgroup metal::uint4*>(a + A::template place<S::TG>(tid, i))};
@@ -157,8 +164,7 @@ struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
       float sum = (both.x + both.y) + (both.z + both.w);
       sum += metal::simd_shuffle_xor(sum, 1);
       sum += metal::simd_shuffle_xor(sum, 2);
-      uint eight = tid + i * S::TG;
-      if (tid % 4 == 0) to[eight % A::ACROSS / 4 * ROWS + eight / A::ACROSS] = sum;
+      if (tid % 4 == 0) to[i * (S::TG / A::ACROSS / 4)] = sum;
     }
   }
 };

@@ -7,7 +7,6 @@ namespace metalmm::msl::library {
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define METALMM_SUMS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define METALMM_SUMS_64 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
@@ -17,7 +16,6 @@ METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;"
   "%57,%58,%59,%60,%61,%62,%63"
 #define METALMM_4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define METALMM_16(i) METALMM_4(i), METALMM_4(i + 4), METALMM_4(i + 8), METALMM_4(i + 12)
-#define METALMM_IN_32 METALMM_16(0)
 #define METALMM_IN_64 METALMM_16(0), METALMM_16(16)
 #define METALMM_IN_128 METALMM_IN_64, METALMM_16(32), METALMM_16(48)
 // x, y: of a's and b's lines; the next 16 of k are 32 bytes further, in units of 16.
@@ -63,16 +61,16 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
 // Begins to make sum the products of 32 of k: 64 lines in registers, 16 of a simdgroup as PTX says of wgmma's A, by 2 * COUNT of b. Until they
 // are through, left stays as it is.
 template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b) {
-  static_assert(COUNT == 16 || COUNT == 32, "no other is asked for");
+  static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long y = described(b);
-  if constexpr (COUNT == 32 && is_same<T, half>::value) {
-    METALMM_GROUP_OF_32(64, "f16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
-  } else if constexpr (COUNT == 32) {
-    METALMM_GROUP_OF_32(64, "bf16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
+  if constexpr (COUNT == 64 && is_same<T, half>::value) {
+    METALMM_GROUP_OF_32(128, "f16", "%64,%65,%66,%67", "%68,%69,%70,%71", "%72");
+  } else if constexpr (COUNT == 64) {
+    METALMM_GROUP_OF_32(128, "bf16", "%64,%65,%66,%67", "%68,%69,%70,%71", "%72");
   } else if constexpr (is_same<T, half>::value) {
-    METALMM_GROUP_OF_32(32, "f16", "%16,%17,%18,%19", "%20,%21,%22,%23", "%24");
+    METALMM_GROUP_OF_32(64, "f16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
   } else {
-    METALMM_GROUP_OF_32(32, "bf16", "%16,%17,%18,%19", "%20,%21,%22,%23", "%24");
+    METALMM_GROUP_OF_32(64, "bf16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40");
   }
 }
 
