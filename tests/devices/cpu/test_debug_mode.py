@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from typing import Any
@@ -336,6 +337,26 @@ def test_what_is_not_ordered_or_set_is_an_error(body: str, message: str, debug: 
 def test_their_twins_are_none(body: str, debug: metalmm.Device) -> None:
     for _ in range(5):
         run(debug, body, floats(512) + 1, floats(512), threads=128)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_right"),
+    [
+        ("{}", True), ("if (t < 36) {}", False), ("if (t < 32) {}", True), ("if (t >= 36) return; {}", False), ("if (t >= 32) return; {}", True),
+        ("for (uint j = 0; j < 1 + t / 32; j++) {}", True), ("for (uint j = 0; j < 1 + t % 2; j++) {}", False), ("if (t % 2) {0} else {0}", False),
+    ],
+)  # fmt: skip
+def test_a_simdgroups_barrier_is_for_its_own_lanes(body: str, is_right: bool, debug: metalmm.Device) -> None:
+    """The second simdgroup of 40 threads has eight."""
+    with contextlib.nullcontext() if is_right else pytest.raises(metalmm.KernelError, match=r"barrier divergence: .* simdgroup [01], "):
+        run(
+            debug,
+            body.format("simdgroup_barrier(mem_flags::mem_threadgroup);") + " y[i] = 1;",
+            floats(),
+            floats(),
+            threads=40,
+            threadgroup=40,
+        )
 
 
 def test_a_chain_of_threadgroups_needs_a_fence_in_its_middle(debug: metalmm.Device) -> None:
