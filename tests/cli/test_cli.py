@@ -116,6 +116,14 @@ def test_explain_auto_of_a_device_that_is_not_here() -> None:
     assert explain("gemv_nt/l4_d2_tg64").returncode == 2, "the limits of a device are its own"
 
 
+def test_explain_auto_of_no_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise metalmm.DeviceError("none")
+
+    monkeypatch.setattr(cli, "default_device", fails)
+    assert cli.main(["explain", "auto", "m=1", "n=4096", "k=4096"]) == 2
+
+
 def test_explain_counts_the_barriers_of_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
     for extra in ("", "bias", "beta=0.5", "alpha=2 beta=0.5 bias"):
         assert cli.main(["explain", "gemv/baseline", "n=300", "k=600", *extra.split()]) == 0

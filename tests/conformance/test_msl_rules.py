@@ -181,9 +181,21 @@ def test_a_broken_text_is_refused_in_words() -> None:
             with contextlib.suppress(metalmm.Error):
                 for kernel in Program(broken, "<source>").kernel_names()[:1]:
                     cpu.lower(broken, kernel, {}, compiler=draw.choice(["gcc", "clang", "nvrtc"]))
-    for broken in BROKEN:
-        with contextlib.suppress(metalmm.Error):
-            cpu.lower(f"kernel void k(device float* y) {{}}\n{broken}", "k", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("constant int c; [[function_constant(0)]];", "<source>:2: a function constant has no name"),
+        ("constexpr", "<source>:2: the file ends in the middle of a declaration"),
+        ('template [[host_name("k")]]', "<source>:2: the file ends in the middle of a declaration"),
+        ('template <int N> kernel void f() {}\ntemplate [[host_name("\\x")]] kernel void f<1>();', r'<source>:3: "\\x" is no string'),
+        ("template kernel void f>;", "<source>:2: '>' was never opened"),
+    ],
+)
+def test_a_broken_declaration_is_told(text: str, message: str) -> None:
+    with pytest.raises(metalmm.LoweringError, match=message):
+        cpu.lower(f"kernel void k(device float* y) {{}}\n{text}", "k", {})
 
 
 @pytest.mark.usefixtures("each_compiler")

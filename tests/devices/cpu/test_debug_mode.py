@@ -283,6 +283,12 @@ PLANTED = {
     "a simdgroup's operation in place of a fence among simdgroups": (
         COUNTED + " simd_sum(1); " + LAST_SIMDGROUP, "a race: .*no barrier that orders threadgroup memory stands between",
     ),
+    "an atomic of another place": (
+        "threadgroup atomic_int n, m; if (t == 0) { atomic_store_explicit(&n, 0, memory_order_relaxed); atomic_store_explicit(&m, 0,"
+        " memory_order_relaxed); } threadgroup_barrier(mem_flags::mem_threadgroup); if (lane == 0) { "
+        f"{NEAR} if ({ATOMIC.format('&n')} == 0) {ATOMIC.format('&m')}; else {{ {NEAR} y[i] = *(threadgroup int*)&m; }} }}",
+        "a race: .*no barrier that orders threadgroup memory",
+    ),
     "a barrier that half of a simdgroup skips": (
         "if (lane < 16) { simdgroup_barrier(mem_flags::mem_threadgroup); } threadgroup_barrier(mem_flags::mem_none); y[i] = 1;",
         r"barrier divergence: of the 32 threads of simdgroup [01], 16 wait at simdgroup_barrier \(<source>:5\), 16 are elsewhere",
@@ -320,6 +326,10 @@ TWINS = {
     "memory that its reader alone sets": "threadgroup float p[64]; float v = p[t]; if (t > 64) x[t] = v; p[t] = 1; y[i] = p[t];",
     "a fence before and behind": FENCED.format(WIDE, LAST, WIDE),
     "a fence among simdgroups": COUNTED + NEAR + LAST_SIMDGROUP,
+    "a fence, then a barrier": f"threadgroup int l; if (t == 0) {{ y[i + 4] = 1; {WIDE} l = {ATOMIC.format('(device atomic_int*)y')} == 1;"
+    f" {WIDE} if (l) x[64] = y[4] + y[68]; }} threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device); if (l) x[t] = y[4] + y[68];",
+    "a fence among simdgroups, of device memory": f"if (lane == 0) {{ uint g = i / 64; x[i] = 1; {WIDE} if"
+    f" ({ATOMIC.format('((device atomic_int*)y + g)')} == 1) {{ {WIDE} y[i + 8] = x[64 * g] + x[64 * g + 32]; }} }}",
     "fences of a threadgroup's scope": (COUNTED + NEAR + LAST_SIMDGROUP).replace("seq_cst)", "seq_cst, thread_scope_threadgroup)"),
     "a barrier that all of a simdgroup reach": "simdgroup_barrier(mem_flags::mem_threadgroup); y[i] = 1; if (group == 1)"
     " simdgroup_barrier(mem_flags::mem_device);",
@@ -357,6 +367,11 @@ def test_a_simdgroups_barrier_is_for_its_own_lanes(body: str, is_right: bool, de
             threads=40,
             threadgroup=40,
         )
+
+
+def test_a_lenient_device_lets_returned_lanes_count(each_compiler: str) -> None:
+    body = PLANTED["the same, behind which nobody waits"][0]
+    run(metalmm.Device("cpu", debug=True, lenient_barriers=True), body, floats(512), floats(512), threads=128)
 
 
 def test_a_chain_of_threadgroups_needs_a_fence_in_its_middle(debug: metalmm.Device) -> None:
