@@ -36,17 +36,15 @@ void Atomics::come_to(const User& self, uint32_t fenced) {
     heard_.clear();
   }
   group_ = self.group, epoch_ = self.epoch;
-  for (auto it = heard_.lower_bound({self.simdgroup(), {}}); it != heard_.end() && it->first.first == self.simdgroup();) {
-    if (it->first.second.second >= fenced) break;
-    add(known_[self.simdgroup()], it->second.begin(), it->second.end());
-    it = heard_.erase(it);
-  }
+  auto first = heard_.lower_bound({self.simdgroup(), 0}), last = heard_.lower_bound({self.simdgroup(), fenced});
+  for (auto it = first; it != last; ++it) add(known_[self.simdgroup()], it->second.begin(), it->second.end());
+  heard_.erase(first, last);
 }
 
 void Atomics::use(const User& self, uint32_t fenced, const uint8_t* atomic) {
   come_to(self, fenced);
   Time now(self.epoch, self.met);
-  Times &told = told_[atomic], &heard = heard_[{self.simdgroup(), now}];
+  Times &told = told_[atomic], &heard = heard_[{self.simdgroup(), self.met}];
   add(heard, told.lower_bound({self.group, 0}), told.upper_bound({self.group, kAll}));  // simdgroups take turns
   auto [last, is_first] = last_.try_emplace({atomic, self.simdgroup()}, now);
   if (!is_first && std::exchange(last->second, now) == now) return;

@@ -68,7 +68,7 @@ class Atomics {
   // Of the threadgroup that runs, since its last barrier: one runs after another.
   uint32_t group_ = 0, epoch_ = 0;
   std::map<uint32_t, Times> known_;                           // by a simdgroup, or kAll
-  std::map<std::pair<uint32_t, Time>, Times> heard_;          // by a simdgroup, when: known once a fence follows
+  std::map<std::pair<uint32_t, uint32_t>, Times> heard_;      // by a simdgroup, when it had met so often: known once a fence follows
   std::map<std::pair<const uint8_t*, uint32_t>, Time> last_;  // of an atomic and a simdgroup: when it was used
 };
 

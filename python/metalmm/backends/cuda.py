@@ -52,7 +52,8 @@ _FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
 
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
-# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on").
+# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on";
+# `gemm_wgmma` later: "Each 32 of k at once").
 _Times = tuple[float, float, float] | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
