@@ -401,6 +401,28 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [309, -37, 4, 315],
     ),
+    "constexpr vectors in functions, and those whose type is auto or vec": (
+        "constant constexpr auto a = int2(1, 2); constant constexpr vec<int, 2> b = vec<int, 2>(3, 4);\n"
+        "struct alignas(16) S { static constexpr constant vec<int, 2> v = vec<int, 2>(5, 6); int f() const { static constexpr constant int2 w = int2(7, 8); return w.y + v.y; } };\n"
+        f"kernel void k(device int* o, {I}) {{ static constexpr constant int2 c = int2(10, 20); constexpr auto d = int4(30); constexpr auto n = 2; S s; int e[n] = {{1, 2}};"
+        " o[i] = a.y + b.y + c.y + d.w + e[1] + s.f(); }",
+        {},
+        [2 + 4 + 20 + 30 + 2 + 8 + 6] * 4,
+    ),
+    "a vector's width that is no int": (
+        "template <typename T, uint N> T total(vec<T, N> v) { T s = 0; for (uint j = 0; j < N; j++) s += v[j]; return s; }\n"
+        "template <ushort N, typename T> vec<T, N> f(thread const vec<T, N>& v, metal::vec<T, N> u) { return v + u * T(N - 1); }\n"
+        "template <uint N> static int below(vec<int, N> v) { return N - 9 > 100u ? v[0] : 0; } template <int N> int last(vec<int, N> v) { return v[N - 1]; }\n"
+        f"kernel void k(device int* o, {I}) {{ int4 v(i, 1, 2, 3); o[i] = total(v) + 10 * total<int, 2>(v.xy) + f<3, int>(v.xyz, v.yzw).y * below(v.yz) + last(v); }}",
+        {},
+        [24, 35, 46, 57],
+    ),
+    "a member of a member as a template's vector": (
+        "template <int N> int first(vec<int, N> v) { return v[0] * N; }\n"
+        f"kernel void k(device int* o, {I}) {{ int4 v(1, 2, 3, i); auto p = v.zw.yx; o[i] = first(v.yzw.yx) + p.y + p.x; }}",
+        {},
+        [9, 10, 11, 12],
+    ),
     "members written in parentheses, and counted up in front": (
         "#define ADD(a, b) (a) += (b)\nstruct S { int4 v; };\n"
         "kernel void k(device int* o) { int4 v(1, 2, 3, 4); (v.xy) += 1; (v.zw)++; ADD(v.xw, int2(5)); (v.yx) = int2(v.yx) * 2; ++v.xy; --(v.zw);"

@@ -305,11 +305,11 @@ struct make_vector {
   typedef vec_t<E, N> V;
   static constexpr V of() { return V{}; }
   template <class A>
-  static V of(A) {
+  static constexpr V of(A) {
     typedef bare<A> B;
     static_assert(int(parts<B>::value) == N || int(parts<B>::value) == 1, "a vector is made of a scalar or of a vector as long");
     static_assert(parts<B>::value != 1 || shape<B>::is_vector || is_number<B>::value || __is_class(B) || __is_enum(B), "not a number");
-    return value<V>();
+    return V{};
   }
   template <class A, class B, class... R>
   static constexpr V of(A, B, R...) {

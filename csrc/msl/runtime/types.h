@@ -542,6 +542,7 @@ template <class A> struct read_as { using type = A&&; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<const swizzle<V, T, N, I...>&> { using type = V; };
 template <class V, class T, int N, int... I> struct read_as<swizzle<V, T, N, I...>> { using type = V; };
+template <class V, class T, int N, int... I> struct read_as<const swizzle<V, T, N, I...>> { using type = V; };
 template <class A> METALMM_INLINE constexpr typename read_as<A>::type operator->*(A&& a, Read) {
   return static_cast<typename read_as<A>::type>(a);
 }

@@ -162,21 +162,65 @@ class Passes:
                 first -= 1
             while tokens[j].text in (*SPECIFIERS, ""):
                 j += 1
-            if tokens[j].text not in VECTORS or tokens[j + 1].kind != "name":
+            # `auto` says its type behind the name: `auto name = float4(`
+            kind = j + 3 if tokens[j].text == "auto" and tokens[j + 2].text == "=" else j
+            name = (self.source.angle_end(kind + 1) if tokens[kind].text == "vec" and tokens[kind + 1].text == "<" else kind) + 1
+            if tokens[kind].text not in (*VECTORS, "vec") or tokens[name].kind != "name" and kind == j:
                 continue
-            name = j + 1
+            name = name if kind == j else j + 1
             while tokens[name + 1].text == "::" and tokens[name + 2].kind == "name":
                 name += 2
             specialized = tokens[name + 1].text == "<" and tokens[name].text != "operator"
             after = self.source.angle_end(name + 1) + 1 if specialized else name + 1
             if tokens[after].text != "(" or self.source.gives_value(after):
                 words = {t.text for t in tokens[first:j]}
-                if "static" not in words or any(d.body < 0 and d.start <= i < d.end for d in self.program.declarations):
-                    token.text = "const"  # of no class
+                if "static" not in words or not self._is_member(i):
+                    token.text = "const"
                 elif compiler != "nvrtc":
                     token.text = "" if "inline" in words else "inline"  # its `constant` becomes const
             elif compiler == "gcc" and tokens[self.source.matching(after) + 1].text in ("{", "const", ";"):
                 token.text = ""
+
+    def vector_widths(self) -> None:
+        """`template <uint N> f(vec<T, N>)` gets `template <int M, uint N = M> f(vec<T, M>)`: for C++ only an int is found in a vector's type."""
+        tokens = self.source.tokens
+        for i in range(len(tokens) - 1):
+            if tokens[i].text != "template" or tokens[i + 1].text != "<":
+                continue
+            close, counts = self.source.angle_end(i + 1), dict[str, tuple[int, int]]()
+            for first, last in self.source.split(i + 2, close):
+                if last > first + 1 and tokens[last - 2].text in _INTEGERS - {"int"}:
+                    counts[tokens[last - 1].text] = first, last
+            opening = close
+            while counts and opening + 1 < len(tokens) and tokens[opening].text not in ("(", "{", ";"):
+                opening += 1
+            in_parameters = range(opening, self.source.matching(opening)) if tokens[opening].text == "(" else ()
+            for j in in_parameters:
+                if tokens[j].text != "vec" or tokens[j + 1].text != "<":
+                    continue
+                at = self.source.angle_end(j + 1) - 1
+                name = tokens[at].text
+                if name not in counts or tokens[at - 1].text != ",":
+                    continue
+                first, last = counts[name]
+                tokens[at].text = f"metalmm_{name}"
+                if tokens[first].text:  # the first vector of this width
+                    tokens[close].before = f", {self.source.join((t, t.text) for t in tokens[first:last])} = metalmm_{name}" + tokens[close].before
+                    self.source.blank(first, last)
+                    tokens[last].before = f"int metalmm_{name}" + tokens[last].before
+
+    def _is_member(self, i: int) -> bool:
+        """Whether the token at i stands in a class, and in no function of it."""
+        tokens, depth = self.source.tokens, 0
+        while i > 0 and depth <= 0:
+            i -= 1
+            depth += (tokens[i].text == "{") - (tokens[i].text == "}")
+        head = i
+        while head > 0 and tokens[head - 1].text not in (";", "{", "}"):
+            head -= 1
+        words = [t.text for t in tokens[head:i] if t.text]
+        is_function = words[-1:] == [")"] or not SPECIFIERS.isdisjoint(words[-1:])
+        return depth > 0 and not is_function and not {"struct", "class", "union"}.isdisjoint(words)
 
     def members_and_duplicates(self) -> None:
         seen: dict[tuple[str, ...], tuple[int, str]] = {}

@@ -92,6 +92,7 @@ class CpuTarget:
             if not converged:
                 for_nvrtc.words_of_members(self.source)
         self.passes.constant_vectors(compiler)
+        self.passes.vector_widths()
         self.passes.members_and_duplicates()
         self._threadgroup_variables()
         constant_conditions = [] if converged else self.passes.constant_conditions()
