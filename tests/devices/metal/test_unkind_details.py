@@ -222,6 +222,12 @@ def test_a_write_waits_for_all_that_was_read(spans: tuple[tuple[int, int], ...],
         k(one, one, m[e:f], grid=1, threadgroup=64, batch=batch)
 
 
+def test_no_buffer_stands_in_a_page_of_the_host(like: Make) -> None:
+    """A page that is wrapped is a whole buffer: the fake took a dispatch on another buffer in it for one that a barrier must part."""
+    device = like()
+    assert {device.array(half(1, n)).numpy().ctypes.data % mmap.PAGESIZE for n in (1, 64, 100, 4000)} == {0}
+
+
 CHECK = ROOT / "tests" / "fakes" / "fake_metal" / "check_for_macos.sh"
 
 
