@@ -164,7 +164,7 @@ def _explain(args: argparse.Namespace) -> int:
         if args.id != "auto" or not args.device:
             raise
         name, why = tuning.choose_unseen(args.device, spec)
-        why = f"no such device is here; by the rule alone, of a GPU of {tuning.CORES} cores: {why}"
+        why = f"no such device is here; by the rule alone, of a GPU of {backends.get(args.device).usual_cores} cores: {why}"
         if args.json != "-":
             print(f"{name}\n  {spec!r}\n  auto                {why}")
         files.give_json(args.json, {**facts, "variant": name, "why": why, "device": args.device})

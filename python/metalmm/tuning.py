@@ -28,7 +28,6 @@ from .variant import LAYOUTS, Variant, end_of, kind_of
 SCHEMA, VERSION = "metalmm-tuning", 1
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
-CORES = 10  # as an M4's, of a GPU that does not say how many it has
 
 
 class TuningError(Error, ValueError):
@@ -299,7 +298,7 @@ def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bo
 
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
-    device: Any = SimpleNamespace(name=backend, backend=backends.get(backend))
+    device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
 
     def taken(name: str) -> bool:
         return usable(name, backend, spec, libraries=False) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
@@ -331,7 +330,7 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
     - The part of the loads that is in B, to the power of 1 / 4: a load that is skipped costs little.
     - 0.97 for each time that K is halved, 0.995 for each round.
     """
-    cores, found = device.backend.cores(device) or CORES, []
+    cores, found = device.backend.cores(device) or device.backend.usual_cores, []
     for v in variants:
         if loads := v.loads(spec):
             rounds, _, together = loads

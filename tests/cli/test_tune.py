@@ -162,6 +162,20 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
         assert tuning.choose_unseen("cuda", spec)[0] == v
 
 
+@pytest.mark.parametrize("name, cores", [("cuda", 132), ("metal", 10)])
+def test_auto_is_explained_of_a_device_that_is_not_here(
+    name: str, cores: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone() -> metalmm.Device:
+        raise metalmm.DeviceError("none")
+
+    monkeypatch.setenv("METALMM_DEVICE", name)  # as --device does, and back
+    monkeypatch.setattr(cli, "default_device", gone)
+    for form in ("q4_0", "dense"):
+        assert cli.main(["explain", "auto", "m=4", "n=4096", "k=4096", "nt", *([form] if form != "dense" else []), "--device", name]) == 0
+        assert f"of a GPU of {cores} cores" in capsys.readouterr().out
+
+
 def test_rows_of_a_that_load_b_anew_are_no_loads_past_its_end() -> None:
     """Of 64 rows `r4` has two groups. Its loads are in B all the same."""
     gpu: Any = SimpleNamespace(backend=SimpleNamespace(cores=lambda device: 132))

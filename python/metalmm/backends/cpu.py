@@ -55,6 +55,7 @@ class _Cpu:
     )
 
     winners: Sequence[Winner] = ()
+    usual_cores = 10  # as the GPU's that it stands for
     preferred: Sequence[Preferred] = (
         ("", "", "gemv_nt_thread/c4_tg32"),
         ("", "", "gemv_nn_thread/q2_s8_tg32"),

@@ -140,6 +140,7 @@ class _Cuda:
         ("affine4", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
         ("affine4:canonical", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
     )
+    usual_cores = 132  # an H200's
     preferred: Sequence[Preferred] = (
         ("dense", "2", "gemv_nt/l8_d7_x_tg320"),
         ("dense", "3", "gemv_nt/l8_s7_d2_tg224"),
@@ -220,7 +221,7 @@ class _Cuda:
         return _GBPS.get(str(device.info["name"]))
 
     def cores(self, device: Device) -> int | None:
-        return int(device.info["multiprocessors"])
+        return device.info.get("multiprocessors")
 
     def facts(self, device: Device) -> dict[str, str | None]:
         version = "NVRTC {}.{}".format(*nvrtc.find(str(device.info["driver"])).version)

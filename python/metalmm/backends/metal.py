@@ -99,6 +99,7 @@ class _Metal:
         ("dense", "nt", 151936, 896, "m1_optimized_v2/nt_bn64_col_bk64_tg128"),
     )
     # Nothing of this was measured on an Apple GPU; docs/variants.md has the reasons.
+    usual_cores = 10  # an M4's
     preferred: Sequence[Preferred] = (
         ("dense", "1", Splits.of(_IN_FLIGHT, "gemv_nt_vec4", "c4_tg128", "c2_tg128", "c4_s4_tg128", "c2_s4_tg128", "c1_s8_tg256")),
         ("dense", "1", "gemv_nn/w4_s8_tg256"),

@@ -88,6 +88,7 @@ class Backend(Protocol):
             machine is asked.
         winners: What was measured best on such a device, of one matrix in float16: with m of 1; of a variant that takes none, with m of 2 and 8.
         preferred: What "auto" takes of what is not known, the first that takes the operation.
+        usual_cores: Of a device that is not here, or does not say how many it has.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Backend(Protocol):
     cache_bytes: int
     winners: Sequence[Winner]
     preferred: Sequence[Preferred]
+    usual_cores: int
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, bool | int | float]:
         """All options for the C++, those of the user checked. Raises DeviceError naming the option, its value and the limit."""
