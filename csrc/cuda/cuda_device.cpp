@@ -11,7 +11,7 @@ namespace metalmm::cuda {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(20);
-constexpr uint32_t kGridX = (1u << 31) - 1, kGridYZ = 65535;
+constexpr uint32_t kGridX = (1u << 31) - 8, kGridYZ = 65535;  // along x whole clusters
 constexpr size_t kNothing = 4096;
 constexpr size_t kLeastAhead = 64 << 10;  // less is not worth the asking
 
@@ -266,17 +266,27 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
   }
   auto* head = reinterpret_cast<LaunchHead*>(block);
   auto triple = [](const Size3& s) { return abi::Uint3{s[0], s[1], s[2]}; };
-  *head = {{0, 0, 0}, triple(d.grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, order.beside, order.late, order.early, 0};
-  uint64_t groups = uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
+  Size3 grid = d.grid;
+  grid[0] = (grid[0] + table.cluster - 1) / table.cluster * table.cluster;
+  *head = {{0, 0, 0}, triple(grid), triple(d.threadgroup), triple(d.threads), 0, 0, 0, order.beside, order.late, order.early, 0};
+  uint64_t groups = uint64_t{grid[0]} * grid[1] * grid[2];
   if (size_t bytes = next.end - next.begin; bytes >= kLeastAhead) {
     size_t share = std::max<size_t>(bytes / groups / 128 * 128, 2048);
     head->ahead = next.begin;
     head->ahead_bytes = static_cast<uint32_t>(share);
     head->ahead_groups = static_cast<uint32_t>(std::min<uint64_t>(bytes / share, groups));
   }
-  LaunchAttribute overlap{};
-  overlap.id = kAttributeProgrammaticSerialization;
-  overlap.number = 1;
+  LaunchAttribute attributes[2]{};
+  LaunchAttribute* next_attribute = attributes;
+  if (overlaps_) {
+    next_attribute->id = kAttributeProgrammaticSerialization;
+    next_attribute++->number = 1;
+  }
+  if (table.cluster > 1) {
+    next_attribute->id = kAttributeCluster;
+    next_attribute->sizes[1] = next_attribute->sizes[2] = 1;
+    next_attribute++->sizes[0] = table.cluster;
+  }
   size_t size = table.size;
   void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
   LaunchConfig config{};
@@ -284,15 +294,15 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
   uint32_t of_masks = table.masks ? 4 * config.block[0] : 0;
   config.shared_bytes = static_cast<unsigned>(shared) + of_masks;
   config.stream = stream;
-  config.attributes = &overlap;
-  config.attribute_count = overlaps_ ? 1 : 0;
-  for (uint32_t z = 0; z < d.grid[2]; z += std::min(kGridYZ, d.grid[2] - z))
-    for (uint32_t y = 0; y < d.grid[1]; y += std::min(kGridYZ, d.grid[1] - y))
-      for (uint32_t x = 0; x < d.grid[0]; x += std::min(kGridX, d.grid[0] - x)) {
+  config.attributes = attributes;
+  config.attribute_count = static_cast<unsigned>(next_attribute - attributes);
+  for (uint32_t z = 0; z < grid[2]; z += std::min(kGridYZ, grid[2] - z))
+    for (uint32_t y = 0; y < grid[1]; y += std::min(kGridYZ, grid[1] - y))
+      for (uint32_t x = 0; x < grid[0]; x += std::min(kGridX, grid[0] - x)) {
         head->origin = {x, y, z};
-        config.grid[0] = std::min(kGridX, d.grid[0] - x);
-        config.grid[1] = std::min(kGridYZ, d.grid[1] - y);
-        config.grid[2] = std::min(kGridYZ, d.grid[2] - z);
+        config.grid[0] = std::min(kGridX, grid[0] - x);
+        config.grid[1] = std::min(kGridYZ, grid[1] - y);
+        config.grid[2] = std::min(kGridYZ, grid[2] - z);
         if (pipeline.watched) pipeline.watched->allow(*home_, bound, of_masks, stream);
         if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
           home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());

@@ -34,7 +34,8 @@ constexpr int kFunctionMaxThreads = 0, kFunctionSharedBytes = 1, kFunctionLocalB
               kFunctionMaxDynamicSharedBytes = 8;
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 constexpr int kCaptureThreadLocal = 1;
-constexpr int kAttributeProgrammaticSerialization = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+// CU_LAUNCH_ATTRIBUTE_
+constexpr int kAttributeCluster = 4, kAttributeProgrammaticSerialization = 6;
 
 struct LaunchAttribute {
   int id;
@@ -42,6 +43,7 @@ struct LaunchAttribute {
   union {
     char bytes[64];
     int number;
+    unsigned sizes[3];
   };
 };
 struct LaunchConfig {

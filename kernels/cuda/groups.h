@@ -3,6 +3,33 @@
 #include "../include/products.h"
 
 #ifdef __METALMM_CUDA__
+template <int SPLIT>
+struct Cluster<SPLIT, true> {
+  enum { IS_MANY = metal::HAS_CLUSTERS };
+  static METAL_FUNC void meet() { metal::meet_cluster(); }
+  // Of a simdgroup's rows of sums, PITCH apart, the WIDTH columns that are its own. All loads are under way at once.
+  template <int ROWS, int WIDTH, int PITCH>
+  static METAL_FUNC void add_up(threadgroup float* rows, uint rank, uint lane) {
+    static_assert(WIDTH % 4 == 0 && ROWS * WIDTH % 128 == 0, "four columns a lane");
+    constexpr uint COUNT = ROWS * WIDTH / 128, ACROSS = WIDTH / 4;
+    float4 sum[COUNT];
+    threadgroup float4* own[COUNT];
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < COUNT; i++) {
+      uint four = 32 * i + lane;
+      own[i] = reinterpret_cast<threadgroup float4*>(rows + four / ACROSS * PITCH + rank * WIDTH + four % ACROSS * 4);
+      float4 of[SPLIT];
+#pragma clang loop unroll(full)
+      for (uint j = 0; j < SPLIT; j++) of[j] = metal::in_cluster(own[i], j);
+      sum[i] = of[0];
+#pragma clang loop unroll(full)
+      for (uint j = 1; j < SPLIT; j++) sum[i] += of[j];
+    }
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < COUNT; i++) *own[i] = sum[i];
+  }
+};
+
 // Of a lane's two rows in each sixteen, that of the first eight or of the last.
 template <int PITCH, int TN>
 METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup float* rows, uint lane) {

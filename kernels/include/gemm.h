@@ -26,22 +26,23 @@ struct Blocks {
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
     GROUPED = 0,  // or the way in which simdgroups multiply by fours
-    STAGES = 0    // tiles in threadgroup memory: as many as there is room for
+    STAGES = 0,   // tiles in threadgroup memory: as many as there is room for
+    SPLIT = 1     // threadgroups that share K
   };
   // A simdgroup's first row and column of the tile, and k of its step.
   static METAL_FUNC metal::uint3 first(uint simdgroup) {
     return {simdgroup / WN % WM * TM * 8, simdgroup % WN * TN * 8, simdgroup / (WM * WN) * (K / WK)};
   }
 };
-// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction.
-template <int M, int N, int STAGES_>
+// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction. SPLIT threadgroups are a cluster (../cuda/groups.h).
+template <int M, int N, int STAGES_, int SPLIT_>
 struct Groups : Blocks<M, N, 64, M / 16, 1, 1> {
-  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_ };
+  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_, SPLIT = SPLIT_ };
 };
 // The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
-template <int M, int N, int STAGES_>
+template <int M, int N, int STAGES_, int SPLIT_>
 struct Turned : Blocks<M, N, 64, M / N, N / 16, 1> {
-  enum : uint { GROUPED = TURNED, STAGES = STAGES_ };
+  enum : uint { GROUPED = TURNED, STAGES = STAGES_, SPLIT = SPLIT_ };
 };
 template <class T, class S>
 struct SumsOf {
@@ -63,7 +64,9 @@ struct Memory {
                            : MOST,
     IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
-    RESULTS = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
+    CLUSTER = S::SPLIT,
+    ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
+    RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
     BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
   };
   static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
@@ -77,9 +80,9 @@ struct Memory {
 // then those of the next column. So threadgroups that run together share A's and B's lines in the cache.
 template <class S>
 METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
-  uint columns = (p.n - 1) / S::BN + 1, rows = (p.m - 1) / S::BM + 1;
-  if (columns >= 1u << 27) return {group.x, group.y};  // sixteen rows of them would pass 32 bits
-  uint number = group.y * columns + group.x, band = number / (16 * columns), at = number - 16 * columns * band;
+  uint columns = (p.n - 1) / S::BN + 1, rows = (p.m - 1) / S::BM + 1, x = group.x / S::SPLIT;
+  if (columns >= 1u << 27) return {x, group.y};  // sixteen rows of them would pass 32 bits
+  uint number = group.y * columns + x, band = number / (16 * columns), at = number - 16 * columns * band;
   uint high = metal::min(16u, rows - 16 * band);
   return {at / high, 16 * band + at % high};
 }
@@ -146,7 +149,9 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory) {
-  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D;
+  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D, WIDTH = 8 * TN / S::SPLIT;  // of what it stores
+  typedef Cluster<S::SPLIT> Own;
+  typedef typename StepLoads<TA, true, S, B, T>::Sizes Sizes;
   metal::uint2 tile = tile_of<S>(p, group);
   uint batch = group.z, row0 = tile.y * S::BM, col0 = tile.x * S::BN, lane = me.lane, simdgroup = me.simdgroup;
   Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}};
@@ -157,25 +162,39 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   typename SumsOf<T, S>::Type sums;
   sums.clear();
   bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Stored::is_whole(p, col0);
-  uint end = whole ? p.k / S::BK * S::BK : 0;
-  add_steps<TA, true, S, B>(task, p, 0, end, memory, sums);
-  add_steps<TA, false, S, B>(task, p, end, p.k, memory, sums);
+  uint rank = group.x % S::SPLIT, begin = 0, last = p.k;
+  if (Own::IS_MANY) {
+    uint each = ((p.k - 1) / (S::BK * S::SPLIT) + 1) * S::BK;
+    begin = metal::min(rank * each, p.k), last = metal::min(begin + each, p.k);
+  }
+  uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
+  add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
+  add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
   let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;
   // Eight at once where all stand on 16 bytes. With fewer than 64 columns a simdgroup that is slower.
-  bool in_eights = TN >= 8 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
-  constexpr uint OF_PART = S::WM * S::WN * 8 * PITCH_D;
-  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * 8 * PITCH_D;
+  bool in_eights =
+      TN >= 8 && WIDTH >= 8 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
+  constexpr uint OF_SIMDGROUP = Sizes::ROWS_OF_RESULTS * PITCH_D, OF_PART = S::WM * S::WN * OF_SIMDGROUP;
+  threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * OF_SIMDGROUP;
   uint part = simdgroup / (S::WM * S::WN), each = in_eights ? 8 : 1;
+  if (Own::IS_MANY) {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < TM; i++) sums.template put<PITCH_D>(i, rows + 8 * i * PITCH_D, lane);
+    Own::meet();
+    Own::template add_up<8 * TM, WIDTH, PITCH_D>(rows, rank, lane);
+    meet<true>();
+  }
 #pragma clang loop unroll(full)
   for (uint i = 0; i < TM; i++) {
-    sums.template put<PITCH_D>(i, rows + part * OF_PART, lane);
-    meet<S::WK == 1>();
-    for (uint e = each * (32 * part + lane); e < 64 * TN; e += 32 * each * S::WK) {
-      uint row = row0 + 8 * i + e / (8 * TN), col = col0 + e % (8 * TN);
-      threadgroup float* from = rows + (e / (8 * TN) * PITCH_D + e % (8 * TN));
+    threadgroup float* eight = Own::IS_MANY ? rows + 8 * i * PITCH_D : rows;
+    if (!Own::IS_MANY) sums.template put<PITCH_D>(i, eight + part * OF_PART, lane);
+    if (!Own::IS_MANY) meet<S::WK == 1>();
+    for (uint e = each * (32 * part + lane); e < 8 * WIDTH; e += 32 * each * S::WK) {
+      uint row = row0 + 8 * i + e / WIDTH, at = rank * WIDTH + e % WIDTH, col = col0 + at;
+      threadgroup float* from = eight + (e / WIDTH * PITCH_D + at);
       if (row >= p.m || col >= p.n) continue;
       for (uint j = 0; j < (S::WK > 1 ? each : 0); j++)
 #pragma clang loop unroll(full)
@@ -185,6 +204,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
       else
         store_results<TA, 1, B>(task, to, p, batch, row, col, from);
     }
-    meet<S::WK == 1>();
+    if (!Own::IS_MANY) meet<S::WK == 1>();
   }
+  Own::meet();  // others may still read its memory
 }

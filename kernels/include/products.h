@@ -26,6 +26,17 @@ struct TileStep {
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.
 enum Way { ALONE, PAIRS, TOGETHER, TURNED };
 
+// SPLIT threadgroups that share K and add up their sums, or, without IS_MANY, have all of K. Each stores a part of the tile's columns. More
+// than one: ../cuda/groups.h.
+template <int SPLIT, bool MANY = (SPLIT > 1)>
+struct Cluster {
+  enum { IS_MANY = 0 };
+  static_assert(!MANY, "threadgroups that read each other's memory are of device cuda alone");
+  static METAL_FUNC void meet() {}
+  template <int ROWS, int WIDTH, int PITCH>
+  static METAL_FUNC void add_up(threadgroup float*, uint, uint) {}
+};
+
 // TM x TN sums of 8 x 8 of a simdgroup.
 template <class T, int TM, int TN, int WAY = OnTensorCores<T, TM, TN>::VALUE>
 struct Products {

@@ -13,7 +13,7 @@ _ACCESS = re.compile(
 )
 _ADDRESS = re.compile(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\d+)\s*)?\]")
 _TYPE = re.compile(r"(?:[busf]|bf)(\d+)(x2)?$")
-_NOT_LOOKED_AT = {"param", "param::entry", "param::func", "const", "local", "bulk", "mbarrier"}
+_NOT_LOOKED_AT = {"param", "param::entry", "param::func", "const", "local", "bulk", "mbarrier", "shared::cluster"}
 _KINDS = {"ld": 0, "cp.async": 0, "st": 1}
 _ATOMIC, _THREADGROUP = 2, 4  # csrc/msl/runtime/cuda/arguments.h
 _LINE = re.compile(r"\t\.loc\t(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")

@@ -288,7 +288,7 @@ def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bo
         if isinstance(offered, Splits):
             name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
         elif isinstance(offered, Tiles):
-            name, why = _tile(device, spec, offered.least, {name: ns for name, ns in offered.ns.items() if taken(name)})
+            name, why = _tile(device, spec, {name: ns for name, ns in offered.ns.items() if taken(name)})
         else:
             name, why = offered, f"the first of device {device.name}'s preferred that takes it"
         if name and taken(name):
@@ -309,11 +309,10 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     return name, why
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, least: int, tiles: Mapping[str, tuple[float, float, float]]) -> tuple[str, str]:
-    """The tile with which the cores are done first, and why; empty where a core has less than `least` results. In float32, of which tensor
-    cores have no products, none."""
-    cores, steps, found = device.backend.cores(device) or 0, math.ceil(spec.k / 32), []
-    if cores and spec.dtype != "float32" and spec.m * spec.n * spec.batch >= least * cores:
+def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, tuple[float, float, float]]) -> tuple[str, str]:
+    """The tile with which the cores are done first, and why; empty in float32, of which tensor cores have no products."""
+    cores, steps, found = device.backend.cores(device) or device.backend.usual_cores, math.ceil(spec.k / 32), []
+    if spec.dtype != "float32":
         for name, of_tile in tiles.items():
             bm, bn = manifest.get(name).tile
             of_core = Tiles.of_core((bm, bn), spec.m, spec.n, spec.batch, cores)

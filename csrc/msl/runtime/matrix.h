@@ -174,6 +174,9 @@ METALMM_INLINE void close_copies() {}
 METALMM_INLINE void show_group() {}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
+constexpr bool HAS_CLUSTERS = false;
+METALMM_INLINE void meet_cluster() {}
+METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }
 // As cuda/group.h says. Where an element stands follows from its address, as there.
 template <class T> float element_of(const T* lines, uint line, uint k) {
   ulong address = reinterpret_cast<ulong>(lines) + line * 128 + k * 2;

@@ -48,15 +48,13 @@ _DESIGNATED = re.compile(r"[{,]\s*\.\w+\s*=[^=]")  # {.x = 1}
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
-_FEW_ROWS = ("t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512")
-
-
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
 # None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on";
 # `gemm_wgmma` later: "Each 32 of k at once").
 _Times = tuple[float, float, float] | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
+    "small_m/t2_s16_d2_tg512": ((45, 34, 1689), None, None, None, None),
     "small_m_mma/r2_t2_s4_d2_tg128": (None, (116, 33, 237), (145, 41, 92), (136, 40, 209), (169, 33, 132)),
     "small_m_mma/r2_t2_s8_d2_tg256": (None, (64, 35, 423), (88, 40, 642), (80, 44, 434), (86, 32, 426)),
     "small_m_mma/r2_t2_s16_d2_tg512": (None, (15, 33, 1764), (16, 34, 2192), (17, 42, 1906), (34, 31, 973)),
@@ -65,16 +63,30 @@ _TILES: Mapping[str, Sequence[_Times]] = {
     "small_m_mma/r4_t2_s16_d2_tg512": (None, (9, 40, 2798), (25, 42, 3651), (32, 54, 3059), (19, 42, 2759)),
     "small_m_mma/r4_t4_s4_tg128": (None, (173, 73, 1026), (204, 111, 541), (240, 137, 33), (190, 61, 3340)),
     "small_m_mma/r8_t2_s8_tg256": (None, (106, 54, 2138), (42, 89, 4784), (102, 114, 3226), (14, 54, 1919)),
-    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((91, 32, 642), (148, 51, 549), (205, 72, 260), (216, 81, 328), (162, 57, 620)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((89, 31, 1033), (148, 51, 549), (205, 72, 260), (216, 81, 328), (162, 57, 620)),
     "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((149, 49, 758), None, None, None, None),
     "gemm/bm64_bn32_bk128_wm1_wn1_wk4": ((218, 90, 1486), (216, 112, 1143), (277, 144, 3410), (280, 147, 3059), (234, 89, 4456)),
     "gemm/bm64_bn64_bk64_wm1_wk2": ((265, 136, 2149), (308, 187, 2178), (438, 286, 2569), (407, 275, 2043), (327, 186, 4692)),
     "gemm/bm128_bn64_bk64": ((451, 252, 3651), (439, 317, 2578), (577, 420, 3681), (576, 429, 2874), (473, 342, 2649)),
     "gemm/bm128_bn128_bk32": ((665, 433, 4268), (924, 528, 9222), (1197, 858, 11328), (1387, 965, 6317), (920, 687, 28)),
     "gemm_wgmma/bm64_bn64_s4": ((223, 116, 1324), (296, 175, 1658), (540, 334, 1344), None, (320, 186, 2006)),
-    "gemm_wgmma/bm64_bn64": ((144, 86, 2115), (287, 183, 2030), (547, 324, 3092), None, (321, 213, 1276)),
-    "gemm_wgmma/bm64_bn64_s12": ((22, 106, 3026), (90, 238, 4991), (56, 482, 5481), None, (1, 275, 4712)),
+    "gemm_wgmma/bm64_bn64": ((26, 127, 1507), (287, 183, 2030), (547, 324, 3092), None, (321, 213, 1276)),
+    "gemm_wgmma/bm64_bn64_k2": ((91, 49, 3538), (170, 78, 4362), (270, 135, 6631), None, None),
+    "gemm_wgmma/bm64_bn64_k4": ((64, 35, 3107), (117, 53, 3459), None, None, None),
+    "gemm_wgmma/bm64_bn64_s4_k4": (None, (119, 42, 3104), (152, 101, 404), None, None),
+    "gemm_wgmma/bm64_bn64_s12_k2": ((71, 58, 3971), None, None, None, None),
     "gemm_wgmma/bm128_bn128": ((36, 194, 6307), (14, 410, 8968), (25, 806, 9378), None, (22, 486, 8539)),
+}
+
+
+# The same of up to eight rows of A.
+_FEW: Mapping[str, Sequence[_Times]] = {
+    "small_m/t2_s4_d2_tg128": ((104, 38, 347), None, None, None, None),
+    "small_m/t2_s8_d2_tg256": ((69, 35, 578), None, None, None, None),
+    "small_m/t2_s16_d2_tg512": ((45, 34, 1689), None, None, None, None),
+    "small_m_mma/t2_s4_d2_tg128": (None, (107, 25, 502), (119, 26, 567), (146, 37, 687), (133, 25, 646)),
+    "small_m_mma/t2_s8_d2_tg256": (None, (67, 22, 785), (73, 27, 773), (80, 43, 334), (74, 25, 756)),
+    "small_m_mma/t2_s16_d2_tg512": (None, (45, 23, 908), (50, 24, 1127), (64, 37, 968), (57, 30, 812)),
 }
 
 
@@ -86,8 +98,8 @@ def weights_of(storage: str) -> int:
     return _HALVES if form.halves else _FLOATS if form.is_float else _AFFINE if form.has_bias else _SCALED
 
 
-def _tiles(least: int, weights: int) -> Tiles:
-    return Tiles(least, {tile: ns for tile, of_weights in _TILES.items() if (ns := of_weights[weights])})
+def _tiles(table: Mapping[str, Sequence[_Times]], storage: str) -> Tiles:
+    return Tiles({tile: ns for tile, of_weights in table.items() if (ns := of_weights[weights_of(storage)])})
 
 
 class _Cuda:
@@ -129,7 +141,7 @@ class _Cuda:
         ("affine4", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
         # m of 2 to 8
-        ("affine4", "nt", 9728, 896, "small_m_mma/t2_s4_d3_tg128"),
+        ("affine4", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
         ("q8_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
         ("q4_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
         ("dense", "nt", 151936, 896, "small_m/t3_s4_d2_tg128"),
@@ -159,12 +171,9 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("", "1", Splits.of(8e3, "small_m_mma", *_FEW_ROWS), 8),
-        ("dense", "1", Splits.of(24e3, "small_m", *_FEW_ROWS), 8),
-        ("dense", "1", _tiles(256, _DENSE), 16),
-        ("dense", "1", Splits.of(24e3, "small_m", *_FEW_ROWS), 16),  # few tiles
-        ("dense", "1", _tiles(0, _DENSE)),
-        *((storage, "1", _tiles(0, weights_of(storage))) for storage in _core._STORAGES[1:]),
+        *((storage, "1", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
+        ("dense", "1", Splits.of(24e3, "small_m", "t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
+        *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )

@@ -26,14 +26,12 @@ class Splits(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Variants of different tiles of D, for many rows of A.
+    """Variants of different tiles of D, for several rows of A.
 
-    least: How many results there must be for each core; else none is taken.
     ns: Three times of a tile. Two are for 32 of k: of a tile that has a core alone, whose loads, products and barriers wait for each other; and
         of each of several. The third is what each of several takes once, to begin and to end.
     """
 
-    least: int
     ns: Mapping[str, tuple[float, float, float]]
 
     @staticmethod

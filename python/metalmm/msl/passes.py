@@ -165,7 +165,7 @@ class Passes:
             # `auto` says its type behind the name: `auto name = float4(`
             kind = j + 3 if tokens[j].text == "auto" and tokens[j + 2].text == "=" else j
             name = (self.source.angle_end(kind + 1) if tokens[kind].text == "vec" and tokens[kind + 1].text == "<" else kind) + 1
-            if tokens[kind].text not in (*VECTORS, "vec") or tokens[name].kind != "name" and kind == j:
+            if tokens[kind].text not in (*VECTORS, "vec") or (tokens[name].kind != "name" and kind == j):
                 continue
             name = name if kind == j else j + 1
             while tokens[name + 1].text == "::" and tokens[name + 2].kind == "name":
@@ -205,7 +205,9 @@ class Passes:
                 first, last = counts[name]
                 tokens[at].text = f"metalmm_{name}"
                 if tokens[first].text:  # the first vector of this width
-                    tokens[close].before = f", {self.source.join((t, t.text) for t in tokens[first:last])} = metalmm_{name}" + tokens[close].before
+                    tokens[close].before = (
+                        f", {self.source.join((t, t.text) for t in tokens[first:last])} = metalmm_{name}" + tokens[close].before
+                    )
                     self.source.blank(first, last)
                     tokens[last].before = f"int metalmm_{name}" + tokens[last].before
 

@@ -40,6 +40,7 @@ KernelTable table_of(const metalmm::abi::KernelInfo& info, const uint8_t* number
   table.max_threads = info.max_threads;
   table.count = info.arg_count;
   table.stop = stops;
+  table.cluster = numbers[info.arg_count];
   uint32_t at = sizeof(LaunchHead) + 8 * info.arg_count, inlined = 0;
   for (uint32_t i = 0; i < info.arg_count; i++) {
     const ArgInfo& arg = info.args[i];
@@ -341,6 +342,12 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
   if (!stream) return call.result;
   for (unsigned i = 0; i < config->attribute_count; i++) {
     const LaunchAttribute& a = config->attributes[i];
+    if (a.id == kAttributeCluster) {
+      if (a.sizes[0] < 2 || a.sizes[0] > 8 || a.sizes[1] != 1 || a.sizes[2] != 1 || config->grid[0] % a.sizes[0] ||
+          settings.capability < 90)
+        return call.wrong(kInvalidValue, "launch", "clusters of " + std::to_string(a.sizes[0]) + " of " + std::to_string(config->grid[0]));
+      continue;
+    }
     if (a.id != kAttributeProgrammaticSerialization || a.number < 0 || a.number > 1)
       return call.wrong(kInvalidValue, "launch", "attribute " + std::to_string(a.id) + " with " + std::to_string(a.number));
     if (a.number && settings.capability < 90)
@@ -370,7 +377,8 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
   auto touch = std::make_shared<Touch>();
   static int count = 0;
   touch->name = "launch " + std::to_string(++count);
-  for (unsigned i = 0; i < config->attribute_count; i++) touch->programmatic |= config->attributes[i].number != 0;
+  for (unsigned i = 0; i < config->attribute_count; i++)
+    touch->programmatic |= config->attributes[i].id == kAttributeProgrammaticSerialization && config->attributes[i].number;
   touch->beside = launch->head.beside;
   touch->late = launch->head.late;
   touch->early = launch->head.early;

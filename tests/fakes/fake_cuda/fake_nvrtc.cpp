@@ -56,14 +56,17 @@ extern "C" __attribute__((visibility("default"))) unsigned long metalmm_own[];
 unsigned long metalmm_own[] = {0};
 )";
 
-// Which arguments are references to what may travel in a launch's block: abi::ArgInfo does not say.
+// Which arguments are references to what may travel in a launch's block, and behind them the cluster: abi::KernelInfo does not say.
 const char* const kNumbers = R"(
 namespace metalmm_fake {
 template <class P> struct metalmm_fake_number { static constexpr unsigned char metalmm_fake_value = 0; };
 template <class T> struct metalmm_fake_number<const T&> { static constexpr unsigned char metalmm_fake_value = sizeof(T) <= 1024; };
+template <class P, class = void> struct metalmm_fake_shares { static constexpr unsigned char metalmm_fake_value = 1; };
+template <class T> struct metalmm_fake_shares<T&, decltype(void(T::CLUSTER))> { static constexpr unsigned char metalmm_fake_value = T::CLUSTER; };
 template <class F> struct metalmm_fake_all;
 template <class... P> struct metalmm_fake_all<void (*)(P...)> {
-  static constexpr unsigned char metalmm_fake_list[] = {metalmm_fake_number<P>::metalmm_fake_value..., 0};
+  static constexpr unsigned char metalmm_fake_list[] = {metalmm_fake_number<P>::metalmm_fake_value...,
+      ((metalmm_fake_shares<P>::metalmm_fake_value - 1) + ... + 1)};
 };
 }
 extern "C" __attribute__((visibility("default"))) const unsigned char* const metalmm_fake_numbers;

@@ -57,6 +57,8 @@ inline void spend_us(int us) {
   if (us) spend(us * 1e-6);
 }
 metalmm::cpu::CpuDevice& cpu();
+// Of the fake's GPU, on a page of its own, as Metal's are: none in a page of the host that newBufferWithBytesNoCopy wraps.
+std::shared_ptr<metalmm::Buffer> new_pages(size_t size);
 
 // What a function was made of; compiled through Python.
 struct Kernel {

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -103,6 +105,14 @@ metalmm::cpu::CpuDevice& cpu() {
     return options;
   }()));
   return **device;
+}
+
+std::shared_ptr<metalmm::Buffer> new_pages(size_t size) {
+  auto page = static_cast<size_t>(getpagesize());
+  std::shared_ptr<metalmm::Buffer> all = cpu().new_buffer(size + page);
+  uint8_t* first = all->host() + (page - reinterpret_cast<uintptr_t>(all->host()) % page) % page;
+  std::memset(first + size, 0xff, static_cast<size_t>(all->host() + all->size() - (first + size)));
+  return std::make_shared<metalmm::Buffer>(first, size, false, [all] {});
 }
 
 std::shared_ptr<metalmm::Pipeline> compile(const Kernel& kernel) {

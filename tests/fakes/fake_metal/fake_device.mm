@@ -457,12 +457,7 @@ static std::mutex residency_mutex;
   if (!fake::settings.unified_memory && (options & MTLResourceStorageModeMask) == MTLResourceStorageModeShared)
     fake::violation("storage", "shared memory on a device of its own memory; managed is meant");
   try {
-    // On a page of its own, as Metal's are: none in a page of the host that newBufferWithBytesNoCopy wraps.
-    auto page = static_cast<size_t>(getpagesize());
-    std::shared_ptr<metalmm::Buffer> pages = fake::cpu().new_buffer(length + page);
-    uint8_t* first = pages->host() + (page - reinterpret_cast<uintptr_t>(pages->host()) % page) % page;
-    std::memset(first + length, 0xff, static_cast<size_t>(pages->host() + pages->size() - (first + length)));
-    return [self newBuffer:std::make_shared<metalmm::Buffer>(first, length, false, [pages] {}) options:options];
+    return [self newBuffer:fake::new_pages(length) options:options];
   } catch (const metalmm::Error&) {
     return nil;
   }

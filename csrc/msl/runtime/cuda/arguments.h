@@ -9,7 +9,7 @@ using abi::u32;
 using abi::u64;
 using abi::u8;
 
-constexpr u32 kArgumentsVersion = 5;
+constexpr u32 kArgumentsVersion = 6;
 constexpr u32 kMaxArguments = 64;
 constexpr u32 kMaxBarrier = 256;  // bytes of threadgroup memory of the barrier that lanes may skip: lanes.h
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
@@ -53,6 +53,7 @@ struct KernelTable {
   u32 barrier;      // bytes of threadgroup memory that are no kernel's: lanes.h
   u32 masks;        // whether each thread has four more, behind what a launch gives: lanes.h
   u32 watched;      // whether it has a metalmm_watch
+  u32 cluster;      // threadgroups along x that read each other's memory: group.h
   ArgumentRow rows[kMaxArguments];
 };
 

@@ -7,6 +7,24 @@ namespace metalmm::msl::library {
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// A cluster: threadgroups that read each other's threadgroup memory. KernelTable says how many along x.
+constexpr bool HAS_CLUSTERS = true;
+// All threads of its threadgroups; what they stored to threadgroup memory is seen.
+METALMM_INLINE void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+// What the threadgroup of that rank has in the place of x.
+METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint rank) {
+  uint address;
+  vec<float, 4> there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(static_cast<uint>(__cvta_generic_to_shared(x))), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(there.e[0]), "=f"(there.e[1]), "=f"(there.e[2]), "=f"(there.e[3])
+               : "r"(address)
+               : "memory");
+  return there;
+}
+
 #define METALMM_SUMS_64 \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
   "%30,%31"
@@ -85,6 +103,9 @@ template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
 template <class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
   static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
 }
+constexpr bool HAS_CLUSTERS = false;
+METALMM_INLINE void meet_cluster() {}
+METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
 #endif

@@ -73,6 +73,10 @@ struct Argument<T&> {
   static constexpr u32 bytes = sizeof(T);
 };
 
+// How many threadgroups share the memory that a kernel takes as a T&: T::CLUSTER, where it has that.
+template <class P, class = void> constexpr u32 cluster_of = 1;
+template <class T> constexpr u32 cluster_of<T&, decltype(void(T::CLUSTER))> = T::CLUSTER;
+
 #ifdef METALMM_STOPS
 extern "C" __device__ volatile u32 metalmm_stop;
 __device__ volatile u32 metalmm_stop = 0;
@@ -133,6 +137,8 @@ struct Signature<void (*)(P...)> {
     t.count = count;
     t.barrier = fiber::kBarrierBytes;
     t.masks = fiber::kMasks;
+    t.cluster = 1;
+    ((t.cluster = cluster_of<P> > t.cluster ? cluster_of<P> : t.cluster), ...);
 #ifdef METALMM_STOPS
     t.stop = 1;
 #endif
