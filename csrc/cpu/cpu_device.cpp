@@ -1,5 +1,6 @@
 #include "cpu_device.h"
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #if defined(__linux__)
 #include <link.h>
@@ -7,6 +8,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <system_error>
@@ -62,6 +65,17 @@ std::map<std::string, HostLibrary>& host_libraries() {
   return *all;
 }
 
+// A function that is declared and nowhere defined is found missing here.
+[[noreturn]] static void not_loaded(const std::string& kernel, const std::string& path, const std::string& why) {
+  static const std::string kUndefined = "undefined symbol: ";
+  size_t at = why.find(kUndefined);
+  if (at == std::string::npos) throw Error(ErrorKind::device, "kernel '" + kernel + "': cannot load " + path + ": " + why);
+  std::string symbol = why.substr(at + kUndefined.size());
+  std::unique_ptr<char, decltype(&std::free)> name(::abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, nullptr), &std::free);
+  throw Error(ErrorKind::compile,
+              "kernel '" + kernel + "': it calls " + (name ? name.get() : symbol) + ", which is declared and not defined");
+}
+
 class CpuPipeline : public Pipeline {
  public:
   explicit CpuPipeline(const PipelineSource& source) : what(*source.library) {
@@ -74,7 +88,7 @@ class CpuPipeline : public Pipeline {
   CpuPipeline(const std::string& path, const std::string& kernel) {
     name = kernel;
     module_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (!module_) throw Error(ErrorKind::device, "kernel '" + kernel + "': cannot load " + path + ": " + dlerror());
+    if (!module_) not_loaded(kernel, path, dlerror());
     auto* described = kernel_in(module_, path);
     if (!described || described->version != abi::kVersion) {
       dlclose(module_);

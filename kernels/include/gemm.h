@@ -149,9 +149,11 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory) {
-  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D, WIDTH = 8 * TN / S::SPLIT;  // of what it stores
   typedef Cluster<S::SPLIT> Own;
+  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D, WIDTH = 8 * TN / (Own::IS_MANY ? S::SPLIT : 1);  // of what it stores
   typedef typename StepLoads<TA, true, S, B, T>::Sizes Sizes;
+  uint rank = group.x % S::SPLIT, begin = 0, last = p.k;
+  if (!Own::IS_MANY && rank > 0) return;
   metal::uint2 tile = tile_of<S>(p, group);
   uint batch = group.z, row0 = tile.y * S::BM, col0 = tile.x * S::BN, lane = me.lane, simdgroup = me.simdgroup;
   Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}};
@@ -162,7 +164,6 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   typename SumsOf<T, S>::Type sums;
   sums.clear();
   bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Stored::is_whole(p, col0);
-  uint rank = group.x % S::SPLIT, begin = 0, last = p.k;
   if (Own::IS_MANY) {
     uint each = ((p.k - 1) / (S::BK * S::SPLIT) + 1) * S::BK;
     begin = metal::min(rank * each, p.k), last = metal::min(begin + each, p.k);

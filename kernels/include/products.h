@@ -26,8 +26,8 @@ struct TileStep {
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.
 enum Way { ALONE, PAIRS, TOGETHER, TURNED };
 
-// SPLIT threadgroups that share K and add up their sums, or, without IS_MANY, have all of K. Each stores a part of the tile's columns. More
-// than one: ../cuda/groups.h.
+// SPLIT threadgroups that share K; each adds up all sums of a part of the tile's columns. Without IS_MANY the first does it all. More than
+// one: ../cuda/groups.h.
 template <int SPLIT, bool MANY = (SPLIT > 1)>
 struct Cluster {
   enum { IS_MANY = 0 };

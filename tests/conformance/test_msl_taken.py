@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import metalmm
+import numpy as np
 import pytest
 from support.four_threads import HEAD, by_nvrtc, run
 from support.here import ALL_OF_LANGUAGE, DEVICE
@@ -417,6 +418,33 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [24, 35, 46, 57],
     ),
+    "a bfloat that becomes a bool": (
+        f"kernel void k(device int* o, {I}) {{ bfloat4 b = bfloat4(0, 1, 2, 0); bool yes = true; yes = b[i]; o[i] = yes + 10 * (b[i] && true) + 100 * !b[i]; }}",
+        {},
+        [100, 11, 11, 100],
+    ),
+    "members of a list added to a vector": (
+        f"kernel void k(device int* o, {I}) {{ int2 v = 1; v += {{1, 2}}; v *= {{2, 3}}; o[i] = v.x * 10 + v.y; }}",
+        {},
+        [49] * 4,
+    ),
+    "what Metal has for calls of a size that the GPU decides": (
+        f"kernel void k(device MTLDispatchThreadgroupsIndirectArguments* o, {I}) {{ if (i == 0) o[0] = {{7, 8, 9}}; "
+        "if (i == 0) ((device int*)o)[3] = sizeof(MTLDrawIndexedPrimitivesIndirectArguments); }",
+        {},
+        [7, 8, 9, 20],
+    ),
+    "overloads by address space alone that nobody calls": (
+        f"int f(device int* p) {{ return p[0]; }} int f(threadgroup int* p) {{ return p[1]; }}\nkernel void k(device int* o, {I}) {{ o[i] = i; }}",
+        {},
+        [0, 1, 2, 3],
+    ),
+    "bytes in the other order, and a volatile half": (
+        f"int f(const volatile thread half& h) {{ return int(float(h)); }}\nkernel void k(device int* o, {I}) {{ volatile half h = half(i); "
+        "o[i] = int(__builtin_bswap32(0x01000000u + (i << 16))) + f(h) + int(__builtin_bswap64(0x0100000000000000ul)); }",
+        {},
+        [2, 2 + 256 + 1, 2 + 512 + 2, 2 + 768 + 3],
+    ),
     "a member of a member as a template's vector": (
         "template <int N> int first(vec<int, N> v) { return v[0] * N; }\n"
         f"kernel void k(device int* o, {I}) {{ int4 v(1, 2, 3, i); auto p = v.zw.yx; o[i] = first(v.yzw.yx) + p.y + p.x; }}",
@@ -567,3 +595,14 @@ def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatc
 def test_nvrtc_takes_it_too(name: str) -> None:
     source, options, _ = TAKEN[name]
     by_nvrtc(HEAD + source, options.get("kernel", "k"), options.get("constants"))
+
+
+def test_a_type_by_default_names_no_other(device: metalmm.Device) -> None:
+    """Of `typename M = float` the parameter is M: what an instance gives it was taken for what float means."""
+    source = (
+        "template <typename T, typename M = float>\nkernel void f(device T* o, constant float& x [[buffer(1)]], uint i [[thread_position_in_grid]])"
+        ' { o[i] = T(x * 8) + sizeof(M); }\ntemplate [[host_name("k")]] kernel void f<int, bool>(device int*, constant float&, uint);'
+    )
+    out = np.zeros(4, np.int32)
+    device.compile(HEAD + source).kernel("k")(out, 0.125, grid=1, threadgroup=4)
+    assert out.tolist() == [2] * 4

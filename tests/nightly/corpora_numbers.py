@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Kernels of other projects with numbers, against NumPy: how many of them are right on a device.
 
-    python tests/nightly/corpora_numbers.py mlx|ggml|candle [--device cpu] [--debug] [--mirror FOLDER | --root FOLDER] [--part 1/1]
+    python tests/nightly/corpora_numbers.py mlx|ggml|candle|pytorch [--device cpu] [--debug] [--mirror FOLDER | --root FOLDER] [--part 1/1]
 
 METALMM_CXX chooses device cpu's compiler. corpora.toml has the projects' commits. Exit status 1 where a case is not right. How a kernel is
-launched is written down in mlx_cases.py, ggml_cases.py and candle_cases.py; the kernels' text is not part of this project.
+launched is written down in mlx_cases.py, ggml_cases.py, candle_cases.py and pytorch_cases.py; the kernels' text is not part of this project.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("project", choices=["mlx", "ggml", "candle"])
+    parser.add_argument("project", choices=["mlx", "ggml", "candle", "pytorch"])
     parser.add_argument("--device", default=os.environ.get("METALMM_DEVICE", "cpu"))
     parser.add_argument("--debug", action="store_true", help="device cpu in debug mode: a finding is not right")
     parser.add_argument("--mirror", type=Path)

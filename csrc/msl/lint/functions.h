@@ -76,6 +76,8 @@ T __metal_select(T, R...);
 #define __METAL_FAST_MATH__ 1
 #define __METAL_PRECISE_MATH__ 0
 
+#include "../runtime/indirect.h"
+
 namespace metal {
 using ::bfloat;
 using ::bool2;

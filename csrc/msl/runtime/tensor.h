@@ -39,8 +39,8 @@ template <class T, class Extents, class Where> struct tensor {
     return {&at(i, j), dextents<int, 2>(a, b), array<int, 2>{static_cast<int>(step[0]), static_cast<int>(step[1])}};
   }
 };
-template <class T, class I> tensor(T*, extents<I, dynamic_extent, dynamic_extent>) -> tensor<T, dextents<I, 2>, tensor_inline>;
-template <class T, class I> tensor(T*, extents<I, dynamic_extent, dynamic_extent>, array<I, 2>) -> tensor<T, dextents<I, 2>, tensor_inline>;
+template <class T, class I, size_t... E> tensor(T*, extents<I, E...>) -> tensor<T, extents<I, E...>, tensor_inline>;
+template <class T, class I, size_t... E> tensor(T*, extents<I, E...>, array<I, 2>) -> tensor<T, extents<I, E...>, tensor_inline>;
 
 template <int N> struct execution_simdgroups {
   static constexpr int threads = 32 * N;

@@ -90,9 +90,13 @@ struct bfloat {
   constexpr operator F() const {
     return __builtin_bit_cast(float, static_cast<uint>(bits) << 16);
   }
-  template <class T, class = typename metalmm::msl::enable_if<!metalmm::msl::is_same<T, float>::value && metalmm::msl::is_number<T>>::type, class = void>
+  template <class T, class = typename metalmm::msl::enable_if<!metalmm::msl::is_same<T, float>::value && !metalmm::msl::is_same<T, bool>::value && metalmm::msl::is_number<T>>::type, class = void>
   constexpr explicit operator T() const {
     return static_cast<T>(static_cast<float>(*this));
+  }
+  template <class T, class = typename metalmm::msl::enable_if<metalmm::msl::is_same<T, bool>::value>::type, class = void, class = void>
+  constexpr operator T() const {
+    return static_cast<float>(*this) != 0.0f;
   }
   static constexpr uint16_t round(float f) {
 #ifdef __CUDACC__
@@ -348,6 +352,7 @@ template <class V, class T, int N> struct width<packed<V, T, N>> { static conste
 template <class T> constexpr int width_of = width<T>::value;
 
 template <class T, int N> struct vec : storage<T, N, true> {
+  static_assert(N >= 2 && N <= 4, "vec has two, three or four components");
   using element = T;
   static constexpr int count = N;
   static constexpr bool has_native = pick_native<T, N>::has;
@@ -416,7 +421,8 @@ template <class T, int N> struct vec : storage<T, N, true> {
   }
 
 #define METALMM_ASSIGN(op) \
-  template <class U> METALMM_INLINE vec& operator op##=(const U& u) & { return *this = *this op u; }
+  template <class U> METALMM_INLINE vec& operator op##=(const U& u) & { return *this = *this op u; } \
+  METALMM_INLINE vec& operator op##=(const vec& u) & { return *this = *this op u; }  // of {a, b}, too
 // Scalars meet a vector as its element type, whatever their own.
 #define METALMM_SCALAR_FORMS(R, op)                                                                               \
   template <class U, class = scalar_only<U>> friend METALMM_INLINE R operator op(const vec& a, U b) { return a op vec(b); } \
@@ -553,6 +559,7 @@ constexpr metalmm::msl::Read metalmm_read{};
 #if !defined(__clang__) && !defined(__CUDACC__)
 #define __builtin_assume(x) static_cast<void>(0)
 #endif
+#include "indirect.h"
 namespace metal {
 using ::uchar, ::ushort, ::uint, ::ulong, ::half, ::bfloat, ::size_t, ::ptrdiff_t;
 using ::int8_t, ::uint8_t, ::int16_t, ::uint16_t, ::int32_t, ::uint32_t, ::int64_t, ::uint64_t;

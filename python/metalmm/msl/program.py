@@ -165,6 +165,8 @@ class Program:
                 i = self.source.matching(i)
             elif text in ("(", "["):
                 i = self.source.matching(i)
+            elif text == "<" and parens < 0 and tokens[i - 1].kind == "name" and tokens[i - 1].text != "operator":
+                i = self.source.angle_from(i + 1) or i  # typename enable_if<f<T>()>::type g(…)
             elif text == "{":
                 close = self.source.matching(i)
                 gives = parens >= 0 and close + 1 < end and tokens[close + 1].text in (",", "{")  # a constructor, a member
@@ -437,8 +439,10 @@ class Program:
         if instance.arguments is None or tokens[definition.start].text != "template":
             return {}
         header = self.source.split(definition.start + 2, self.source.angle_end(definition.start + 1))
-        names = [next((tokens[i].text for i in range(last - 1, first, -1) if tokens[i].kind == "name"), "") for first, last in header]
-        return dict(zip(names, map(self.join, self.source.split(*instance.arguments)), strict=False))
+        ends = [next((i for i in range(first, last) if tokens[i].text == "="), last) for first, last in header]
+        names = [tokens[end - 1].text for end in ends]
+        defaults = {name: self.join((end + 1, last)) for name, end, (_, last) in zip(names, ends, header, strict=True) if end < last}
+        return defaults | dict(zip(names, map(self.join, self.source.split(*instance.arguments)), strict=False))
 
     def _is_enabled(self, p: Parameter, constants: Mapping[int | str, Any]) -> bool:
         """Whether the function constants leave it there; yes, where the text alone does not say."""

@@ -127,6 +127,11 @@ class MetalRules:
             raise self.source.fail(d.start, f"the threadgroup variable '{d.name}' stands outside a kernel; Metal has them in kernels alone")
         if "*" in words:  # the pointer itself, not what it points to
             words = words[len(words) - words[::-1].index("*") :]
+        if position := next((name for a in d.attributes for name in a.names if name in POSITIONS | LANES), ""):
+            raise self.source.fail(
+                d.start,
+                f"'{d.name}' [[{position}]] at program scope is not supported; give it to the kernel, and from there to its functions",
+            )
         if not _CONSTANT & set(words):
             raise self.source.fail(
                 d.start, f"the variable '{names[-1]}' at program scope is not in the constant address space; write constant"

@@ -126,12 +126,12 @@ class Source:
 
     def angle_end(self, index: int) -> int:
         """The index of the '>' that closes the '<' at `index`. A '<' inside that nothing closes is a comparison."""
-        end = self._angle_from(index + 1)
+        end = self.angle_from(index + 1)
         if end is None:
             raise self.fail(index, "'<' is never closed")
         return end
 
-    def _angle_from(self, i: int) -> int | None:
+    def angle_from(self, i: int) -> int | None:
         while i < len(self.tokens):
             text = self.tokens[i].text
             if text in OPEN:
@@ -141,8 +141,8 @@ class Source:
             elif text == "<" and self.tokens[i + 1].text == "<" and not self.tokens[i + 1].space:
                 i += 1  # a shift
             elif text == "<" and self.tokens[i - 1].kind == "name":
-                inner = self._angle_from(i + 1)
-                outer = None if inner is None else self._angle_from(inner + 1)
+                inner = self.angle_from(i + 1)
+                outer = None if inner is None else self.angle_from(inner + 1)
                 if outer is not None:
                     return outer
             elif text == ">":
@@ -226,7 +226,7 @@ class Source:
             if text in OPEN:
                 i = self.matching(i)
             elif text == "<" and i > start and self.tokens[i - 1].kind == "name":
-                close = self._angle_from(i + 1)
+                close = self.angle_from(i + 1)
                 i = close if close is not None and close < end else i
             elif text == ",":
                 pieces.append((first, i))

@@ -8,6 +8,10 @@
 #define __builtin_inff() __builtin_bit_cast(float, 0x7f800000)
 #define __builtin_nanf(text) __builtin_bit_cast(float, 0x7fc00000)
 #define __builtin_expect(value, likely) (value)
+#define __builtin_bswap32(x) __byte_perm(x, 0, 0x0123)
+#define __builtin_bswap64(x) \
+  (static_cast<unsigned long long>(__byte_perm(static_cast<unsigned>(x), 0, 0x0123)) << 32 | \
+   __byte_perm(static_cast<unsigned>(static_cast<unsigned long long>(x) >> 32), 0, 0x0123))
 #define __builtin_prefetch(...) static_cast<void>(0)
 
 #define __builtin_acosf acosf
@@ -239,6 +243,9 @@ struct half {
   template <class H, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<H, half>>::type> void operator=(const volatile H& h) volatile { bits = h.bits; }
   // To a float alone where nobody asks: see bfloat.
   template <class F, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<F, float>>::type> constexpr operator F() const {
+    return metalmm::cuda::half_to_float(bits);
+  }
+  template <class F, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_same<F, float>>::type> operator F() const volatile {
     return metalmm::cuda::half_to_float(bits);
   }
   template <class T, class = typename metalmm::cuda::enable_if<metalmm::cuda::is_whole<T> || metalmm::cuda::is_same<T, double>>::type, class = void>

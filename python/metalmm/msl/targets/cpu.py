@@ -189,7 +189,8 @@ class CpuTarget:
                 raise self.source.fail(first, f"the attribute [[{name}]] of a kernel argument is not supported on the CPU device")
         if not parameter.is_memory:
             words = " ".join(t.text for t in tokens[first:last])
-            raise self.source.fail(first, f"the kernel argument '{words}' has no attribute and is neither pointer nor reference")
+            what = "has no attribute and is neither pointer nor reference; of a struct of buffers each is an argument of its own here"
+            raise self.source.fail(first, f"the kernel argument '{words}' {what}")
         return ("threadgroup" if parameter.is_threadgroup else "buffer"), None, enabled
 
     def _check_position(self, position: str, first: int, last: int) -> None:
@@ -302,7 +303,7 @@ class CpuTarget:
             for a, b, c in zip(tokens, tokens[1:], tokens[2:], strict=False)
         )
         swizzles = any(a.text in (".", "->") and _RARE_SWIZZLE.match(b.text) for a, b in itertools.pairwise(tokens))
-        tensors = any(t.text == "tensor_ops" for t in tokens)
+        tensors = any(t.text in ("tensor_ops", "extents", "dextents") for t in tokens)
         asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles, "TENSORS": tensors}
         return "".join(f"#define METALMM_{name} 1\n" for name, is_asked in asked.items() if is_asked)
 
