@@ -145,3 +145,14 @@ def test_an_index_that_a_kernel_does_not_have(device: metalmm.Device) -> None:
     kernel = device.compile(HEAD + "kernel void k(device int* o [[buffer(2)]]) { o[0] = 7; }").kernel("k")
     with pytest.raises(metalmm.KernelError, match=r"kernel 'k': it has no argument at buffer index 7; it has the buffer indices 2"):
         kernel({2: np.zeros(1, np.int32), 7: np.zeros(1, np.int32)}, grid=1, threadgroup=1)
+
+
+def test_a_type_by_default_names_no_other(device: metalmm.Device) -> None:
+    """Of `typename M = float` the parameter is M: what an instance gives it was taken for what float means."""
+    source = (
+        "template <typename T, typename M = float>\nkernel void f(device T* o, constant float& x [[buffer(1)]], uint i [[thread_position_in_grid]])"
+        ' { o[i] = T(x * 8) + sizeof(M); }\ntemplate [[host_name("k")]] kernel void f<int, bool>(device int*, constant float&, uint);'
+    )
+    out = np.zeros(4, np.int32)
+    device.compile(HEAD + source).kernel("k")(out, 0.125, grid=1, threadgroup=4)
+    assert out.tolist() == [2] * 4

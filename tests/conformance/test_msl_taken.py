@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import metalmm
-import numpy as np
 import pytest
 from support.four_threads import HEAD, by_nvrtc, run
 from support.here import ALL_OF_LANGUAGE, DEVICE
@@ -595,14 +594,3 @@ def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatc
 def test_nvrtc_takes_it_too(name: str) -> None:
     source, options, _ = TAKEN[name]
     by_nvrtc(HEAD + source, options.get("kernel", "k"), options.get("constants"))
-
-
-def test_a_type_by_default_names_no_other(device: metalmm.Device) -> None:
-    """Of `typename M = float` the parameter is M: what an instance gives it was taken for what float means."""
-    source = (
-        "template <typename T, typename M = float>\nkernel void f(device T* o, constant float& x [[buffer(1)]], uint i [[thread_position_in_grid]])"
-        ' { o[i] = T(x * 8) + sizeof(M); }\ntemplate [[host_name("k")]] kernel void f<int, bool>(device int*, constant float&, uint);'
-    )
-    out = np.zeros(4, np.int32)
-    device.compile(HEAD + source).kernel("k")(out, 0.125, grid=1, threadgroup=4)
-    assert out.tolist() == [2] * 4
