@@ -251,7 +251,7 @@ REFUSED = [
     ("kernel void k(device float* y [[buffer(N)]]) {}", r"'N' is not an integer constant expression"),
     ("kernel void k(device float* y) {\n  for (threadgroup float x; ;) {}\n}", r"<source>:4: 'threadgroup' in a position"),
     (
-        "float f(device float* p) { return 1; }\nfloat f(threadgroup float* p) { return 2; }\nkernel void k(device float* y) {}",
+        "float f(device float* p) { return 1; }\nfloat f(threadgroup float* p) { return 2; }\nkernel void k(device float* y) { y[0] = f(y); }",
         r"<source>:4: 'f' differs from its overload at <source>:3",
     ),
     ("kernel void k(device float* y) { float x[3] = {[1 ... 2] = 1.0f}; }", r"designators"),
