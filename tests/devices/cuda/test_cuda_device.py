@@ -248,6 +248,20 @@ def test_a_device_that_stops_kernels_lacks_wgmma() -> None:
             metalmm.matmul("gemm_wgmma/bm128_bn128", half(64, 128), half(128, 64), device=stops)
 
 
+@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("stored", ["dense", "q8_0", "affine4"])
+def test_threadgroups_of_a_cluster_share_k(device: metalmm.Device, stored: str, split: int) -> None:
+    """Of a last cluster that n does not fill, of parts of K that are empty or end in the middle of a step; each result is stored once."""
+    if "wgmma" in device.lacking:
+        pytest.skip("clusters are of compute capability 9.0")
+    for m, n, k in ((65, 72, 1024), (16, 200, 64 if stored == "affine4" else 160), (64, 64, 2080 if stored == "q8_0" else 2048)):
+        a, w = half(m, k), half(n, k, seed=1)
+        b, options = (w, {"transpose_b": True}) if stored == "dense" else (metalmm.quantize(w, stored), {})
+        options |= {"bias": half(1, n, seed=2)[0], "c": half(m, n, seed=3), "beta": 1.0}
+        out = metalmm.matmul(f"gemm_wgmma/bm64_bn64_k{split}", a, b, device=device, **options).astype(np.float64)
+        assert (abs(out - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all(), (m, n, k)
+
+
 def test_a_kernels_own_limit_of_threads(device: metalmm.Device) -> None:
     source = (
         HEAD + "[[max_total_threads_per_threadgroup(64)]] kernel void k(device uint* y, uint i [[thread_position_in_grid]]) { y[i] = i; }"
