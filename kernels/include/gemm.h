@@ -64,7 +64,7 @@ struct Memory {
                            : MOST,
     IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
-    CLUSTER = S::SPLIT,
+    METALMM_CLUSTER = S::SPLIT,
     ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
     RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
     BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS

@@ -16,6 +16,12 @@ from support.four_threads import HEAD, run
 from support.here import REAL_GPU, SEED
 
 REFUSED = [
+    (  # a copy of the first that went before is no reason to drop the third
+        "inline int f(device int& a) { return a; }\ninline int f(threadgroup int& a) { return a; }\ninline int f(thread int& a) { return a + 100; }\n"
+        "kernel void k(device int* o) { int t = 7; o[0] = f(t); }",
+        5,
+        "'f' differs from its overload at .* in the address space alone, and their bodies differ",
+    ),
     (  # one that asks another of a copy of itself is not the same
         "struct Z { int a; int f() const { return a; } int f() device const { return Z(*this).f() + 1; } };\nkernel void k(device Z* z) { z[0].a = z[1].f(); }",
         3,

@@ -412,8 +412,10 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "a vector's width that is no int": (
         "template <typename T, uint N> T total(vec<T, N> v) { T s = 0; for (uint j = 0; j < N; j++) s += v[j]; return s; }\n"
         "template <ushort N, typename T> vec<T, N> f(thread const vec<T, N>& v, metal::vec<T, N> u) { return v + u * T(N - 1); }\n"
-        "template <uint N> static int below(vec<int, N> v) { return N - 9 > 100u ? v[0] : 0; } template <int N> int last(vec<int, N> v) { return v[N - 1]; }\n"
-        f"kernel void k(device int* o, {I}) {{ int4 v(i, 1, 2, 3); o[i] = total(v) + 10 * total<int, 2>(v.xy) + f<3, int>(v.xyz, v.yzw).y * below(v.yz) + last(v); }}",
+        "template <uint N> static int below(vec<int, N> v);\ntemplate <uint N> static int below(vec<int, N> v) { return N - 9 > 100u ? v[0] : 0; } template <int N> int last(vec<int, N> v) { return v[N - 1]; }\n"
+        "struct S { template <uint N> int f(vec<int, N> v) const; }; template <uint N> int S::f(vec<int, N> v) const { return v[N - 1]; }\n"
+        "template <uint N, typename = enable_if_t<(N > 1)>> int g(int2 v) { return v[N - 2]; }\n"
+        f"kernel void k(device int* o, {I}) {{ int4 v(i, 1, 2, 3); o[i] = total(v) + 10 * total<int, 2>(v.xy) + f<3, int>(v.xyz, v.yzw).y * below(v.yz) + last(v) + S().f(v.zw) - g<3>(v.zw); }}",
         {},
         [24, 35, 46, 57],
     ),

@@ -30,6 +30,7 @@ def reduced(v: Variant, shape: Shape) -> Shape:
     Where the variant does not take that one, the shape itself.
     """
     whole, (bm, bn) = shape, v.tile
+    bn *= int(v.params.get("split", 1)) if "wgmma" in v.needs else 1  # threadgroups that share a tile have a part of its columns each
     while shape.m * shape.n * shape.k * shape.batch > _MOST:
         smaller = shape
         if shape.batch > 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,6 +28,9 @@ class Passes:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.source = program.source
+        # Names that stand where they are declared and nowhere else; before anything is blanked.
+        written, declared = Counter(t.text for t in self.source.tokens), Counter(d.name for d in program.declarations if d.name)
+        self._uncalled = {name for name, count in declared.items() if written[name] == count}
 
     def erased_text(self, span: tuple[int, int] | None) -> str:
         """Tokens as they will stand in C++: without attributes and address spaces."""
@@ -183,18 +187,28 @@ class Passes:
 
     def vector_widths(self) -> None:
         """`template <uint N> f(vec<T, N>)` gets `template <int M, uint N = M> f(vec<T, M>)`: for C++ only an int is found in a vector's type."""
-        tokens = self.source.tokens
+        tokens, promised = self.source.tokens, set[tuple[str, ...]]()  # which were declared without a body, and have their defaults
         for i in range(len(tokens) - 1):
             if tokens[i].text != "template" or tokens[i + 1].text != "<":
                 continue
             close, counts = self.source.angle_end(i + 1), dict[str, tuple[int, int]]()
+            header = tuple(t.text for t in tokens[i:close])
             for first, last in self.source.split(i + 2, close):
-                if last > first + 1 and tokens[last - 2].text in _INTEGERS - {"int"}:
+                # What another parameter is made of has to stand before it.
+                if last > first + 1 and tokens[last - 2].text in _INTEGERS - {"int"} and header.count(tokens[last - 1].text) == 1:
                     counts[tokens[last - 1].text] = first, last
             opening = close
             while counts and opening + 1 < len(tokens) and tokens[opening].text not in ("(", "{", ";"):
                 opening += 1
-            in_parameters = range(opening, self.source.matching(opening)) if tokens[opening].text == "(" else ()
+            if not counts or tokens[opening].text != "(":
+                continue
+            key, behind = (tokens[opening - 1].text, *header), self.source.matching(opening)
+            is_again = key in promised or tokens[opening - 2].text == "::"
+            in_parameters = range(opening, behind)
+            while behind + 1 < len(tokens) and tokens[behind].text not in ("{", ";"):
+                behind += 1
+            if tokens[behind].text == ";":
+                promised.add(key)
             for j in in_parameters:
                 if tokens[j].text != "vec" or tokens[j + 1].text != "<":
                     continue
@@ -205,9 +219,8 @@ class Passes:
                 first, last = counts[name]
                 tokens[at].text = f"metalmm_{name}"
                 if tokens[first].text:  # the first vector of this width
-                    tokens[close].before = (
-                        f", {self.source.join((t, t.text) for t in tokens[first:last])} = metalmm_{name}" + tokens[close].before
-                    )
+                    given = "" if is_again else f" = metalmm_{name}"
+                    tokens[close].before = f", {self.source.join((t, t.text) for t in tokens[first:last])}{given}" + tokens[close].before
                     self.source.blank(first, last)
                     tokens[last].before = f"int metalmm_{name}" + tokens[last].before
 
@@ -300,7 +313,7 @@ class Passes:
         elif other != body and body != of_a_copy:
             if not d.is_function and d.name + "<" not in "".join(words[:header]):
                 return
-            if sum(t.text == d.name for t in tokens) > sum(o.name == d.name for o in self.program.declarations):  # it is called
+            if d.name not in self._uncalled:
                 raise self.source.fail(
                     d.start,
                     f"'{d.name}' differs from its overload at {self.source.place(first)} in the address space alone, and their bodies differ",

@@ -62,7 +62,7 @@ namespace metalmm_fake {
 template <class P> struct metalmm_fake_number { static constexpr unsigned char metalmm_fake_value = 0; };
 template <class T> struct metalmm_fake_number<const T&> { static constexpr unsigned char metalmm_fake_value = sizeof(T) <= 1024; };
 template <class P, class = void> struct metalmm_fake_shares { static constexpr unsigned char metalmm_fake_value = 1; };
-template <class T> struct metalmm_fake_shares<T&, decltype(void(T::CLUSTER))> { static constexpr unsigned char metalmm_fake_value = T::CLUSTER; };
+template <class T> struct metalmm_fake_shares<T&, decltype(void(T::METALMM_CLUSTER))> { static constexpr unsigned char metalmm_fake_value = T::METALMM_CLUSTER; };
 template <class F> struct metalmm_fake_all;
 template <class... P> struct metalmm_fake_all<void (*)(P...)> {
   static constexpr unsigned char metalmm_fake_list[] = {metalmm_fake_number<P>::metalmm_fake_value...,

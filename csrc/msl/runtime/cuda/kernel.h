@@ -73,9 +73,9 @@ struct Argument<T&> {
   static constexpr u32 bytes = sizeof(T);
 };
 
-// How many threadgroups share the memory that a kernel takes as a T&: T::CLUSTER, where it has that.
+// How many threadgroups share the memory that a kernel takes as a T&: T::METALMM_CLUSTER, where it has that.
 template <class P, class = void> constexpr u32 cluster_of = 1;
-template <class T> constexpr u32 cluster_of<T&, decltype(void(T::CLUSTER))> = T::CLUSTER;
+template <class T> constexpr u32 cluster_of<T&, decltype(void(T::METALMM_CLUSTER))> = T::METALMM_CLUSTER;
 
 #ifdef METALMM_STOPS
 extern "C" __device__ volatile u32 metalmm_stop;
