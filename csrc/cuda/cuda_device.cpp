@@ -276,17 +276,6 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
     head->ahead_bytes = static_cast<uint32_t>(share);
     head->ahead_groups = static_cast<uint32_t>(std::min<uint64_t>(bytes / share, groups));
   }
-  LaunchAttribute attributes[2]{};
-  LaunchAttribute* next_attribute = attributes;
-  if (overlaps_) {
-    next_attribute->id = kAttributeProgrammaticSerialization;
-    next_attribute++->number = 1;
-  }
-  if (table.cluster > 1) {
-    next_attribute->id = kAttributeCluster;
-    next_attribute->sizes[1] = next_attribute->sizes[2] = 1;
-    next_attribute++->sizes[0] = table.cluster;
-  }
   size_t size = table.size;
   void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
   LaunchConfig config{};
@@ -294,8 +283,18 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
   uint32_t of_masks = table.masks ? 4 * config.block[0] : 0;
   config.shared_bytes = static_cast<unsigned>(shared) + of_masks;
   config.stream = stream;
+  LaunchAttribute attributes[2]{};
   config.attributes = attributes;
-  config.attribute_count = static_cast<unsigned>(next_attribute - attributes);
+  if (overlaps_) {
+    LaunchAttribute& overlap = attributes[config.attribute_count++];
+    overlap.id = kAttributeProgrammaticSerialization;
+    overlap.number = 1;
+  }
+  if (table.cluster > 1) {
+    LaunchAttribute& cluster = attributes[config.attribute_count++];
+    cluster.id = kAttributeCluster;
+    cluster.sizes[0] = table.cluster, cluster.sizes[1] = cluster.sizes[2] = 1;
+  }
   for (uint32_t z = 0; z < grid[2]; z += std::min(kGridYZ, grid[2] - z))
     for (uint32_t y = 0; y < grid[1]; y += std::min(kGridYZ, grid[1] - y))
       for (uint32_t x = 0; x < grid[0]; x += std::min(kGridX, grid[0] - x)) {

@@ -403,11 +403,12 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     ),
     "constexpr vectors in functions, and those whose type is auto or vec": (
         "constant constexpr auto a = int2(1, 2); constant constexpr vec<int, 2> b = vec<int, 2>(3, 4);\n"
+        "template <class T> auto behind(int) -> T { static constexpr constant int2 x = int2(0, 9); return T(x.y); }\n"
         "struct alignas(16) S { static constexpr constant vec<int, 2> v = vec<int, 2>(5, 6); int f() const { static constexpr constant int2 w = int2(7, 8); return w.y + v.y; } };\n"
         f"kernel void k(device int* o, {I}) {{ static constexpr constant int2 c = int2(10, 20); constexpr auto d = int4(30); constexpr auto n = 2; S s; int e[n] = {{1, 2}};"
-        " o[i] = a.y + b.y + c.y + d.w + e[1] + s.f(); }",
+        " o[i] = a.y + b.y + c.y + d.w + e[1] + s.f() + behind<int>(0); }",
         {},
-        [2 + 4 + 20 + 30 + 2 + 8 + 6] * 4,
+        [2 + 4 + 20 + 30 + 2 + 8 + 6 + 9] * 4,
     ),
     "a vector's width that is no int": (
         "template <typename T, uint N> T total(vec<T, N> v) { T s = 0; for (uint j = 0; j < N; j++) s += v[j]; return s; }\n"

@@ -233,9 +233,8 @@ class Passes:
         head = i
         while head > 0 and tokens[head - 1].text not in (";", "{", "}"):
             head -= 1
-        words = [t.text for t in tokens[head:i] if t.text]
-        is_function = words[-1:] == [")"] or not SPECIFIERS.isdisjoint(words[-1:])
-        return depth > 0 and not is_function and not {"struct", "class", "union"}.isdisjoint(words)
+        is_class = not {"struct", "class", "union"}.isdisjoint(t.text for t in tokens[head:i])
+        return depth > 0 and is_class and not self.program.opens_function(head, i)
 
     def members_and_duplicates(self) -> None:
         seen: dict[tuple[str, ...], tuple[int, str]] = {}

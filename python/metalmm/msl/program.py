@@ -186,7 +186,7 @@ class Program:
 
     def opens_function(self, start: int, brace: int) -> bool:
         tokens, i = self.source.tokens, brace - 1
-        while i > start and tokens[i].text in SPECIFIERS | {"noexcept", "override", "final"}:
+        while i > start and tokens[i].text in SPECIFIERS | {"noexcept", "override", "final", ""}:  # "": an attribute
             i -= 1
         if tokens[i].text == "]" and tokens[i - 1].text == "]":
             return True
