@@ -7,7 +7,8 @@
 
 #ifdef __METALMM_CUDA__
 // Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Their order is
-// [32 of k][column][word]. Scales come by way of registers, one step ahead.
+// [32 of k][column][word]. Scales come by way of registers, one step ahead. Neighbouring threads load those of one column: each other
+// line of memory is another access.
 template <class T, class Storage, int BK, int BN, int TG>
 struct QuantizedB<T, Storage, BK, BN, TG, true> {
   typedef QuantizedTile<T, Storage, BK, BN, true> Stored;
@@ -19,7 +20,8 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     WORDS = Storage::BLOCK / 4,      // of a block
     PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
     EACH = (PIECES * BN + TG - 1) / TG,
-    BLOCKS = BK / 32 * BN,  // of 32 of k, whose scales lie together
+    ALONG = BK / 32,
+    BLOCKS = ALONG * BN,  // of 32 of k, whose scales lie together
     BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
     OF_FACTORS = BLOCKS * WORDS,  // words
     OF_ZEROS = OF_FACTORS + Stored::FACTORS * (sizeof(Factor) / 4),
@@ -39,8 +41,8 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     }
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
-      uint i = tid + j * TG, k_i = k + i / BN * 32;
-      factor[j] = Stored::at(w, col0 + i % BN, k_i);
+      uint i = tid + j * TG, k_i = k + i % ALONG * 32;
+      factor[j] = Stored::at(w, col0 + i / ALONG, k_i);
       by[j] = Stored::template scales<WHOLE>(w, factor[j], k_i);
     }
   }
@@ -61,18 +63,19 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
       to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
     }
   }
-  // What the next step's `put` stores.
+  // What `put_factors` stores to the next step's tile.
   template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt w, uint k0, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
-      uint k = k0 + (tid + j * TG) / BN * 32;
+      uint k = k0 + (tid + j * TG) % ALONG * 32;
       factor[j] = Storage::template moved<1>(w, factor[j], k - BK, BK / 32);
       by[j] = Stored::template scales<WHOLE>(w, factor[j], k);
     }
   }
   template <class A>
-  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
+  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T*, uint) const thread {}
+  METAL_FUNC void put_factors(threadgroup T* tile, uint tid) const thread {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
@@ -81,7 +84,7 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
       Terms<Pack::ID> terms = Terms<Pack::ID>::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
-        uint at = (i / BN * Pack::HALVES + h) * BN + i % BN;
+        uint at = (i % ALONG * Pack::HALVES + h) * BN + i / ALONG;
         reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = terms.factor[h];
         if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(terms.offset[h]);
         if (Pack::HIGH > 0) words[OF_HIGH + at] = terms.high(2 * h);
@@ -152,8 +155,7 @@ struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
   }
   // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
   template <class A>
-  METAL_FUNC void put(WeightsAt w, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
-    Base::template put<A>(w, a, tile, tid);
+  METAL_FUNC void put(WeightsAt, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
     static_assert(S::TG / A::ACROSS % 8 == 0, "a thread's rows are the same of eight");
     threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(tid % A::ACROSS / 4, tid / A::ACROSS);
 #pragma clang loop unroll(full)

@@ -42,6 +42,7 @@ struct DenseB {
   METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
     brought.put(tile, tid);
   }
+  METAL_FUNC void put_factors(threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile);
   }

@@ -127,20 +127,23 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     if (k + d * BK < end) loads.load(task, p, k + d * BK, memory, d % STAGES);
     Copies::close();
   }
+  if (k < end) loads.of_b.put_factors(memory.tile_b(0), task.index());
   for (uint stage = 0; k < end; k += BK) {
     Copies::template wait<AHEAD>();
-    // Order: what this step still lacks is stored; products begin; tiles of the step that is AHEAD and the next step's factors are loaded.
+    // Order: what this step still lacks is stored; products begin; the next step's factors and tiles of the step that is AHEAD are loaded;
+    // products end; those factors are stored.
     loads.put(task, memory, stage);
     if (S::GROUPED) Copies::show();
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w.low_byte);
-    uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+    if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
+    uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES, next = stage + 1 == STAGES ? 0 : stage + 1;
     if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();
-    if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
     sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, task.me.lane, task.w);
+    if (k + BK < end) loads.of_b.put_factors(memory.tile_b(next), task.index());
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = next;
   }
   sums.settle();
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);

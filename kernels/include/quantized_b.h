@@ -72,6 +72,7 @@ struct QuantizedB {
   METAL_FUNC void begin(WeightsAt, uint, uint, uint) thread {}
   template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
+  METAL_FUNC void put_factors(threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile + Layout::SIZE);
   }
