@@ -17,11 +17,11 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   typedef typename Stored::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
-    WORDS = Storage::BLOCK / 4,      // of a block
-    PIECES = BK / 32 * (WORDS / 4),  // of a column: 16 bytes each
+    WORDS = Storage::BLOCK / 4,    // of a block
+    ALONG = BK / 32,               // blocks of a column
+    PIECES = ALONG * (WORDS / 4),  // of a column: 16 bytes each
     EACH = (PIECES * BN + TG - 1) / TG,
-    ALONG = BK / 32,
-    BLOCKS = ALONG * BN,  // of 32 of k, whose scales lie together
+    BLOCKS = ALONG * BN,
     BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
     OF_FACTORS = BLOCKS * WORDS,  // words
     OF_ZEROS = OF_FACTORS + Stored::FACTORS * (sizeof(Factor) / 4),
@@ -54,7 +54,7 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
       uint piece = tid + i * TG, at = piece % PIECES * 4;
       if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
       metal::copy_later(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
-      next[i] += Storage::bytes_along(w, BK / 32);
+      next[i] += Storage::bytes_along(w, ALONG);
     }
     for (uint eight = tid; eight < (WHOLE ? 0 : Stored::EIGHTS); eight += TG) {
       uint column = eight / Stored::ACROSS, along = eight % Stored::ACROSS, k = k0 + along * 8;
@@ -69,7 +69,7 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint k = k0 + (tid + j * TG) % ALONG * 32;
-      factor[j] = Storage::template moved<1>(w, factor[j], k - BK, BK / 32);
+      factor[j] = Storage::template moved<1>(w, factor[j], k - BK, ALONG);
       by[j] = Stored::template scales<WHOLE>(w, factor[j], k);
     }
   }

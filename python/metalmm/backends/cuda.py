@@ -50,7 +50,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
 # None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on";
-# `gemm_wgmma` later: "Each 32 of k at once" and "Few tiles share K").
+# `gemm_wgmma` of dense ones: "Few tiles share K"; `gemm` and `gemm_wgmma` of quantized ones: "Scales by neighbouring threads").
 _Times = tuple[float, float, float] | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
