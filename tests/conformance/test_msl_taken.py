@@ -420,10 +420,10 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
         {},
         [24, 35, 46, 57],
     ),
-    "a bfloat that becomes a bool": (
-        f"kernel void k(device int* o, {I}) {{ bfloat4 b = bfloat4(0, 1, 2, 0); bool yes = true; yes = b[i]; o[i] = yes + 10 * (b[i] && true) + 100 * !b[i]; }}",
+    "a bfloat, or a constant half, that becomes a bool": (
+        f"constant half h[4] = {{0, 1}};\nkernel void k(device int* o, {I}) {{ bfloat4 b = bfloat4(0, 1, 2, 0); bool yes = true; yes = b[i]; bool no = true; no = h[i]; o[i] = yes + 10 * (b[i] && true) + 100 * !b[i] + 1000 * no; }}",
         {},
-        [100, 11, 11, 100],
+        [100, 1011, 11, 100],
     ),
     "members of a list added to a vector": (
         f"kernel void k(device int* o, {I}) {{ int2 v = 1; v += {{1, 2}}; v *= {{2, 3}}; o[i] = v.x * 10 + v.y; }}",

@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
 
 
 _DESIGNATED = re.compile(r"[{,]\s*\.\w+\s*=[^=]")  # {.x = 1}
+_HALF_CONVERTS = re.compile(r'conversion function from "(const |volatile )*half" to')
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
@@ -287,7 +288,7 @@ def build(
             try:
                 return (nvcc.ptx if debug else nvcc.cubin)(lowered, source.name, [*given, *extra])
             except CompileError as error:
-                if extra or modules.undecided(str(error)) - places or 'conversion function from "half" to' not in str(error):
+                if extra or modules.undecided(str(error)) - places or not _HALF_CONVERTS.search(str(error)):
                     raise
             extra.append("-DMETALMM_HALF_CONVERTS")
             return attempt(lowered, places)
