@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """From what rows_cuda.py --variants measured, the three times of each tile for `_TILES` of python/metalmm/backends/cuda.py, and how good they are.
 
-A tile's three times (python/metalmm/backends/protocol.py: Tiles) are those with the least squared error of the logarithm. Then shapes are
-drawn: times of a random half of them choose tiles for the other half, five times. "of the best" is the geometric mean over pairs of shape
-and format of the fastest tile's time by the chosen one's, and the least.
+A tile's three times (python/metalmm/backends/protocol.py: Tiles) are those with the least squared error of the logarithm, in which a time
+of twice the fastest tile's counts a quarter. How many a core has at once is what the table says. Then shapes are drawn: times of a random
+half of them choose tiles for the other half, five times. "of the best" is the geometric mean over pairs of shape and format of the fastest
+tile's time by the chosen one's, and the least.
 
     python benchmarks/fit_tiles.py --cores 132 FILE.json [FILE.json ...]
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from metalmm import manifest
-from metalmm.backends.cuda import weights_of
+from metalmm.backends.cuda import _FEW, _TILES, weights_of
 from metalmm.backends.protocol import Tiles
 
 NAMES = ("dense", "scaled", "affine", "halves", "floats")
@@ -37,8 +38,13 @@ def read(paths: Iterable[str]) -> dict[Pair, dict[str, float]]:
     return found
 
 
-def work(v: str, pair: Pair, cores: int) -> tuple[int, int]:
-    """Tiles of the busiest core, and blocks of 32 of k."""
+def at_once(weights: int, v: str) -> int:
+    """Of the table; 0 of what is in neither."""
+    return next((ns[3] for table in (_TILES, _FEW) if v in table and (ns := table[v][weights])), 0)
+
+
+def work(v: str, pair: Pair, cores: int) -> tuple[float, int]:
+    """Tiles of a core, and blocks of 32 of k."""
     m, n, k, _ = pair
     return Tiles.of_core(manifest.get(v).tile, m, n, 1, cores), math.ceil(k / 32)
 
@@ -46,11 +52,14 @@ def work(v: str, pair: Pair, cores: int) -> tuple[int, int]:
 def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
     found = {}
     for weights, v in {(weights_of(pair[3]), v) for pair in pairs for v in times[pair]}:
-        own = [(*work(v, pair, cores), times[pair][v]) for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
-        of_core, steps, us = np.array(own, float).T
+        if not (number := at_once(weights, v)):
+            continue
+        own = [pair for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
+        rows = np.array([(*work(v, pair, cores), times[pair][v], min(times[pair].values())) for pair in own], float).T
 
-        def error(ns: np.ndarray, of_core: np.ndarray = of_core, steps: np.ndarray = steps, us: np.ndarray = us) -> float:
-            return float((np.log(Tiles.took(ns, of_core, steps) / us / 1000) ** 2).mean())
+        def error(ns: np.ndarray, rows: np.ndarray = rows, number: int = number) -> float:
+            of_core, steps, us, fastest = rows
+            return float(((fastest / us * np.log(Tiles.took((*ns, number), of_core, steps) / us / 1000)) ** 2).mean())
 
         rng, tries = np.random.default_rng(0), []
         for _ in range(8):
@@ -59,7 +68,7 @@ def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int,
                 other = ns * np.exp(rng.normal(0, step, 3))
                 ns, step = (other, step) if error(other) < error(ns) else (ns, max(0.01, step * (0.85 if i % 50 == 49 else 1)))
             tries.append((error(ns), *ns))
-        found[weights, v] = np.array(min(tries)[1:])
+        found[weights, v] = np.array([*min(tries)[1:], number])
     return found
 
 

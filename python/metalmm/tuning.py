@@ -309,16 +309,18 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     return name, why
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, tuple[float, float, float]]) -> tuple[str, str]:
+def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, tuple[float, float, float, int]]) -> tuple[str, str]:
     """The tile with which the cores are done first, and why; empty in float32, of which tensor cores have no products."""
     cores, steps, found = device.backend.cores(device) or device.backend.usual_cores, math.ceil(spec.k / 32), []
     if spec.dtype != "float32":
         for name, of_tile in tiles.items():
             bm, bn = manifest.get(name).tile
             of_core = Tiles.of_core((bm, bn), spec.m, spec.n, spec.batch, cores)
-            found.append((float(Tiles.took(of_tile, of_core, steps)), name, f"{of_core} of {bm} x {bn}"))
+            found.append(
+                (float(Tiles.took(of_tile, of_core, steps)), name, f"{math.ceil(of_core)} of {bm} x {bn} results, {of_tile[3]} at once")
+            )
     ns, name, what = min(found, default=(0.0, "", ""))
-    return name, f"the busiest of {cores} cores has {what} results, whose products take it about {ns / 1000:.3g} µs" if name else ""
+    return name, f"the busiest of {cores} cores has {what}, whose products take it about {ns / 1000:.3g} µs" if name else ""
 
 
 def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:

@@ -86,28 +86,29 @@ def test_what_devices_prefer_is_there() -> None:
 
 
 def test_the_tile_with_which_the_cores_are_done_first(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand, on ten cores: how many tiles a core has, and what they take it. Of float32 none is taken."""
+    """By hand, on ten cores: how many tiles a core has, in how many waves, and what they take it. Of float32 none is taken."""
     backend = type(device.backend)
     large, small, other = "gemm/bm64_bn64_bk64", "gemm/bm32_bn32_bk64", "gemm_tiled/baseline"
-    tiles = Tiles({large: (200.0, 150.0, 0.0), small: (90.0, 35.0, 10.0)})
+    tiles = Tiles({large: (200.0, 150.0, 0.0, 2), small: (90.0, 35.0, 10.0, 2)})
     monkeypatch.setattr(backend, "winners", ())
     monkeypatch.setattr(backend, "preferred", (("", "1", other, 8), ("", "1", tiles, 512), ("", "1", "gemv/baseline")))
     monkeypatch.setattr(backend, "cores", lambda self, device: 10)
     chosen = {
-        (32, 32 * 10, 1): (small, "1 of 32 x 32 results, whose products take it about 0.18 µs"),  # 2 times 32 of k
-        (64, 64 * 10, 1): (small, "4 of 32 x 32 results, whose products take it about 0.32 µs"),  # 4 * 80, and one of the large ones 400
-        (64, 64 * 10 + 1, 1): (small, "5 of 32 x 32 results, whose products take it about 0.4 µs"),  # two 600
-        (128, 64 * 10, 1): (large, "2 of 64 x 64 results, whose products take it about 0.6 µs"),  # 8 * 80 of the small ones
-        (64, 64 * 10, 2): (large, "2 of 64 x 64 results, whose products take it about 0.6 µs"),
-        (33, 64 * 10, 1): (small, "4 of 32 x 32"),  # 17 of the rows are nobody's
-        (10, 100, 1): (small, "1 of 32 x 32 results"),
-        (8, 640, 1): (other, ""),
-        (513, 640, 1): (None, ""),
+        (32, 32 * 10, 1): (small, "1 of 32 x 32", "0.202"),  # 190 and 70; half of a large one 400 and 150
+        (64, 64 * 10, 1): (small, "4 of 32 x 32", "0.472"),  # 2 * 190 and 280; 400 and 300
+        (64, 64 * 10 + 1, 1): (large, "2 of 64 x 64", "0.519"),  # 400 and 330; 3 * 190 and 294
+        (128, 64 * 10, 1): (large, "2 of 64 x 64", "0.721"),  # 400 and 600; 4 * 190 and 560
+        (64, 64 * 10, 2): (large, "2 of 64 x 64", "0.721"),
+        (33, 64 * 10, 1): (small, "4 of 32 x 32", "0.472"),  # 31 of the rows are nobody's
+        (10, 100, 1): (small, "1 of 32 x 32", "0.192"),
+        (8, 640, 1): (other, "", ""),
+        (513, 640, 1): (None, "", ""),
     }
-    for (m, n, batch), (name, why) in chosen.items():
+    for (m, n, batch), (name, what, us) in chosen.items():
         found = tuning.choose(device, metalmm.MatmulSpec(m, n, 64, batch, transpose_b=True))
         assert found[0] == name or (name is None and found[0] not in tiles.ns), (m, n, batch, found)
-        assert why in found[1] and ("the busiest of 10 cores has" in found[1]) == (name in tiles.ns), (m, n, batch, found)
+        why = f"the busiest of 10 cores has {what} results, 2 at once, whose products take it about {us} µs"
+        assert found[1].endswith(why) == (name in tiles.ns), (m, n, batch, found)
     assert tuning.choose(device, metalmm.MatmulSpec(128, 640, 64, transpose_b=True, dtype="float32"))[0] not in tiles.ns
     monkeypatch.setattr(backend, "cores", lambda self, device: None)
     monkeypatch.setattr(backend, "usual_cores", 5)

@@ -50,44 +50,56 @@ _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
-# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "One rule from nine rows on";
-# `gemm_wgmma` of dense ones: "Few tiles share K"; `gemm` and `gemm_wgmma` of quantized ones: "Scales by neighbouring threads").
-_Times = tuple[float, float, float] | None
+# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200
+# (docs/lab/cuda.md, "The rule counts waves").
+_Times = tuple[float, float, float, int] | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
-    "small_m/t2_s16_d2_tg512": ((45, 34, 1689), None, None, None, None),
-    "small_m_mma/r2_t2_s4_d2_tg128": (None, (116, 33, 237), (145, 41, 92), (136, 40, 209), (169, 33, 132)),
-    "small_m_mma/r2_t2_s8_d2_tg256": (None, (64, 35, 423), (88, 40, 642), (80, 44, 434), (86, 32, 426)),
-    "small_m_mma/r2_t2_s16_d2_tg512": (None, (15, 33, 1764), (16, 34, 2192), (17, 42, 1906), (34, 31, 973)),
-    "small_m_mma/r4_t2_s4_d2_tg128": (None, (139, 43, 714), (152, 44, 1443), (182, 60, 640), (134, 49, 256)),
-    "small_m_mma/r4_t2_s8_d2_tg256": (None, (82, 44, 1100), (91, 48, 1469), (96, 60, 1086), (55, 44, 1061)),
-    "small_m_mma/r4_t2_s16_d2_tg512": (None, (9, 40, 2798), (25, 42, 3651), (32, 54, 3059), (19, 42, 2759)),
-    "small_m_mma/r4_t4_s4_tg128": (None, (173, 73, 1026), (204, 111, 541), (240, 137, 33), (190, 61, 3340)),
-    "small_m_mma/r8_t2_s8_tg256": (None, (106, 54, 2138), (42, 89, 4784), (102, 114, 3226), (14, 54, 1919)),
-    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((88, 34, 1052), (128, 44, 607), (144, 49, 717), (232, 70, 595), (134, 49, 625)),
-    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((149, 49, 758), None, None, None, None),
-    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": ((218, 90, 1486), (211, 100, 2231), (230, 111, 3581), (304, 137, 3570), (219, 95, 3330)),
-    "gemm/bm64_bn64_bk64_wm1_wk2": ((265, 136, 2149), (306, 193, 2262), (359, 228, 3003), (429, 244, 3432), (279, 195, 2342)),
-    "gemm/bm128_bn64_bk64": ((451, 252, 3651), (447, 281, 4039), (510, 317, 5375), (572, 367, 5182), (457, 298, 4078)),
-    "gemm/bm128_bn128_bk32": ((665, 433, 4268), (794, 502, 10630), (1025, 747, 9695), (1553, 1110, 8390), (813, 567, 10361)),
-    "gemm_wgmma/bm64_bn64_s4": (None, (264, 163, 1651), (485, 309, 1584), None, (274, 171, 1896)),
-    "gemm_wgmma/bm64_bn64": ((143, 99, 1909), (239, 145, 2417), (494, 279, 2741), None, (250, 153, 2536)),
-    "gemm_wgmma/bm64_bn64_k2": ((91, 49, 3538), (141, 69, 2749), (261, 128, 4152), None, (146, 69, 3726)),
-    "gemm_wgmma/bm64_bn64_k4": ((64, 35, 3107), (118, 39, 3225), (233, 72, 3773), None, (130, 46, 3334)),
-    "gemm_wgmma/bm64_bn64_s4_k4": (None, (120, 33, 2823), (188, 63, 2861), None, (129, 37, 2845)),
-    "gemm_wgmma/bm64_bn64_s12_k2": ((71, 58, 3971), None, None, None, None),
-    "gemm_wgmma/bm128_bn128": ((195, 198, 6479), (5, 363, 8520), (547, 776, 8517), None, (172, 389, 8466)),
+    "small_m/t2_s16_d2_tg512": ((28, 21, 1760, 1), None, None, None, None),
+    "small_m_mma/r2_t2_s4_d2_tg128": (None, (103, 32, 741, 7), (88, 31, 1706, 6), (139, 33, 728, 5), (117, 34, 929, 8)),
+    "small_m_mma/r2_t2_s8_d2_tg256": (None, (48, 27, 1941, 3), (58, 26, 2289, 3), (58, 36, 1967, 2), (62, 31, 1619, 4)),
+    "small_m_mma/r2_t2_s16_d2_tg512": (None, (32, 10, 1679, 1), (33, 2, 1958, 1), (40, 2, 2120, 1), (37, 29, 2134, 2)),
+    "small_m_mma/r4_t2_s4_d2_tg128": (None, (86, 44, 1638, 4), (100, 40, 3112, 4), (116, 56, 2258, 4), (100, 37, 1997, 5)),
+    "small_m_mma/r4_t2_s16_d2_tg512": (None, (25, 35, 3025, 1), (31, 25, 3717, 1), (39, 35, 3566, 1), (24, 42, 2965, 1)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((60, 33, 3589, 4), (91, 45, 3562, 6), (104, 49, 4158, 6), (200, 60, 3582, 6), (94, 51, 3819, 6)),
+    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((116, 45, 4362, 6), None, None, None, None),
+    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": (
+        (180, 59, 5273, 3),
+        (192, 62, 2379, 2),
+        (187, 89, 4890, 2),
+        (278, 71, 3595, 2),
+        (186, 57, 3915, 2),
+    ),
+    "gemm/bm64_bn64_bk64_wm1_wk2": (
+        (182, 134, 6817, 3),
+        (214, 186, 8521, 3),
+        (283, 196, 9557, 2),
+        (379, 171, 7658, 2),
+        (215, 173, 8297, 3),
+    ),
+    "gemm/bm128_bn64_bk64": ((364, 158, 8092, 2), (362, 235, 10511, 2), (390, 267, 15132, 2), (479, 304, 12652, 2), (365, 260, 11024, 2)),
+    "gemm/bm128_bn128_bk32": ((515, 456, 7027, 2), (607, 527, 8846, 2), (849, 778, 8501, 2), (1383, 1166, 2645, 2), (643, 670, 8955, 2)),
+    "gemm_wgmma/bm64_bn64_s4": (None, (233, 118, 5402, 3), (430, 195, 8601, 3), None, (239, 128, 6024, 3)),
+    "gemm_wgmma/bm64_bn64": ((112, 77, 4236, 2), (185, 122, 6449, 2), (434, 182, 8076, 2), None, (192, 135, 6802, 2)),
+    "gemm_wgmma/bm64_bn64_k2": ((63, 47, 4017, 2), (102, 62, 4617, 2), (206, 101, 6279, 2), None, (100, 70, 5706, 2)),
+    "gemm_wgmma/bm64_bn64_k4": ((13, 45, 5594, 2), (22, 58, 8664, 3), (62, 103, 10357, 3), None, (20, 67, 8958, 3)),
+    "gemm_wgmma/bm64_bn64_s4_k4": (None, (34, 46, 7818, 3), (77, 71, 8759, 3), None, (38, 49, 8038, 3)),
+    "gemm_wgmma/bm64_bn64_s12_k2": ((49, 44, 3901, 1), None, None, None, None),
+    "gemm_wgmma/bm128_bn128": ((184, 152, 5853, 1), (365, 92, 9052, 1), (756, 87, 11129, 1), None, (381, 116, 9176, 1)),
 }
 
 
 # The same of up to eight rows of A.
 _FEW: Mapping[str, Sequence[_Times]] = {
-    "small_m/t2_s4_d2_tg128": ((104, 38, 347), None, None, None, None),
-    "small_m/t2_s8_d2_tg256": ((69, 35, 578), None, None, None, None),
-    "small_m/t2_s16_d2_tg512": ((45, 34, 1689), None, None, None, None),
-    "small_m_mma/t2_s4_d2_tg128": (None, (107, 25, 502), (119, 26, 567), (146, 37, 687), (133, 25, 646)),
-    "small_m_mma/t2_s8_d2_tg256": (None, (67, 22, 785), (73, 27, 773), (80, 43, 334), (74, 25, 756)),
-    "small_m_mma/t2_s16_d2_tg512": (None, (45, 23, 908), (50, 24, 1127), (64, 37, 968), (57, 30, 812)),
+    "small_m/t2_s4_d2_tg128": ((79, 33, 1982, 6), None, None, None, None),
+    "small_m/t2_s8_d2_tg256": ((49, 30, 1843, 3), None, None, None, None),
+    "small_m/t2_s16_d2_tg512": ((29, 20, 1599, 1), None, None, None, None),
+    "small_m_mma/t2_s4_d2_tg128": (None, (86, 27, 1160, 9), (85, 29, 1594, 7), (106, 42, 1710, 8), (103, 33, 851, 9)),
+    "small_m_mma/t2_s4_d4_tg128": (None, (63, 30, 1339, 8), (84, 26, 1033, 5), (78, 39, 1646, 5), (51, 31, 1986, 8)),
+    "small_m_mma/t2_s8_d2_tg256": (None, (47, 25, 1405, 4), (44, 25, 1615, 3), (57, 41, 833, 3), (49, 28, 1044, 4)),
+    "small_m_mma/t2_s8_d4_tg256": (None, (44, 23, 1145, 3), (37, 17, 1645, 2), None, None),
+    "small_m_mma/t4_s8_d2_tg256": (None, (53, 49, 1780, 3), None, None, None),
+    "small_m_mma/t2_s16_d2_tg512": (None, (25, 21, 1665, 2), (24, 23, 2165, 2), (43, 31, 1853, 2), (36, 25, 1218, 2)),
 }
 
 

@@ -28,21 +28,23 @@ class Splits(NamedTuple):
 class Tiles(NamedTuple):
     """Variants of different tiles of D, for several rows of A.
 
-    ns: Three times of a tile. Two are for 32 of k: of a tile that has a core alone, whose loads, products and barriers wait for each other; and
-        of each of several. The third is what each of several takes once, to begin and to end.
+    ns: Of a tile, three times and a number. Two times are for 32 of k: of a wave, whose loads, products and barriers wait for each other; and of
+        each tile's share of what a core does at most. The third is what a wave takes once, to begin and to end. The number is how many tiles
+        a core has at once, a wave: by registers and threadgroup memory.
     """
 
-    ns: Mapping[str, tuple[float, float, float]]
+    ns: Mapping[str, tuple[float, float, float, int]]
 
     @staticmethod
-    def of_core(tile: tuple[int, int], m: int, n: int, batch: int, cores: int) -> int:
-        """How many the busiest core has."""
-        return math.ceil(math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * batch / cores)
+    def of_core(tile: tuple[int, int], m: int, n: int, batch: int, cores: int) -> float:
+        """How many a core has, in the mean."""
+        return math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * batch / cores
 
     @staticmethod
     def took(ns: Any, of_core: Any, steps: Any) -> Any:
-        """What so many take, in ns, `steps` times 32 of k each; arrays do."""
-        return np.maximum(ns[0] * steps, of_core * (ns[2] + ns[1] * steps))
+        """What so many take, in ns, `steps` times 32 of k each; arrays do. Waves and work overlap in part: hence the rounded maximum."""
+        waves = np.ceil(np.ceil(of_core) / ns[3])
+        return np.hypot(waves * (ns[0] * steps + ns[2]), of_core * ns[1] * steps)
 
 
 # B's storage and how many matrices or swiglu, "" for any; a variant, or Splits or Tiles for one of theirs; up to which m, or any.
