@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import metalmm
 import numpy as np
 import pytest
-from support.four_threads import HEAD, run
+from support.four_threads import HEAD, by_nvrtc, run
 
 TWICE = """
 namespace a { template <int N> kernel void f(device int* o, uint i); }
@@ -156,3 +157,40 @@ def test_a_type_by_default_names_no_other(device: metalmm.Device) -> None:
     out = np.zeros(4, np.int32)
     device.compile(HEAD + source).kernel("k")(out, 0.125, grid=1, threadgroup=4)
     assert out.tolist() == [2] * 4
+
+
+AT = "uint3 at [[thread_position_in_grid]];\n"
+POSITIONS = {
+    "a kernel": (AT + "kernel void k(device int* o) { o[at.x] = 10 + at.x; }", [10, 11, 12, 13]),
+    "two, functions of functions, and a default": (
+        AT
+        + "const ushort lane [[thread_index_in_simdgroup]];\nnamespace n { int g(int x = 5); template <typename T> T f(T x) { return x + T(at.x) + g(); } }\n"
+        "int n::g(int x) { return x * int(lane); }\nkernel void k(device int* o) { o[at.x] = n::f<int>(100) + n::g(0) + n::g(); }",
+        [100, 111, 122, 133],
+    ),
+    "an instance by its signature": (
+        AT
+        + 'template <typename T> kernel void t(device T* o) { o[at.x] = T(at.x * 2); }\ntemplate [[host_name("k")]] kernel void t<int>(device int*);',
+        [0, 2, 4, 6],
+    ),
+    "an instance by its type": (
+        AT
+        + 'template <typename T> kernel void t(device T* o) { o[at.x] = T(at.x * 2); }\ntemplate [[host_name("k")]] kernel decltype(t<int>) t<int>;',
+        [0, 2, 4, 6],
+    ),
+    "names that hide it, and members": (
+        AT + "struct S { int at; };\nint q(void) { return at.x; }\nint h(int at) { return at; }\n"
+        "kernel void k(device int* o, uint i [[thread_position_in_grid]]) { S s = {int(i)}; uint at = 7; o[s.at] = q() + 10 * h(2) + 100 * at; }",
+        [720, 721, 722, 723],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.usefixtures("each_compiler")
+def test_positions_at_program_scope(device: metalmm.Device, name: str) -> None:
+    source, expected = POSITIONS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the lint's
+        assert run(device, source) == expected
+    by_nvrtc(HEAD + source)

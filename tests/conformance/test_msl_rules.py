@@ -66,7 +66,11 @@ REFUSED = [
     ),
     ("kernel void k(device int* o) {\n  static int n = 0;\n  o[0] = n++;\n}", 4, "a static variable inside a function"),
     ("int f() { static int n; return n++; }\nkernel void k(device int* o) { o[0] = f(); }", 3, "a static variable inside a function"),
-    ("uint n [[thread_position_in_grid]];\nkernel void k(device int* o) { o[n] = 1; }", 3, "give it to the kernel"),
+    (
+        "uint n [[thread_position_in_grid]];\nstruct S { uint f() { return n; } };\nkernel void k(device int* o) { o[S().f()] = 1; }",
+        3,
+        "at program scope is not supported where a class names it",
+    ),
     ("struct S { device int* o; };\nkernel void k(S s) { s.o[0] = 1; }", 4, "each is an argument of its own here"),
     ("int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope is not in the constant address space"),
     ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),

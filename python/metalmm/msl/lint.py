@@ -20,6 +20,7 @@ from ..errors import CompilerNotFoundError, DeviceError, Error
 from ..kernel_source import resource
 from .opencl import SPACES, Rewriter
 from .program import Declaration
+from .program_scope import parsed
 from .rules import LANES, POSITIONS, UNSIGNED
 
 _ARGUMENTS = [
@@ -123,7 +124,7 @@ def check_preprocessed(text: str, name: str) -> list[Finding]:
     """The same for what a preprocessor has left."""
     clang = _clang()
     try:
-        program = _Rules(text, name)
+        program = _Rules(parsed(text, name).source.text(), name)
         findings = list(program.findings())
         if any(t.text == "tensor_ops" for t in program.source.tokens):  # upstream knows nothing of Metal 4's tensors
             return findings

@@ -358,12 +358,16 @@ class Program:
                     return bool(words & {"struct", "class", "union", "enum", "using", "typedef"})
         return None
 
+    def opening_of_parameters(self, function: Declaration) -> int:
+        close = (function.body if function.body >= 0 else function.end) - 1
+        while self.source.tokens[close].text != ")" or any(a.start <= close < a.end for a in function.attributes):
+            close -= 1
+        return self.source.opening(close)
+
     def parameters(self, kernel: Declaration) -> list[tuple[int, int]]:
         """The tokens of each parameter of a function."""
-        tokens, close = self.source.tokens, kernel.body - 1
-        while tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
-            close -= 1
-        pieces = self.source.split(self.source.opening(close) + 1, close)
+        tokens, opening = self.source.tokens, self.opening_of_parameters(kernel)
+        pieces = self.source.split(opening + 1, self.source.matching(opening))
         return [(first, last) for first, last in pieces if not (last - first == 1 and tokens[first].text == "void")]
 
     def parameter(self, first: int, last: int, given: Mapping[str, str] | None = None) -> Parameter:

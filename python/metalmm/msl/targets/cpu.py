@@ -15,6 +15,7 @@ from .. import for_gcc, for_nvrtc, undecided
 from ..control_flow import ControlFlow
 from ..passes import Passes
 from ..program import Declaration, Program
+from ..program_scope import parsed
 from ..rules import LANES, POSITIONS, UNSIGNED, MetalRules
 from ..tokens import NUMBERS, OPEN, VECTORS
 
@@ -344,4 +345,4 @@ def lower(
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return CpuTarget(Program(text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
+    return CpuTarget(parsed(text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
