@@ -179,7 +179,7 @@ POSITIONS = {
         [0, 2, 4, 6],
     ),
     "names that hide it, and members": (
-        AT + "struct S { int at; };\nint q(void) { return at.x; }\nint h(int at) { return at; }\n"
+        AT + "struct S { int at; };\nint q(void) { return at.x; }\nint h(int at) { int2 q(at, 0); return q.x; }\n"
         "kernel void k(device int* o, uint i [[thread_position_in_grid]]) { S s = {int(i)}; uint at = 7; o[s.at] = q() + 10 * h(2) + 100 * at; }",
         [720, 721, 722, 723],
     ),

@@ -34,11 +34,19 @@ def _named(program: Program, d: Declaration, names: Collection[str]) -> set[str]
     """Those of `names` that a declaration uses, and does not declare for itself."""
     tokens, used, own = program.source.tokens, set[str](), set[str]()
     for i in range(d.start, d.end):
-        before = tokens[i - 1]
-        if tokens[i].kind == "name" and tokens[i].text in names and before.text not in (".", "->"):
-            is_declared = i > 0 and before.kind == "name" and before.text not in BEFORE_EXPRESSIONS
-            (own if is_declared else used).add(tokens[i].text)
+        if tokens[i].kind == "name" and tokens[i].text in names and not _is_member(program, i):
+            (own if _is_declared(program, i) else used).add(tokens[i].text)
     return used - own
+
+
+def _is_member(program: Program, i: int) -> bool:
+    return program.source.tokens[i - 1].text in (".", "->")
+
+
+def _is_declared(program: Program, i: int) -> bool:
+    """A type stands before it."""
+    before = program.source.tokens[i - 1]
+    return i > 0 and before.kind == "name" and before.text not in BEFORE_EXPRESSIONS
 
 
 def _needs(program: Program, functions: list[Declaration], positions: Collection[str]) -> tuple[dict[int, set[str]], dict[str, set[str]]]:
@@ -75,7 +83,7 @@ def _give(program: Program, positions: dict[str, Declaration], needs: dict[int, 
             of_kernel = [f" [[{next(iter(positions[p].attributes[0].names))}]]" if d.start in kernels else "" for p in wanted]
             edits[program.opening_of_parameters(d)] = [f"{typed(p)} {_PREFIX}{p}{a}" for p, a in zip(wanted, of_kernel, strict=True)]
         for i in range(d.body, d.end) if d.is_function else ():
-            if tokens[i].kind != "name" or tokens[i - 1].text in (".", "->"):
+            if tokens[i].kind != "name" or _is_member(program, i) or _is_declared(program, i):
                 continue
             if tokens[i].text in own[d.start]:
                 renamed.append(i)
