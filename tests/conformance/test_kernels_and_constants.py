@@ -162,11 +162,10 @@ def test_a_type_by_default_names_no_other(device: metalmm.Device) -> None:
 AT = "uint3 at [[thread_position_in_grid]];\n"
 POSITIONS = {
     "a kernel": (AT + "kernel void k(device int* o) { o[at.x] = 10 + at.x; }", [10, 11, 12, 13]),
-    "two, functions of functions, and a default": (
-        AT
-        + "const ushort lane [[thread_index_in_simdgroup]];\nnamespace n { int g(int x = 5); template <typename T> T f(T x) { return x + T(at.x) + g(); } }\n"
-        "int n::g(int x) { return x * int(lane); }\nkernel void k(device int* o) { o[at.x] = n::f<int>(100) + n::g(0) + n::g(); }",
-        [100, 111, 122, 133],
+    "two, and another kernel that has none": (
+        AT + "const ushort lane [[thread_index_in_simdgroup]];\nkernel void other(device int* o) { o[0] = 1; }\n"
+        "kernel void k(device int* o [[buffer(0)]]) { o[at.x] = 10 * at.x + lane; }",
+        [0, 11, 22, 33],
     ),
     "an instance by its signature": (
         AT
@@ -179,8 +178,9 @@ POSITIONS = {
         [0, 2, 4, 6],
     ),
     "names that hide it, and members": (
-        AT + "struct S { int at; };\nint q(void) { return at.x; }\nint h(int at) { int2 q(at, 0); return q.x; }\n"
-        "kernel void k(device int* o, uint i [[thread_position_in_grid]]) { S s = {int(i)}; uint at = 7; o[s.at] = q() + 10 * h(2) + 100 * at; }",
+        AT
+        + "struct S { int x; };\nint h(int at) { return at; }\nkernel void other(device int* o, uint at [[threads_per_grid]]) { o[at] = 1; }\n"
+        "kernel void k(device int* o) { S s = {int(at.x)}; { uint at = 7; o[s.x] = 100 * at + 10 * h(2); } o[s.x] += at.x; }",
         [720, 721, 722, 723],
     ),
 }

@@ -66,12 +66,16 @@ REFUSED = [
     ),
     ("kernel void k(device int* o) {\n  static int n = 0;\n  o[0] = n++;\n}", 4, "a static variable inside a function"),
     ("int f() { static int n; return n++; }\nkernel void k(device int* o) { o[0] = f(); }", 3, "a static variable inside a function"),
-    (
-        "uint n [[thread_position_in_grid]];\nstruct S { uint f() { return n; } };\nkernel void k(device int* o) { o[S().f()] = 1; }",
-        3,
-        "at program scope is not supported where a class names it",
+    *(
+        ("uint n [[thread_position_in_grid]];\n" + other, 3, "at program scope is taken where kernels alone name it; give it to functions")
+        for other in (
+            "struct S { uint f() { return n; } };\nkernel void k(device int* o) { o[S().f()] = 1; }",
+            "uint f() { return n; }\nkernel void k(device int* o) { o[f()] = 1; }",
+            "int f(thread int& n) { return n; }\nkernel void k(device int* o) { int i = 0; o[n] = f(i); }",
+            "namespace a { constant int n = 5; }\nkernel void k(device int* o) { o[n] = 1; }",
+            "namespace a { uint n [[threads_per_grid]]; }\nkernel void k(device int* o) { o[n] = 1; }",
+        )
     ),
-    ("struct S { device int* o; };\nkernel void k(S s) { s.o[0] = 1; }", 4, "each is an argument of its own here"),
     ("int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope is not in the constant address space"),
     ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),
     ("static const float t[2] = {1, 2};\nkernel void k(device int* o) { o[0] = t[0]; }", 3, "the variable 't' at program scope"),

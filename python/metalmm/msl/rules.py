@@ -130,7 +130,7 @@ class MetalRules:
         if position := next((name for a in d.attributes for name in a.names if name in POSITIONS | LANES), ""):
             raise self.source.fail(
                 d.start,
-                f"'{d.name}' [[{position}]] at program scope is not supported where a class names it, or two stand in one declaration; give it to a function",
+                f"'{d.name}' [[{position}]] at program scope is taken where kernels alone name it; give it to functions",
             )
         if not _CONSTANT & set(words):
             raise self.source.fail(
