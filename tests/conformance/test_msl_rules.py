@@ -76,6 +76,12 @@ REFUSED = [
             "namespace a { uint n [[threads_per_grid]]; }\nkernel void k(device int* o) { o[n] = 1; }",
         )
     ),
+    (
+        "template <typename T> kernel void t(device T* o) { o[0] = 1; }\ntemplate <> kernel void t<int>(device int* o) { o[0] = 2; }\n"
+        'template [[host_name("k")]] kernel void t<int>(device int*);',
+        4,
+        "kernel 't' is specialized for what is instantiated",
+    ),
     ("int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope is not in the constant address space"),
     ("constexpr int n = 3;\nkernel void k(device int* o) { o[0] = n; }", 3, "the variable 'n' at program scope"),
     ("static const float t[2] = {1, 2};\nkernel void k(device int* o) { o[0] = t[0]; }", 3, "the variable 't' at program scope"),

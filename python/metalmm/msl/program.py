@@ -310,6 +310,11 @@ class Program:
             path = (*d.namespace[:depth], *instance.path)
             found = found or [c for c in everywhere if (*c.namespace, c.name) == path]
         found = found or everywhere  # by way of a using-directive
+        for c in found:
+            if instance.arguments and self._specialized(c) == [t.text for t in self.source.tokens[slice(*instance.arguments)]]:
+                raise self.source.fail(
+                    c.start, f"kernel '{c.name}' is specialized for what is instantiated; whose host_name it has is not known"
+                )
         viable = [c for c in found if self._fits(c, instance)] if len(found) > 1 else found
         if not found:
             raise self.source.fail(d.start, f"kernel template '{'::'.join(instance.path)}' is not defined in this file")
@@ -317,6 +322,14 @@ class Program:
             places = ", ".join(self.source.place(c.start) for c in found)
             raise self.source.fail(d.start, f"which '{'::'.join(instance.path)}' this is cannot be told; it is defined at {places}")
         return viable[0]
+
+    def _specialized(self, d: Declaration) -> list[str]:
+        """The words of the arguments of a `template <>`; of another nothing."""
+        tokens = self.source.tokens
+        if [t.text for t in tokens[d.start : d.start + 3]] != ["template", "<", ">"]:
+            return []
+        opening = next((i + 1 for i in range(d.start, d.body) if tokens[i].text == d.name), d.body)
+        return [t.text for t in tokens[opening + 1 : self.source.angle_end(opening)]] if tokens[opening].text == "<" else []
 
     def shares_name(self, kernel: Declaration) -> bool:
         """Whether a function beside it has its name."""
