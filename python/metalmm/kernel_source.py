@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import CompileError, DTypeError, LoweringError
 from .files import text_of
-from .msl.program import Argument
+from .msl.program import Argument, Program
 from .msl.program_scope import parsed
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -89,13 +89,13 @@ class LibraryText:
 def known_arguments(source: KernelText, kernel: str, constants: Constants) -> Sequence[Argument]:
     """As a preprocessed source says them; none of what compiled, but a parser does not know through."""
     with contextlib.suppress(CompileError, LoweringError):
-        return parsed(source.text, source.name).arguments(kernel, constants)
+        return parsed(Program, source.text, source.name).arguments(kernel, constants)
     return ()
 
 
 def library_text(expanded: str, name: str) -> LibraryText:
     """Preprocessed MSL for a device that lowers it. Raises LoweringError."""
-    return LibraryText(KernelText(expanded, name, is_preprocessed=True), parsed(expanded, name).kernel_names())
+    return LibraryText(KernelText(expanded, name, is_preprocessed=True), parsed(Program, expanded, name).kernel_names())
 
 
 def line_marker(line: int, file: object) -> str:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import _core, backends, files, manifest, manifest_file
-from .backends.protocol import Splits, Tiles
+from .backends.protocol import Splits, Tiles, TileTimes
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
@@ -309,7 +309,7 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     return name, why
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, tuple[float, float, float, int]]) -> tuple[str, str]:
+def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]) -> tuple[str, str]:
     """The tile with which the cores are done first, and why; empty in float32, of which tensor cores have no products."""
     cores, steps, found = device.backend.cores(device) or device.backend.usual_cores, math.ceil(spec.k / 32), []
     if spec.dtype != "float32":

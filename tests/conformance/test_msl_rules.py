@@ -76,6 +76,7 @@ REFUSED = [
             "namespace a { uint n [[threads_per_grid]]; }\nkernel void k(device int* o) { o[n] = 1; }",
         )
     ),
+    ("struct S { device int* o; };\nkernel void k(S s) { s.o[0] = 1; }", 4, "each is an argument of its own here"),
     (
         "template <typename T> kernel void t(device T* o) { o[0] = 1; }\ntemplate <> kernel void t<int>(device int* o) { o[0] = 2; }\n"
         'template [[host_name("k")]] kernel void t<int>(device int*);',

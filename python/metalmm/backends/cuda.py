@@ -13,7 +13,7 @@ from ..errors import CompileError, DeviceError, Error
 from ..kernel_source import Code, Constants, KernelText, LibraryText, known_arguments, library_text
 from ..msl.targets import cpu as cxx
 from ..quantized import FORMATS
-from .protocol import Device, Preferred, Splits, Tiles, Winner
+from .protocol import Device, Preferred, Splits, Tiles, TileTimes, Winner
 
 _REGISTERS = re.compile(rb"\x04\x2f\x08\x00.{4}(.{4})", re.DOTALL)  # of machine code's notes: EIATTR_REGCOUNT, 8 bytes, whose, how many
 
@@ -52,7 +52,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
 # None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200
 # (docs/lab/cuda.md, "The rule counts waves").
-_Times = tuple[float, float, float, int] | None
+_Times = TileTimes | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
     "small_m/t2_s16_d2_tg512": ((28, 21, 1760, 1), None, None, None, None),

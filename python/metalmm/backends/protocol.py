@@ -25,6 +25,9 @@ class Splits(NamedTuple):
         return Splits(in_flight, [f"{strategy}/{point}" for point in points])
 
 
+TileTimes = tuple[float, float, float, int]
+
+
 class Tiles(NamedTuple):
     """Variants of different tiles of D, for several rows of A.
 
@@ -33,7 +36,7 @@ class Tiles(NamedTuple):
         a core has at once, a wave: by registers and threadgroup memory.
     """
 
-    ns: Mapping[str, tuple[float, float, float, int]]
+    ns: Mapping[str, TileTimes]
 
     @staticmethod
     def of_core(tile: tuple[int, int], m: int, n: int, batch: int, cores: int) -> float:

@@ -124,7 +124,7 @@ def check_preprocessed(text: str, name: str) -> list[Finding]:
     """The same for what a preprocessor has left."""
     clang = _clang()
     try:
-        program = _Rules(parsed(text, name).source.text(), name)
+        program = parsed(_Rules, text, name)
         findings = list(program.findings())
         if any(t.text == "tensor_ops" for t in program.source.tokens):  # upstream knows nothing of Metal 4's tensors
             return findings

@@ -311,7 +311,8 @@ class Program:
             found = found or [c for c in everywhere if (*c.namespace, c.name) == path]
         found = found or everywhere  # by way of a using-directive
         for c in found:
-            if instance.arguments and self._specialized(c) == [t.text for t in self.source.tokens[slice(*instance.arguments)]]:
+            words = self._specialized(c)
+            if words and instance.arguments and words == [t.text for t in self.source.tokens[slice(*instance.arguments)]]:
                 raise self.source.fail(
                     c.start, f"kernel '{c.name}' is specialized for what is instantiated; whose host_name it has is not known"
                 )
@@ -371,9 +372,9 @@ class Program:
                     return bool(words & {"struct", "class", "union", "enum", "using", "typedef"})
         return None
 
-    def opening_of_parameters(self, function: Declaration) -> int:
-        close = (function.body if function.body >= 0 else function.end) - 1
-        while self.source.tokens[close].text != ")" or any(a.start <= close < a.end for a in function.attributes):
+    def opening_of_parameters(self, kernel: Declaration) -> int:
+        close = kernel.body - 1
+        while self.source.tokens[close].text != ")" or any(a.start <= close < a.end for a in kernel.attributes):
             close -= 1
         return self.source.opening(close)
 

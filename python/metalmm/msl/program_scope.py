@@ -6,24 +6,28 @@ left alone: which of a name is called is for a compiler to say.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from .program import Declaration, Program
-from .rules import LANES, POSITIONS
+from .rules import position_of
 from .tokens import BEFORE_EXPRESSIONS
 
+_P = TypeVar("_P", bound=Program)
 
-def parsed(text: str, name: str = "<source>") -> Program:
+
+def parsed(kind: type[_P], text: str, name: str) -> _P:
     """A preprocessed MSL file, in which kernels alone have positions. Where something else names one, rules.py refuses it."""
-    program = Program(text, name)
+    program = kind(text, name)
     positions = [d for d in program.declarations if _is_position(d)]
     if not positions or any(_is_named_elsewhere(program, d) for d in positions):
         return program
     for position in positions:
         _give(program, position)
-    return Program(program.source.text(), name)
+    return kind(program.source.text(), name)
 
 
 def _is_position(d: Declaration) -> bool:
-    return not d.is_function and d.body < 0 and len(d.attributes) == 1 and any(name in POSITIONS | LANES for name in d.attributes[0].names)
+    return not d.is_function and d.body < 0 and len(d.attributes) == 1 and bool(position_of(d))
 
 
 def _kernels(program: Program) -> list[Declaration]:
@@ -50,7 +54,7 @@ def _give(program: Program, position: Declaration) -> None:
     edits = dict[int, str]()  # what comes first, by the opening bracket
     for d in _kernels(program):
         if all(t.text != position.name for t in tokens[d.start : d.body]) and any(t.text == position.name for t in tokens[d.body : d.end]):
-            edits[program.opening_of_parameters(d)] = f"{kind} {position.name} [[{next(iter(position.attributes[0].names))}]]"
+            edits[program.opening_of_parameters(d)] = f"{kind} {position.name} [[{position_of(position)}]]"
     for instance in (each for several in program.instances.values() for each in several):
         definition = program.definition_of(instance)
         if instance.signature is not None and instance.declaration is not definition and program.opening_of_parameters(definition) in edits:

@@ -74,6 +74,11 @@ LANES = {
 }
 
 
+def position_of(d: Declaration) -> str:
+    """Which position a declaration's attributes name, if any."""
+    return next((name for a in d.attributes for name in a.names if name in POSITIONS | LANES), "")
+
+
 class MetalRules:
     """Checks declarations of a program, before lowering changes them; raises LoweringError with file and line."""
 
@@ -127,7 +132,7 @@ class MetalRules:
             raise self.source.fail(d.start, f"the threadgroup variable '{d.name}' stands outside a kernel; Metal has them in kernels alone")
         if "*" in words:  # the pointer itself, not what it points to
             words = words[len(words) - words[::-1].index("*") :]
-        if position := next((name for a in d.attributes for name in a.names if name in POSITIONS | LANES), ""):
+        if position := position_of(d):
             raise self.source.fail(
                 d.start,
                 f"'{d.name}' [[{position}]] at program scope is taken where kernels alone name it; give it to functions",

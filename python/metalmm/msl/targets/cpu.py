@@ -345,4 +345,4 @@ def lower(
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return CpuTarget(parsed(text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
+    return CpuTarget(parsed(Program, text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
