@@ -49,9 +49,9 @@ _HALF_CONVERTS = re.compile(r'conversion function from "(const |volatile )*half"
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
-# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and floats with one;
-# None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py on an H200
-# (docs/lab/cuda.md, "The rule counts waves").
+# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and
+# floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py
+# on an H200 (docs/lab/cuda.md, "The rule counts waves").
 _Times = TileTimes | None
 _DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
 _TILES: Mapping[str, Sequence[_Times]] = {
