@@ -12,18 +12,20 @@ tile's time by the chosen one's, and the least.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+import metalmm
 import numpy as np
 from metalmm import manifest
 from metalmm.backends.cuda import _FEW, _TILES, weights_of
 from metalmm.backends.protocol import Tiles
 
-NAMES = ("dense", "scaled", "affine", "halves", "floats")
+NAMES = ("dense", "8 bits", "4 bits", "affine", "halves", "floats")
 Pair = tuple[int, int, int, str]  # m, n, k, stored
 Times = Mapping[Pair, Mapping[str, float]]  # of each tile, µs
 
@@ -43,10 +45,10 @@ def at_once(weights: int, v: str) -> int:
     return next((ns[3] for table in (_TILES, _FEW) if v in table and (ns := table[v][weights])), 0)
 
 
-def work(v: str, pair: Pair, cores: int) -> tuple[float, int]:
-    """Tiles of a core, and blocks of 32 of k."""
-    m, n, k, _ = pair
-    return Tiles.of_core(manifest.get(v).tile, m, n, 1, cores), math.ceil(k / 32)
+@functools.cache
+def work(v: str, pair: Pair, cores: int) -> tuple[float, float]:
+    m, n, k, stored = pair
+    return Tiles.work(manifest.get(v), metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype="float16"), cores)
 
 
 def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
@@ -57,18 +59,18 @@ def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int,
         own = [pair for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
         rows = np.array([(*work(v, pair, cores), times[pair][v], min(times[pair].values())) for pair in own], float).T
 
-        def error(ns: np.ndarray, rows: np.ndarray = rows, number: int = number) -> float:
+        def errors(ns: np.ndarray, rows: np.ndarray = rows, number: int = number) -> np.ndarray:
             of_core, steps, us, fastest = rows
-            return float(((fastest / us * np.log(Tiles.took((*ns, number), of_core, steps) / us / 1000)) ** 2).mean())
+            took = Tiles.took((*ns.T[:, :, None], number), of_core, steps)
+            return np.asarray(((fastest / us * np.log(took / us / 1000)) ** 2).sum(axis=1))
 
-        rng, tries = np.random.default_rng(0), []
-        for _ in range(8):
-            ns, step = np.exp(rng.uniform((2, 2, 4), (6, 6, 8))), 0.5
-            for i in range(1500):
-                other = ns * np.exp(rng.normal(0, step, 3))
-                ns, step = (other, step) if error(other) < error(ns) else (ns, max(0.01, step * (0.85 if i % 50 == 49 else 1)))
-            tries.append((error(ns), *ns))
-        found[weights, v] = np.array([*min(tries)[1:], number])
+        rng = np.random.default_rng(0)
+        ns, step = np.exp(rng.uniform((2, 2, 4), (6, 6, 8), (256, 3))), 0.6
+        for _ in range(70):  # of many some survive, and have others beside them, nearer each time
+            ns = ns[np.argsort(errors(ns))[:24]]
+            ns = np.concatenate([ns, np.repeat(ns, 10, 0) * np.exp(rng.normal(0, step, (240, 3)) * (rng.random((240, 3)) < 0.7))])
+            step = max(0.01, step * 0.94)
+        found[weights, v] = np.array([*ns[errors(ns).argmin()], number])
     return found
 
 

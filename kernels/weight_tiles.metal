@@ -30,6 +30,8 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   constexpr int FORMAT = Storage::Pack::ID;
   typedef Eighth<FORMAT> Bits;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Storage::Pack::PER_BYTE;
+  // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
+  constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
   threadgroup float2 partial[SETS][SPLIT][TILES][32];
   threadgroup float numbers[TG / 32][64];
@@ -65,34 +67,27 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
     const device T* own[ROWS];
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) own[r] = from0[r] + begin + 8 * brought;
-    const device uchar* next[TILES];
-    Bits y[DEPTH][TILES];
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-      next[t] = Storage::at(b, column[t], k).values + Bits::BYTES * pair;
-#pragma clang loop unroll(full)
-      for (uint d = 0; d < DEPTH; d++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
-    }
+    TurnWeights<Storage, TILES, DEPTH, IN_FOURS> weights_of;
+    weights_of.start(b, column, k, pair);
     // Terms cost more than a shuffle where they have a bias, or are products.
-    TurnScales<Storage, TILES, DEPTH, MMA && (Storage::Pack::HAS_BIAS || Storage::Pack::IS_K)> scales_of;
+    TurnScales<Storage, TILES, DEPTH, IN_FOURS || (MMA && (Storage::Pack::HAS_BIAS || Storage::Pack::IS_K))> scales_of;
     scales_of.start(b, first + row, k, lane);
     if (k + 128 * DEPTH > end) let_next_begin(false);
     wait_for_operands();
     simdgroup_barrier(mem_flags::mem_threadgroup);  // else a compiler that saves registers moves loads behind the first work
-    // What is used up makes room for what is DEPTH further: always as much in flight.
     for (; k + 64 * DEPTH <= end; k += 32 * DEPTH) {
       scales_of.template begin<true>(b, k);
-#pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) next[t] += Storage::bytes_along(b, DEPTH);
+      weights_of.begin(b);
 #pragma clang loop unroll(full)
       for (uint d = 0; d < DEPTH; d++) {
         Octet<T> x0[ROWS];
+        Bits y[TILES];
         Terms<FORMAT> by[TILES];
         load_rows(x0, own, 32 * d);
+        weights_of.template take<true>(b, d, pair, y);
         scales_of.template take<true>(b, k, d, lane, by);
-        multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
-#pragma clang loop unroll(full)
-        for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
+        multiply<MMA>(total, y, by, x0, load_octet(x1 + 32 * d), place, 2, low);
+        weights_of.refill(b, d);
       }
       x1 += 32 * DEPTH;
 #pragma clang loop unroll(full)
@@ -103,10 +98,12 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d++) {
       Octet<T> x0[ROWS];
+      Bits y[TILES];
       Terms<FORMAT> by[TILES];
       load_rows(x0, own, 32 * d);
+      weights_of.template take<false>(b, d, pair, y);
       scales_of.template take<false>(b, k, d, lane, by);
-      multiply<MMA>(total, y[d], by, x0, load_octet(x1 + 32 * d), place, 2, low);
+      multiply<MMA>(total, y, by, x0, load_octet(x1 + 32 * d), place, 2, low);
     }
     k += 32 * DEPTH;
   } else {

@@ -16,8 +16,8 @@ template <>
 struct TileCopies<true> {
   enum : uint { MOST_STAGES = 4 };
   template <class T>
-  static METAL_FUNC void copy(threadgroup uint* to, const device T* from) {
-    metal::copy_later(to, from);
+  static METAL_FUNC void copy(threadgroup uint* to, const device T* from, bool there) {
+    metal::copy_later(to, from, there);
   }
   static METAL_FUNC void close() { metal::close_copies(); }
   template <uint AHEAD>

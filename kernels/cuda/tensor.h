@@ -1,10 +1,10 @@
 // Rows of half, or of bfloat, by integers on NVIDIA's tensor cores.
 //
-// One row, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K at once;
-// eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has eight
-// weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are zero where other quarters' weights
-// meet them: a lane finds its own two sums among the four that it holds. Of an odd number of blocks in flight and of columns the last
-// product is half empty.
+// Up to eight rows, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K at
+// once; eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has
+// eight weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are zero where other quarters'
+// weights meet them: a lane finds its own sums among the four that it holds. A's two columns are two of its rows. Of one row, and an odd
+// number of a lane's columns, they are the row for two blocks, and of an odd number of blocks in flight the last product is half empty.
 //
 // Eight rows, `add_tiles`: 16 columns by eight rows, a block of 32 of k in two products, whose places for k are for lanes to fill as they
 // hold it.
@@ -18,16 +18,32 @@
 
 #include "../include/terms.h"
 
+// Where threadgroup memory holds ROWS of A, of each `BLOCKS` blocks of 32, four times sixteen bytes: two rows a pair, whose lines stand in
+// other banks, as do the zeros behind the first. For weights with a bias the sums of each eight are behind all.
+template <uint BLOCKS, int ROWS>
+struct StagedRows {
+  enum : uint {
+    OF_PAIR = ROWS > 1 ? 2 : 1,
+    PITCH = 4 * BLOCKS + 1,
+    ZEROS = OF_PAIR * 4 * BLOCKS + 2,
+    PAIR = ZEROS + 6,
+    SUMS = (ROWS + 1) / 2 * PAIR,
+    SIZE = SUMS + ROWS * BLOCKS
+  };
+  static METAL_FUNC uint row(uint r) { return r / 2 * PAIR + r % 2 * PITCH; }
+};
+
 // Of a kernel that does without, nothing.
 template <bool YES>
 struct TensorCores {
   static_assert(!YES, "a variant with mma = true is of device cuda alone: devices = [\"cuda\"]");
-  template <int FORMAT, class T>
-  static METAL_FUNC void put(threadgroup float4*, uint, uint, OctetBits<T>) {}
-  static METAL_FUNC void put_zeros(threadgroup float4*, uint, uint) {}
-  template <int FORMAT, class Piece, int COLS, int DEPTH>
+  template <int FORMAT, uint BLOCKS, int ROWS, class T>
+  static METAL_FUNC void put(threadgroup float4*, uint, const thread OctetBits<T> (&)[ROWS]) {}
+  template <uint BLOCKS, int ROWS>
+  static METAL_FUNC void put_zeros(threadgroup float4*, uint) {}
+  template <int FORMAT, class Piece, int ROWS, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&)[DEPTH][COLS], const threadgroup float4*, uint, uint, uint,
-                             thread metal::float4 (&)[COLS]) {}
+                             thread metal::float4 (&)[ROWS][COLS]) {}
   template <int FORMAT, int ROWS, int TILES, class T>
   static METAL_FUNC void add_tiles(const thread Eighth<FORMAT> (&)[TILES], const thread Terms<FORMAT> (&)[TILES],
                                    const thread Octet<T> (&)[ROWS], uint, uint, uint, thread metal::float2 (&)[ROWS][TILES]) {}
@@ -35,41 +51,53 @@ struct TensorCores {
 #ifdef __METALMM_CUDA__
 template <>
 struct TensorCores<true> {
-  // Threadgroup memory has A eight elements at a time, and zeros behind all `blocks` of 32, in other banks than what is read beside them.
-  // For weights with a bias the sum of each eight is behind those.
-  template <int FORMAT>
-  static METAL_FUNC void put(threadgroup float4* staged, uint i, uint blocks, OctetBits<half> x) {
-    reinterpret_cast<threadgroup metal::uint4*>(staged)[i / 8] = arranged<FORMAT>(x);
-    if (!Packing<FORMAT>::HAS_BIAS) return;
-    Octet<half> y = octet_of(x);
-    float4 both = float4(y.low) + float4(y.high);
-    reinterpret_cast<threadgroup float*>(staged + 4 * blocks + 8)[i / 8] = (both.x + both.y) + (both.z + both.w);
+  // Eight elements of each row, from the ith on.
+  template <int FORMAT, uint BLOCKS, int ROWS>
+  static METAL_FUNC void put(threadgroup float4* staged, uint i, const thread OctetBits<half> (&x)[ROWS]) {
+    typedef StagedRows<BLOCKS, ROWS> At;
+#pragma clang loop unroll(full)
+    for (uint r = 0; r < ROWS; r++) {
+      reinterpret_cast<threadgroup metal::uint4*>(staged)[At::row(r) + i / 8] = arranged<FORMAT>(x[r]);
+      if (!Packing<FORMAT>::HAS_BIAS) continue;
+      Octet<half> y = octet_of(x[r]);
+      float4 both = float4(y.low) + float4(y.high);
+      reinterpret_cast<threadgroup float*>(staged + At::SUMS + r * BLOCKS)[i / 8] = (both.x + both.y) + (both.z + both.w);
+    }
   }
-  static METAL_FUNC void put_zeros(threadgroup float4* staged, uint blocks, uint worker) {
-    if (worker < 4) staged[4 * blocks + 2 + worker] = float4(0.0f);
+  template <uint BLOCKS, int ROWS>
+  static METAL_FUNC void put_zeros(threadgroup float4* staged, uint worker) {
+    if (worker < 4) staged[StagedRows<BLOCKS, ROWS>::ZEROS + worker] = float4(0.0f);
   }
-  // Adds this lane's products to its sums' first, of one block of each column at once, of an odd number of columns two. lane: of its
-  // simdgroup; quarter: of the four lanes that share its columns.
-  template <int FORMAT, class Piece, int COLS, int DEPTH>
+  // Adds this lane's products to its sums' first, of one block of each column at once, of one row and an odd number of columns two. lane:
+  // of its simdgroup; quarter: of the four lanes that share its columns.
+  template <int FORMAT, class Piece, int ROWS, int COLS, int DEPTH>
   static METAL_FUNC void add(const thread Piece (&pieces)[DEPTH][COLS], const threadgroup float4* staged, uint lane, uint quarter, uint low,
-                             thread metal::float4 (&sums)[COLS]) {
-    constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1;
+                             thread metal::float4 (&sums)[ROWS][COLS]) {
+    typedef StagedRows<4 * DEPTH, ROWS> At;
+    static_assert(ROWS == 1 || (ROWS % 2 == 0 && COLS % 2 == 0), "several rows and columns are pairs");
+    constexpr uint BESIDE = COLS % 2 != 0 ? 2 : 1, PAIRS = (ROWS + 1) / 2;
     // Of the two columns of A for its quarter, the one that it brings: 0 or 1. More: it brings zeros.
     uint brought = lane / 4 - lane % 4 * 2;
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d += BESIDE) {
-      bool brings = brought < metal::min(BESIDE, DEPTH - d);
-      const threadgroup metal::uint4* from =
-          reinterpret_cast<const threadgroup metal::uint4*>(staged) + (brings ? 4 * (quarter + 4 * (d + brought)) : 16 * DEPTH + 2);
-      metal::uint4 x[4];
+      bool brings = brought < (ROWS > 1 ? 2 : metal::min(BESIDE, DEPTH - d));
+      const threadgroup metal::uint4* from = reinterpret_cast<const threadgroup metal::uint4*>(staged) + 4 * (quarter + 4 * d);
+      from += ROWS > 1 ? At::row(brought) : 16 * brought;
+      metal::uint4 x[PAIRS][4];
+      float4 of_a[ROWS], of_next;
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 4; i++) x[i] = from[i];
-      // Of A the lane's own block, and that of d + 1.
-      float4 of_a = float4(0.0f), of_next = of_a;
-      if (Packing<FORMAT>::HAS_BIAS) {
-        of_a = staged[16 * DEPTH + 8 + quarter + 4 * d];
-        of_next = BESIDE == 1 ? of_a : staged[16 * DEPTH + 8 + quarter + 4 * metal::min(d + 1, uint(DEPTH - 1))];
+      for (uint p = 0; p < PAIRS; p++) {
+        const threadgroup metal::uint4* own =
+            brings ? from + p * At::PAIR : reinterpret_cast<const threadgroup metal::uint4*>(staged) + At::ZEROS;
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 4; i++) x[p][i] = own[i];
       }
+      // Of A the lane's own block, and that of d + 1.
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++)
+        of_a[r] = Packing<FORMAT>::HAS_BIAS ? staged[At::SUMS + r * 4 * DEPTH + quarter + 4 * d] : float4(0.0f);
+      of_next = of_a[0];
+      if (Packing<FORMAT>::HAS_BIAS && BESIDE > 1) of_next = staged[At::SUMS + quarter + 4 * metal::min(d + 1, uint(DEPTH - 1))];
       add_blocks<FORMAT>(pieces, d, x, of_a, of_next, low, sums);
     }
   }
@@ -126,9 +154,9 @@ struct TensorCores<true> {
   }
   // Of block d, and, of an odd number of columns, of d + 1. x: of A, arranged, what this lane brings. of_a, of_next: the sums of A's
   // eights.
-  template <int FORMAT, class Piece, int COLS, int DEPTH>
-  static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[4], float4 of_a,
-                                    float4 of_next, uint low, thread metal::float4 (&sums)[COLS]) {
+  template <int FORMAT, class Piece, int ROWS, int COLS, int DEPTH, int PAIRS>
+  static METAL_FUNC void add_blocks(const thread Piece (&pieces)[DEPTH][COLS], uint d, const thread metal::uint4 (&x)[PAIRS][4],
+                                    const thread float4 (&of_a)[ROWS], float4 of_next, uint low, thread metal::float4 (&sums)[ROWS][COLS]) {
     constexpr bool APART = COLS % 2 != 0;
     constexpr uint HALVES = Packing<FORMAT>::HALVES, EACH = 4 / HALVES;
     // Of scale * q + bias, as `zero_of` says, the products: two sums of 64 in eight steps. If each step cuts off one bit below the last of
@@ -142,7 +170,9 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
       for (uint h = 0; h < HALVES; h++) {
         metal::half2 offset = own.offset[h], beside_offset = other.offset[h];
-        float4 both[2] = {float4(0.0f), float4(0.0f)};
+        float4 both[PAIRS][2];
+#pragma clang loop unroll(full)
+        for (uint p = 0; p < PAIRS; p++) both[p][0] = both[p][1] = float4(0.0f);
 #pragma clang loop unroll(full)
         for (uint i = h * EACH; i < (h + 1) * EACH; i++) {
           Eighth<FORMAT> y = eighth_of<FORMAT>(left, i), z = eighth_of<FORMAT>(right, i);
@@ -151,13 +181,22 @@ struct TensorCores<true> {
           for (uint j = 0; j < 2; j++) {
             metal::uint4 weights = {pair<half>(y, 2 * j, low, high, offset), pair<half>(z, 2 * j, low, beside_high, beside_offset),
                                     pair<half>(y, 2 * j + 1, low, high, offset), pair<half>(z, 2 * j + 1, low, beside_high, beside_offset)};
-            both[j] = metal::mma_16x8x16(both[j], weights, j == 0 ? x[i].xy : x[i].zw);
+#pragma clang loop unroll(full)
+            for (uint p = 0; p < PAIRS; p++) both[p][j] = metal::mma_16x8x16(both[p][j], weights, j == 0 ? x[p][i].xy : x[p][i].zw);
           }
         }
-        float4 sum = both[0] + both[1];
-        sums[c].x = added<FORMAT>(own.factor[h], sum.x, sum_of(of_a, HALVES, h), sums[c].x);
-        if (!APART || d + 1 < DEPTH)
-          sums[beside].x = added<FORMAT>(other.factor[h], APART ? sum.w : sum.z, sum_of(of_next, HALVES, h), sums[beside].x);
+#pragma clang loop unroll(full)
+        for (uint p = 0; p < PAIRS; p++) {
+          float4 sum = both[p][0] + both[p][1];
+          // Of a pair of rows a lane has of each column both sums; of one row its own, and beside it that of d + 1.
+#pragma clang loop unroll(full)
+          for (uint r = 2 * p; r < (ROWS > 1 ? 2 * p + 2 : 1); r++) {
+            sums[r][c].x = added<FORMAT>(own.factor[h], r % 2 ? sum.y : sum.x, sum_of(of_a[r], HALVES, h), sums[r][c].x);
+            if (!APART || d + 1 < DEPTH)
+              sums[r][beside].x = added<FORMAT>(other.factor[h], APART || r % 2 ? sum.w : sum.z,
+                                                sum_of(APART ? of_next : of_a[r], HALVES, h), sums[r][beside].x);
+          }
+        }
       }
     }
   }

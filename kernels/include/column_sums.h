@@ -11,8 +11,13 @@
 // The threadgroup memory of `add_up`.
 template <class Pack, class Way, int ROWS>
 struct Shared {
-  enum : uint { WINDOW = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH };
-  float4 staged[Way::STAGED ? Way::SPLIT : 1][Way::STAGED ? (WINDOW + 31) / 32 * PITCH : 1];
+  enum : uint {
+    WINDOW = uint(Pack::COUNT) * uint(Way::LANES) * Way::DEPTH,
+    STAGED = !Way::STAGED ? 1
+    : Way::MMA            ? uint(StagedRows<uint(Way::LANES) * Way::DEPTH, ROWS>::SIZE)
+                          : (WINDOW + 31) / 32 * PITCH
+  };
+  float4 staged[Way::STAGED ? Way::SPLIT : 1][STAGED];
   float partial[Way::JOINED][ROWS][Way::ACROSS * Way::COLS];
 };
 
@@ -73,7 +78,9 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     }
     if (Way::MMA && Pack::HAS_BIAS) {
 #pragma clang loop unroll(full)
-      for (uint c = 0; c < COLS; c++) exact = exact && metal::isfinite(sums[0][c].x);
+      for (uint r = 0; r < ROWS; r++)
+#pragma clang loop unroll(full)
+        for (uint c = 0; c < COLS; c++) exact = exact && metal::isfinite(sums[r][c].x);
     }
     if ((Storage::SHIFTED || (Way::MMA && Pack::HAS_BIAS)) && !exact) {
 #pragma clang loop unroll(full)

@@ -29,7 +29,7 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
   constexpr uint COLS = Way::COLS, DEPTH = Way::DEPTH, COUNT = Pack::COUNT, STEP = COUNT * Way::LANES, WORKERS = Way::SETS * 32;
   constexpr uint EACH = COUNT / 8 / Pack::HALVES;  // eights with one scale
   constexpr bool SCALED = Pack::SCALED, LATE = SCALED && ROWS == 1 && IsSmall<T>::VALUE;
-  static_assert(!Way::STAGED || ROWS == 1, "one row of A is staged");
+  static_assert(!Way::STAGED || ROWS == 1 || Way::MMA, "one row of A is staged");
   static_assert(!Way::MMA || (Way::STAGED && IsSmall<T>::VALUE && Way::LANES == 4),
                 "for tensor cores A is staged, and four lanes share a column");
   uint k = at.k, worker = at.worker;
@@ -49,33 +49,36 @@ METAL_FUNC void add_steps(RowsOfA<T> a, const thread Columns<MATRICES, Way::COLS
   if (at.is_first) wait_for_operands();
   if (Way::STAGED) {
     constexpr uint TURNS = (STEP * DEPTH - 1) / (8 * WORKERS) + 1;
-    OctetBits<T> x[TURNS];
+    OctetBits<T> x[TURNS][ROWS];
 #pragma clang loop unroll(full)
     for (uint j = 0; j < TURNS; j++) {
       uint i = 8 * (WORKERS * j + worker);
-      x[j] = bits_of(Octet<T>{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))});
-      if (i < STEP * DEPTH && (!GUARDED || k + i < whole)) x[j] = load_bits(a.first + k + i);
+#pragma clang loop unroll(full)
+      for (uint r = 0; r < ROWS; r++) {
+        x[j][r] = bits_of(Octet<T>{metal::vec<T, 4>(T(0.0f)), metal::vec<T, 4>(T(0.0f))});
+        if (i < STEP * DEPTH && (ROWS == 1 || r < a.count) && (!GUARDED || k + i < whole)) x[j][r] = load_bits(a.first + r * a.ld + k + i);
+      }
     }
 #pragma clang loop unroll(full)
     for (uint j = 0; j < TURNS; j++) {
       uint i = 8 * (WORKERS * j + worker);
       if (i >= STEP * DEPTH) continue;
       if (Way::MMA) {
-        TensorCores<Way::MMA != 0>::template put<Pack::ID>(staged, i, Way::LANES * DEPTH, x[j]);
+        TensorCores<Way::MMA != 0>::template put<Pack::ID, Way::LANES * DEPTH>(staged, i, x[j]);
         continue;
       }
-      Octet<T> eight = octet_of(x[j]);
+      Octet<T> eight = octet_of(x[j][0]);
       staged[staged_at(i)] = float4(eight.low);
       staged[staged_at(i) + 1] = float4(eight.high);
     }
-    TensorCores<Way::MMA != 0>::put_zeros(staged, Way::LANES * DEPTH, worker);
+    TensorCores<Way::MMA != 0>::template put_zeros<Way::LANES * DEPTH, ROWS>(staged, worker);
     meet<Way::SETS == 1>();
   } else if (Way::LANES > 1) {
     // Else a compiler that saves registers moves the loads behind the work on the first.
     metal::simdgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   if (Way::MMA) {
-    TensorCores<Way::MMA != 0>::template add<Pack::ID>(pieces, staged, worker % 32, at.lane, low_pair<Pack::ID>(b.w[0].low_byte), sums[0]);
+    TensorCores<Way::MMA != 0>::template add<Pack::ID>(pieces, staged, worker % 32, at.lane, low_pair<Pack::ID>(b.w[0].low_byte), sums);
     return;
   }
 #pragma clang loop unroll(full)

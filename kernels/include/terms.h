@@ -41,6 +41,102 @@ struct Terms {
   }
 };
 
+// The weights of a turn: of DEPTH blocks of each of TILES columns a lane's eighths. The next turn's are loaded as this one's are used, if
+// there are MORE: always as many in flight.
+template <class Storage, int TILES, int DEPTH, bool IN_FOURS>
+struct TurnWeights {
+  typedef Eighth<Storage::Pack::ID> Bits;
+  const device uchar* next[TILES];
+  Bits y[DEPTH][TILES];
+
+  METAL_FUNC void start(WeightsAt b, const thread uint (&column)[TILES], uint k, uint pair) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      next[t] = Storage::at(b, column[t], k).values + Bits::BYTES * pair;
+#pragma clang loop unroll(full)
+      for (uint d = 0; d < DEPTH; d++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
+    }
+  }
+  METAL_FUNC void begin(WeightsAt b) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) next[t] += Storage::bytes_along(b, DEPTH);
+  }
+  template <bool MORE>
+  METAL_FUNC void take(WeightsAt, uint d, uint, thread Bits (&own)[TILES]) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) own[t] = y[d][t];
+  }
+  METAL_FUNC void refill(WeightsAt b, uint d) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
+  }
+};
+// Each of the four lanes of a column loads one of four blocks whole, and has the other lanes' eighths from them: a quarter of the requests.
+template <class Storage, int TILES, int DEPTH>
+struct TurnWeights<Storage, TILES, DEPTH, true> {
+  typedef Eighth<Storage::Pack::ID> Bits;
+  enum : uint { LOADS = Storage::LOADS, WORDS = Bits::WORDS };
+  const device uchar* next[TILES];
+  metal::uint4 blocks[DEPTH / 4][TILES][LOADS];
+  Bits y[4][TILES];
+
+  METAL_FUNC void start(WeightsAt b, const thread uint (&column)[TILES], uint k, uint pair) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      next[t] = Storage::at(b, column[t], k + 32 * pair).values;
+#pragma clang loop unroll(full)
+      for (uint e = 0; e < DEPTH / 4; e++) load(b, t, e);
+    }
+  }
+  METAL_FUNC void begin(WeightsAt b) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) next[t] += Storage::bytes_along(b, DEPTH);
+  }
+  template <bool MORE>
+  METAL_FUNC void take(WeightsAt b, uint d, uint pair, thread Bits (&own)[TILES]) thread {
+#pragma clang loop unroll(full)
+    for (uint t = 0; t < TILES; t++) {
+      if (d % 4 == 0) {
+        change_places(blocks[d / 4][t], pair, t);
+        if (MORE) load(b, t, d / 4);
+      }
+      own[t] = y[d % 4][t];
+    }
+  }
+  METAL_FUNC void refill(WeightsAt, uint) thread {}
+
+ private:
+  METAL_FUNC void load(WeightsAt b, uint t, uint e) thread {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < LOADS; i++)
+      blocks[e][t][i] = reinterpret_cast<const device metal::uint4*>(next[t] + Storage::bytes_along(b, 4 * e))[i];
+  }
+  // Where mask is all ones, else the first.
+  static METAL_FUNC uint second_of(uint first, uint second, uint mask) { return first ^ ((first ^ second) & mask); }
+  // Of a lane's block the eighths of all four, to the lane's eighth of all four blocks.
+  METAL_FUNC void change_places(const thread metal::uint4 (&block)[LOADS], uint pair, uint t) thread {
+    uint odd = 0u - pair % 2, upper = 0u - pair / 2;  // masks
+#pragma clang loop unroll(full)
+    for (uint w = 0; w < WORDS; w++) {
+      uint x[4];
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 4; i++) x[i] = block[(WORDS * i + w) / 4][(WORDS * i + w) % 4];
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 4; i += 2) {
+        uint other = metal::simd_shuffle_xor(second_of(x[i + 1], x[i], odd), ushort(1));
+        x[i + 1] = second_of(other, x[i + 1], odd);
+        x[i] = second_of(x[i], other, odd);
+      }
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 2; i++) {
+        uint other = metal::simd_shuffle_xor(second_of(x[i + 2], x[i], upper), ushort(2));
+        y[i][t].word[w] = second_of(x[i], other, upper);
+        y[i + 2][t].word[w] = second_of(other, x[i + 2], upper);
+      }
+    }
+  }
+};
+
 // The scales of a turn: of DEPTH blocks of each of TILES columns. A lane's columns are eight apart. The next turn's are loaded while this
 // one's are used, if there are MORE: `take` asks for them block by block. SHARED, `begin` asks for all.
 template <class Storage, int TILES, int DEPTH, bool SHARED>
@@ -88,7 +184,7 @@ struct TurnScales<Storage, TILES, DEPTH, true> {
     quarter = lane % 4;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
-      from[i] = Storage::at(b, metal::min(first + 8 * (block(i) % TILES), b.n - 1), along(k, i));
+      from[i] = Storage::at(b, metal::min(first + 8 * (block(i) / DEPTH), b.n - 1), along(k, i));
       by[i] = By::load(from[i]);
     }
   }
@@ -105,10 +201,10 @@ struct TurnScales<Storage, TILES, DEPTH, true> {
   template <bool MORE>
   METAL_FUNC void take(WeightsAt, uint, uint d, uint lane, thread Own (&terms)[TILES]) const thread {
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) terms[t] = own[(d * TILES + t) / 4].shuffled(lane / 4 * 4 + (d * TILES + t) % 4);
+    for (uint t = 0; t < TILES; t++) terms[t] = own[(t * DEPTH + d) / 4].shuffled(lane / 4 * 4 + (t * DEPTH + d) % 4);
   }
 
  private:
   METAL_FUNC uint block(uint i) const thread { return (4 * i + quarter) % BLOCKS; }
-  METAL_FUNC uint along(uint k, uint i) const thread { return k + block(i) / TILES * 32; }
+  METAL_FUNC uint along(uint k, uint i) const thread { return k + block(i) % DEPTH * 32; }
 };

@@ -48,7 +48,7 @@ template <bool YES>
 struct TileCopies {
   enum : uint { MOST_STAGES = 2 };  // tiles: one that is multiplied, and those on their way
   template <class T>
-  static METAL_FUNC void copy(threadgroup uint*, const device T*) {}
+  static METAL_FUNC void copy(threadgroup uint*, const device T*, bool) {}
   static METAL_FUNC void close() {}
   template <uint AHEAD>
   static METAL_FUNC void wait() {}
@@ -67,14 +67,14 @@ struct TileLoads {
   const device T* next[EACH];
 
   // From element from.x of line from.y of a matrix of `lines` on. WHOLE, here and below: lines begin on vectors and do not end in the tile,
-  // and K does not. For lines past the last others are taken, from the first on: nobody stores what becomes of them. Were they one line,
-  // all threadgroups would wait for the part of the cache that has it.
+  // and K does not. Nobody stores what becomes of lines past the last. Straight, they are zeros; by way of registers others are taken, from
+  // the first on. Were they one line, all threadgroups would wait for the part of the cache that has it.
   template <bool WHOLE>
   METAL_FUNC void begin(const device T* source, uint ld, uint2 from, uint lines, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
       uint eight = tid + i * TG, line = from.y + eight / Tile::ACROSS;
-      next[i] = source + (WHOLE ? line % lines : line) * ld + (from.x + eight % Tile::ACROSS * 8);
+      next[i] = source + (WHOLE && !STRAIGHT ? line % lines : line) * ld + (from.x + eight % Tile::ACROSS * 8);
     }
   }
   // left: of the matrix, elements and lines from the tile's first on; zeros beyond. step: to the next tile.
@@ -88,7 +88,7 @@ struct TileLoads {
       const device T* p = next[i];
       next[i] += step;
       if (STRAIGHT && WHOLE) {
-        TileCopies<STRAIGHT>::copy(reinterpret_cast<threadgroup uint*>(to), p);
+        TileCopies<STRAIGHT>::copy(reinterpret_cast<threadgroup uint*>(to), p, line < left.y);
         continue;
       }
       OctetBits<T> x;

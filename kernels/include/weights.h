@@ -22,6 +22,7 @@ struct Weights {
   enum : uint {
     LOADS = Packing<FORMAT>::BITS / 4,  // of 16 bytes
     BLOCK = 16 * LOADS,                 // bytes
+    IS_CANONICAL = CANONICAL,
     SHIFTED = Packing<FORMAT>::HAS_BIAS && By::IN_16_BITS
   };
 

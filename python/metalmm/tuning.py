@@ -311,14 +311,13 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
 
 def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]) -> tuple[str, str]:
     """The tile with which the cores are done first, and why; empty in float32, of which tensor cores have no products."""
-    cores, steps, found = device.backend.cores(device) or device.backend.usual_cores, math.ceil(spec.k / 32), []
+    cores, found = device.backend.cores(device) or device.backend.usual_cores, []
     if spec.dtype != "float32":
         for name, of_tile in tiles.items():
-            bm, bn = manifest.get(name).tile
-            of_core = Tiles.of_core((bm, bn), spec.m, spec.n, spec.batch, cores)
-            found.append(
-                (float(Tiles.took(of_tile, of_core, steps)), name, f"{math.ceil(of_core)} of {bm} x {bn} results, {of_tile[3]} at once")
-            )
+            v = manifest.get(name)
+            of_core, steps = Tiles.work(v, spec, cores)
+            what = f"{math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {of_tile[3]} at once"
+            found.append((float(Tiles.took(of_tile, of_core, steps)), name, what))
     ns, name, what = min(found, default=(0.0, "", ""))
     return name, f"the busiest of {cores} cores has {what}, whose products take it about {ns / 1000:.3g} µs" if name else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -208,17 +209,31 @@ class Variant(str):
         The waits are how often a thread waits for loads that none before it hides, one round after another. The bytes of a thread are
         those of B that it has in flight meanwhile. Those of all threads may be more than B has: some loads are past its end.
         """
+        if not (loaders := self._loaders(spec)):
+            return None
+        threads, each, columns = loaders
+        widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
+        groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
+        rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
+        return max(1, rounds), each * _bits(spec) // 8, each * threads * groups * _bits(spec) // 8
+
+    def of_k(self, spec: _core.MatmulSpec) -> float:
+        """K with what the last of `loads` has past its end."""
+        if not (loaders := self._loaders(spec)):
+            return spec.k
+        threads, each, columns = loaders
+        once = threads * each / columns / (1 + spec.swiglu)
+        return math.ceil(spec.k / once) * once
+
+    def _loaders(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
+        """Threads that load B, elements that each has in flight, columns that they share. None where the manifest does not say."""
         form = self.form(_core._specialization(spec))
         if not form.flight:
             return None
         numbers = {**self.numbers(), "dense": int(spec.b_storage == "dense"), "swiglu": int(spec.swiglu)}
         each = min(max(1, evaluate(form.flight, numbers)), spec.k * spec.n)
-        columns = min(self.tile[1] or spec.n, spec.n)
-        widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
-        groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
         threads = min(self.threads, max(evaluate(form.busy, numbers) if form.busy else 0, 0) or self.threads)
-        rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
-        return max(1, rounds), each * _bits(spec) // 8, each * threads * groups * _bits(spec) // 8
+        return threads, each, min(self.tile[1] or spec.n, spec.n)
 
     def loaded(self, spec: _core.MatmulSpec) -> int:
         """Bytes of B, or of its integers where it is quantized, that all matrices of a batch load."""

@@ -41,7 +41,7 @@ def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("point", "dtype", "layout"),
     [
-        *(("bm32_bn32_bk64_wm1_wn1_wk2", "float16", x) for x in ("nn", "nt", "tn", "tt")),
+        *(("bm32_bn32_bk128_wm1_wn1_wk4", "float16", x) for x in ("nn", "nt", "tn", "tt")),
         *(("bm64_bn32_bk128_wm1_wn1_wk4", "bfloat16", x) for x in ("nt", "nn")),  # four simdgroups add to the same results
         ("bm32_bn32_bk32", "bfloat16", "nn"),
     ],
@@ -59,7 +59,7 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
 @pytest.mark.parametrize(
     ("layout", "dtype", "variant"),
     [
-        ("nk", "float16", "gemm/bm64_bn64_bk64_wm1_wk2"),
+        ("nk", "float16", "gemm/bm128_bn64_bk64"),
         ("canonical", "bfloat16", "gemm/bm64_bn32_bk128_wm1_wn1_wk4"),
         ("canonical", "float16", "gemm_wgmma/bm64_bn64_s4"),
         ("nk", "bfloat16", "gemm_wgmma/bm128_bn128"),
@@ -85,7 +85,7 @@ def test_quantized_weights(
 def test_formats_with_upper_bits_and_with_two_scales(large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str) -> None:
     """K that ends in either half of a block, in a block, and in a tile. The scale of a half behind K may be anything."""
     rng, (form, _, layout) = np.random.default_rng(2), storage.partition(":")
-    points = ("gemm/bm64_bn64_bk64_wm1_wk2", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
+    points = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
     for i, (m, n, k) in enumerate(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113), (17, 33, 33), (33, 40, 304))):
         a, q = operand(rng, "float16", m, k), metalmm.quantize(operand(rng, "float16", n, k), form, layout=layout or "nk")
         if form == "nvfp4" and 0 < k % 32 <= 16:
@@ -108,7 +108,7 @@ def test_what_tensor_cores_cut_off(device: metalmm.Device, on_cpu: Mapping[str, 
         a[:, 1:64] *= 2
         a[:, 8:64:8] /= 2
         b, options = np.ones((32, k), np.float16), {"c": 2 * c, "beta": 1.0, "transpose_b": True}
-    found = metalmm.matmul(on_cpu["gemm/bm64_bn64_bk64_wm1_wk2"], a, b, device=device, **options).astype(np.float64)
+    found = metalmm.matmul(on_cpu["gemm/bm128_bn64_bk64"], a, b, device=device, **options).astype(np.float64)
     assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
 
 

@@ -163,7 +163,9 @@ METALMM_ONCE uint4 load_transposed(const void* line, METALMM_SITE) {
 }
 
 // At once: what a kernel forgets to wait for is not seen here.
-METALMM_INLINE void copy_later(void* to, const void* from) { __builtin_memcpy(to, from, 16); }
+METALMM_INLINE void copy_later(void* to, const void* from, bool there = true) {
+  there ? __builtin_memcpy(to, from, 16) : __builtin_memset(to, 0, 16);
+}
 METALMM_ONCE uint pick_bytes(uint low, uint high, uint which) {
   ulong bytes = ulong(high) << 32 | low;
   uint picked = 0;

@@ -49,57 +49,79 @@ _HALF_CONVERTS = re.compile(r'conversion function from "(const |volatile )*half"
 _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
-# What each tile takes (protocol.Tiles) with dense weights, scaled ones, affine ones, those whose halves of a block have a scale each, and
-# floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by benchmarks/fit_tiles.py
-# on an H200 (docs/lab/cuda.md, "The rule counts waves").
+# What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
+# scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by
+# benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "The rule counts waves").
 _Times = TileTimes | None
-_DENSE, _SCALED, _AFFINE, _HALVES, _FLOATS = range(5)
+_DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
-    "small_m/t2_s16_d2_tg512": ((28, 21, 1760, 1), None, None, None, None),
-    "small_m_mma/r2_t2_s4_d2_tg128": (None, (103, 32, 741, 7), (88, 31, 1706, 6), (139, 33, 728, 5), (117, 34, 929, 8)),
-    "small_m_mma/r2_t2_s8_d2_tg256": (None, (48, 27, 1941, 3), (58, 26, 2289, 3), (58, 36, 1967, 2), (62, 31, 1619, 4)),
-    "small_m_mma/r2_t2_s16_d2_tg512": (None, (32, 10, 1679, 1), (33, 2, 1958, 1), (40, 2, 2120, 1), (37, 29, 2134, 2)),
-    "small_m_mma/r4_t2_s4_d2_tg128": (None, (86, 44, 1638, 4), (100, 40, 3112, 4), (116, 56, 2258, 4), (100, 37, 1997, 5)),
-    "small_m_mma/r4_t2_s16_d2_tg512": (None, (25, 35, 3025, 1), (31, 25, 3717, 1), (39, 35, 3566, 1), (24, 42, 2965, 1)),
-    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((60, 33, 3589, 4), (91, 45, 3562, 6), (104, 49, 4158, 6), (200, 60, 3582, 6), (94, 51, 3819, 6)),
-    "gemm/bm32_bn32_bk64_wm1_wn1_wk2": ((116, 45, 4362, 6), None, None, None, None),
+    "small_m/t2_s16_d2_tg512": ((24, 25, 1790, 1), None, None, None, None, None),
+    "small_m_mma/r2_t2_s4_d2_tg128": (None, (111, 30, 670, 7), (70, 32, 1113, 7), (100, 32, 1181, 6), (135, 43, 2, 5), (111, 40, 1386, 8)),
+    "small_m_mma/r2_t2_s4_d4_tg128": (None, (84, 26, 1299, 4), (72, 18, 1941, 5), (78, 23, 2065, 4), (98, 31, 1879, 4), (54, 23, 2258, 4)),
+    "small_m_mma/r2_t2_s8_d4_tg256": (None, (47, 22, 1330, 2), (43, 15, 1362, 2), (49, 19, 1597, 2), (64, 25, 1157, 2), (45, 17, 1508, 2)),
+    "small_m_mma/r2_t2_s16_d2_tg512": (None, (28, 22, 1801, 1), (17, 26, 2136, 1), (26, 24, 2259, 1), (31, 36, 2293, 1), (39, 31, 1634, 2)),
+    "small_m_mma/r2_t2_s16_d4_tg512": (None, (28, 9, 1884, 1), (22, 10, 1887, 1), (23, 14, 2610, 1), (31, 20, 2461, 1), (26, 1, 2309, 1)),
+    "small_m_mma/r4_t2_s4_d4_tg128": (None, (93, 33, 2223, 3), (86, 27, 2655, 4), (98, 30, 3431, 3), (82, 53, 4771, 3), (71, 35, 4269, 3)),
+    "small_m_mma/r4_t2_s16_d2_tg512": (None, (30, 34, 2883, 1), (22, 36, 3209, 1), (27, 37, 3998, 1), (39, 47, 3437, 1), (29, 34, 3470, 1)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": (
+        (56, 39, 3453, 4),
+        (90, 48, 4029, 6),
+        (83, 49, 3966, 7),
+        (114, 47, 5156, 6),
+        (207, 58, 4295, 6),
+        (90, 49, 4749, 6),
+    ),
+    "gemm/bm32_bn32_bk128_wm1_wn1_wk4": (
+        (79, 60, 4468, 4),
+        (99, 64, 4010, 4),
+        (91, 64, 4126, 4),
+        (106, 79, 5636, 4),
+        (207, 93, 6289, 4),
+        (85, 75, 5712, 4),
+    ),
     "gemm/bm64_bn32_bk128_wm1_wn1_wk4": (
-        (180, 59, 5273, 3),
-        (192, 62, 2379, 2),
-        (187, 89, 4890, 2),
-        (278, 71, 3595, 2),
-        (186, 57, 3915, 2),
+        (180, 62, 4711, 3),
+        (199, 51, 2270, 2),
+        (159, 74, 6987, 3),
+        (192, 81, 5183, 2),
+        (273, 68, 3858, 2),
+        (178, 58, 4271, 2),
     ),
-    "gemm/bm64_bn64_bk64_wm1_wk2": (
-        (182, 134, 6817, 3),
-        (214, 186, 8521, 3),
-        (283, 196, 9557, 2),
-        (379, 171, 7658, 2),
-        (215, 173, 8297, 3),
+    "gemm/bm128_bn64_bk64": (
+        (370, 158, 7314, 2),
+        (373, 240, 10756, 2),
+        (337, 224, 10566, 2),
+        (389, 265, 15458, 2),
+        (494, 288, 12174, 2),
+        (360, 255, 11299, 2),
     ),
-    "gemm/bm128_bn64_bk64": ((364, 158, 8092, 2), (362, 235, 10511, 2), (390, 267, 15132, 2), (479, 304, 12652, 2), (365, 260, 11024, 2)),
-    "gemm/bm128_bn128_bk32": ((515, 456, 7027, 2), (607, 527, 8846, 2), (849, 778, 8501, 2), (1383, 1166, 2645, 2), (643, 670, 8955, 2)),
-    "gemm_wgmma/bm64_bn64_s4": (None, (233, 118, 5402, 3), (430, 195, 8601, 3), None, (239, 128, 6024, 3)),
-    "gemm_wgmma/bm64_bn64": ((112, 77, 4236, 2), (185, 122, 6449, 2), (434, 182, 8076, 2), None, (192, 135, 6802, 2)),
-    "gemm_wgmma/bm64_bn64_k2": ((63, 47, 4017, 2), (102, 62, 4617, 2), (206, 101, 6279, 2), None, (100, 70, 5706, 2)),
-    "gemm_wgmma/bm64_bn64_k4": ((13, 45, 5594, 2), (22, 58, 8664, 3), (62, 103, 10357, 3), None, (20, 67, 8958, 3)),
-    "gemm_wgmma/bm64_bn64_s4_k4": (None, (34, 46, 7818, 3), (77, 71, 8759, 3), None, (38, 49, 8038, 3)),
-    "gemm_wgmma/bm64_bn64_s12_k2": ((49, 44, 3901, 1), None, None, None, None),
-    "gemm_wgmma/bm128_bn128": ((184, 152, 5853, 1), (365, 92, 9052, 1), (756, 87, 11129, 1), None, (381, 116, 9176, 1)),
+    "gemm_wgmma/bm64_bn64": ((120, 92, 3973, 2), (191, 119, 6571, 2), (196, 138, 6020, 2), (434, 183, 8470, 2), None, (182, 136, 6836, 2)),
+    "gemm_wgmma/bm64_bn64_k2": ((62, 54, 4096, 2), (105, 58, 5485, 2), (104, 62, 2691, 2), (204, 102, 6517, 2), None, (107, 65, 5555, 2)),
+    "gemm_wgmma/bm64_bn64_k4": ((16, 46, 5295, 2), (25, 64, 8183, 3), (33, 48, 8033, 3), (57, 101, 11197, 3), None, (6, 59, 11286, 3)),
+    "gemm_wgmma/bm64_bn64_s4": (None, (240, 113, 5485, 3), (241, 113, 5546, 3), (431, 192, 8992, 3), None, (232, 118, 7036, 3)),
+    "gemm_wgmma/bm64_bn64_s12_k2": ((54, 37, 3719, 1), None, None, None, None, None),
+    "gemm_wgmma/bm128_bn128": ((200, 137, 5426, 1), (370, 113, 9351, 1), (355, 27, 8595, 1), (756, 75, 11328, 1), None, (383, 99, 9384, 1)),
 }
 
 
 # The same of up to eight rows of A.
 _FEW: Mapping[str, Sequence[_Times]] = {
-    "small_m/t2_s4_d2_tg128": ((79, 33, 1982, 6), None, None, None, None),
-    "small_m/t2_s8_d2_tg256": ((49, 30, 1843, 3), None, None, None, None),
-    "small_m/t2_s16_d2_tg512": ((29, 20, 1599, 1), None, None, None, None),
-    "small_m_mma/t2_s4_d2_tg128": (None, (86, 27, 1160, 9), (85, 29, 1594, 7), (106, 42, 1710, 8), (103, 33, 851, 9)),
-    "small_m_mma/t2_s4_d4_tg128": (None, (63, 30, 1339, 8), (84, 26, 1033, 5), (78, 39, 1646, 5), (51, 31, 1986, 8)),
-    "small_m_mma/t2_s8_d2_tg256": (None, (47, 25, 1405, 4), (44, 25, 1615, 3), (57, 41, 833, 3), (49, 28, 1044, 4)),
-    "small_m_mma/t2_s8_d4_tg256": (None, (44, 23, 1145, 3), (37, 17, 1645, 2), None, None),
-    "small_m_mma/t4_s8_d2_tg256": (None, (53, 49, 1780, 3), None, None, None),
-    "small_m_mma/t2_s16_d2_tg512": (None, (25, 21, 1665, 2), (24, 23, 2165, 2), (43, 31, 1853, 2), (36, 25, 1218, 2)),
+    "small_m/t2_s8_d2_tg256": ((45, 31, 1799, 3), None, None, None, None, None),
+    "small_m/t2_s16_d2_tg512": ((27, 23, 1562, 1), None, None, None, None, None),
+    "gemv_nt_mma/r2_c2_s4_d2_tg128": (None, (40, 19, 1163, 6), (43, 12, 1168, 7), (49, 16, 1464, 7), (36, 17, 2508, 5), (35, 21, 2200, 5)),
+    "gemv_nt_mma/r2_c2_s4_d4_tg128": (None, (37, 15, 413, 4), (30, 11, 767, 4), (42, 10, 661, 4), (31, 17, 871, 3), (29, 17, 934, 4)),
+    "gemv_nt_mma/r2_c2_s8_d2_tg256": (None, (35, 17, 198, 3), (22, 11, 1055, 3), (29, 12, 1496, 3), (26, 18, 713, 2), (26, 18, 742, 2)),
+    "gemv_nt_mma/r2_c2_s16_d2_tg512": (None, (8, 18, 1761, 1), (6, 14, 1842, 1), (7, 14, 2287, 1), (7, 15, 2679, 1), (8, 14, 2374, 1)),
+    "gemv_nt_mma/r4_c2_s4_d2_tg128": (None, (51, 16, 1652, 4), (43, 12, 1728, 4), (76, 9, 1, 4), (59, 15, 1837, 4), (49, 17, 2108, 4)),
+    "gemv_nt_mma/r4_c2_s8_d2_tg256": (None, (29, 16, 1509, 2), (25, 11, 1722, 2), (32, 11, 1902, 2), (30, 20, 1651, 2), (28, 18, 1639, 2)),
+    "small_m_mma/t2_s4_d4_tg128": (None, (77, 29, 791, 6), (72, 21, 1398, 8), (57, 22, 1895, 5), (82, 32, 1399, 5), (64, 19, 1213, 4)),
+    "small_m_mma/t2_s8_d4_tg256": (None, (50, 19, 795, 3), (38, 14, 1026, 3), (31, 18, 1589, 2), (47, 23, 757, 2), (38, 15, 1092, 2)),
+    "small_m_mma/t2_s16_d2_tg512": (None, (21, 23, 1690, 2), (19, 20, 1787, 2), (21, 26, 2053, 2), (48, 34, 1102, 2), (37, 25, 1032, 2)),
+    "small_m_mma/t2_s16_d4_tg512": (None, (21, 6, 1673, 1), (15, 17, 1621, 1), (17, 17, 1905, 1), (19, 26, 2056, 1), (19, 11, 2083, 1)),
+    "small_m_mma/t4_s4_d4_tg128": (None, (56, 47, 2300, 3), (53, 32, 2559, 4), (86, 34, 2641, 3), (91, 56, 3064, 3), (63, 42, 2137, 2)),
+    "small_m_mma/t4_s8_d2_tg256": (None, (53, 54, 1601, 3), (44, 46, 1644, 3), (56, 54, 1593, 2), (71, 76, 767, 2), (65, 59, 1045, 3)),
+    "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((45, 67, 3409, 4), None, None, None, None, None),
+    "gemm_wgmma/bm64_bn64_s12_k2": ((54, 38, 3458, 1), None, None, None, None, None),
 }
 
 
@@ -108,7 +130,9 @@ def weights_of(storage: str) -> int:
     if storage == "dense":
         return _DENSE
     form = FORMATS[storage.partition(":")[0]]
-    return _HALVES if form.halves else _FLOATS if form.is_float else _AFFINE if form.has_bias else _SCALED
+    if form.halves or form.is_float or form.has_bias:
+        return _HALVES if form.halves else _FLOATS if form.is_float else _AFFINE
+    return _NIBBLES if form.bits == 4 else _BYTES
 
 
 def _tiles(table: Mapping[str, Sequence[_Times]], storage: str) -> Tiles:
@@ -154,16 +178,10 @@ class _Cuda:
         ("affine4", "nt", 896, 4864, "gemv_nt_mma/c2_s19_d2_tg608"),
         ("affine4", "nt", 896, 896, "gemv_nt/l4_s4_d2_x_tg128"),
         # m of 2 to 8
-        ("affine4", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
-        ("q8_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
-        ("q4_0", "nt", 9728, 896, "small_m_mma/t2_s4_d7_tg128"),
-        ("dense", "nt", 151936, 896, "small_m/t3_s4_d2_tg128"),
-        ("q8_0:canonical", "nt", 151936, 896, "small_m_mma/t4_d3_tg64"),
-        ("q4_0:canonical", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
-        ("affine8", "nt", 151936, 896, "small_m_mma/t4_d3_tg64"),
-        ("affine8:canonical", "nt", 151936, 896, "small_m_mma/t2_d2_tg64"),
-        ("affine4", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
-        ("affine4:canonical", "nt", 151936, 896, "small_m_mma/t2_d4_tg64"),
+        *(
+            (storage, "nt", 151936, 896, "small_m_mma/t2_d4_tg64")
+            for storage in ("q8_0:canonical", "q4_0:canonical", "affine8", "affine8:canonical", "affine4", "affine4:canonical")
+        ),
     )
     usual_cores = 132  # an H200's
     preferred: Sequence[Preferred] = (
@@ -186,7 +204,7 @@ class _Cuda:
         ("", "", "gemv_nt/l4_d7_x_tg128"),
         *((storage, "1", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
         *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
-        ("dense", "1", Splits.of(24e3, "small_m", "t2_s4_d2_tg128", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
+        ("dense", "1", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )

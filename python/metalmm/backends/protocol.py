@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..kernel_source import Code, Constants, KernelText, LibraryText
+
+if TYPE_CHECKING:
+    from .. import _core
+    from ..variant import Variant
 
 Winner = tuple[str, str, int, int, str]  # B's storage in its default group, layout, n, k, variant
 
@@ -39,9 +43,10 @@ class Tiles(NamedTuple):
     ns: Mapping[str, TileTimes]
 
     @staticmethod
-    def of_core(tile: tuple[int, int], m: int, n: int, batch: int, cores: int) -> float:
-        """How many a core has, in the mean."""
-        return math.ceil(m / tile[0]) * math.ceil(n / tile[1]) * batch / cores
+    def work(variant: Variant, spec: _core.MatmulSpec, cores: int) -> tuple[float, float]:
+        """How many tiles a core has, in the mean, and how often 32 of k, with what is loaded past the end."""
+        tile = variant.tile
+        return math.ceil(spec.m / tile[0]) * math.ceil(spec.n / tile[1]) * spec.batch / cores, math.ceil(variant.of_k(spec) / 32)
 
     @staticmethod
     def took(ns: Any, of_core: Any, steps: Any) -> Any:

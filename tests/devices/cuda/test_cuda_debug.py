@@ -21,7 +21,7 @@ def _debug() -> Iterator[metalmm.Device]:
         yield device
 
 
-@pytest.mark.parametrize("variant", [GEMM, OCTETS, "gemm/bm32_bn32_bk32", "small_m/t2_s4_d2_tg128"])
+@pytest.mark.parametrize("variant", [GEMM, OCTETS, "gemm/bm32_bn32_bk32", "small_m/t2_s8_d2_tg256"])
 def test_what_is_right_is_right_in_debug_mode(variant: str, debug: metalmm.Device) -> None:
     m = 1 if variant.startswith("gemv") else 5
     a, b = half(m, 256), half(96, 256, seed=1)
