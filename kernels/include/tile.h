@@ -67,14 +67,14 @@ struct TileLoads {
   const device T* next[EACH];
 
   // From element from.x of line from.y of a matrix of `lines` on. WHOLE, here and below: lines begin on vectors and do not end in the tile,
-  // and K does not. Nobody stores what becomes of lines past the last. Straight, they are zeros; by way of registers others are taken, from
-  // the first on. Were they one line, all threadgroups would wait for the part of the cache that has it.
+  // and K does not. Nobody stores what becomes of lines past the last: straight they are zeros, and else others are taken, from the first
+  // on. Were they one line, all threadgroups would wait for the part of the cache that has it.
   template <bool WHOLE>
   METAL_FUNC void begin(const device T* source, uint ld, uint2 from, uint lines, uint tid) thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) {
       uint eight = tid + i * TG, line = from.y + eight / Tile::ACROSS;
-      next[i] = source + (WHOLE && !STRAIGHT ? line % lines : line) * ld + (from.x + eight % Tile::ACROSS * 8);
+      next[i] = source + (WHOLE ? line % lines : line) * ld + (from.x + eight % Tile::ACROSS * 8);
     }
   }
   // left: of the matrix, elements and lines from the tile's first on; zeros beyond. step: to the next tile.
