@@ -43,6 +43,7 @@ METAL_FUNC void multiply(const device T* A, WeightsAt w, Output<T> to, constant 
   if (!add_up<WIDE, Storage, Way>(a, only, first, me, shared, sum)) return;
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) {
+    if (WIDE && r >= rows) break;
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {  // constant indices: the sums stay in registers
       uint column = first + c * ACROSS;

@@ -11,6 +11,8 @@
 namespace metalmm {
 
 // What an operation asks for, without its data. C, bias and the result are of A's type; `c`: beta * C is added.
+constexpr uint32_t kRowsAlike = 16;
+
 struct MatmulSpec {
   uint32_t m = 1, n = 1, k = 1, batch = 1;
   bool transpose_a = false, transpose_b = false, bias = false, c = false;
@@ -19,7 +21,8 @@ struct MatmulSpec {
   Storage b_storage;
   // Of a fused operation: columns of the second and third B, which share A with the first; 0: there is none.
   uint32_t also_n[2] = {0, 0};
-  bool swiglu = false;  // of two: silu(A B0) * (A B1)
+  bool swiglu = false;         // of two: silu(A B0) * (A B1)
+  bool row_invariant = false;  // a row's bits depend on neither m, up to kRowsAlike, nor its place
 
   unsigned parts() const { return 1 + (also_n[0] != 0) + (also_n[1] != 0); }
   unsigned end() const { return swiglu ? 3 : parts() - 1; }  // of kEndNames
@@ -52,6 +55,10 @@ struct Tiling {
   uint32_t bm = 1, bn = 1, threads = 1;
 };
 
+// Whether a row's bits depend on m or its place: they may; not where rows of A begin on vectors; not at all. The last two take any m.
+// Vectors are of eight elements: memory is not aligned so for those of four bytes.
+enum class Rows { may_differ, alike_on_vectors, alike };
+
 // One kernel of a variant: the B that it takes, and what else it supports.
 struct Form {
   unsigned storages = 0, ends = 0;  // bit per Storage::index(), and per MatmulSpec::end()
@@ -59,6 +66,8 @@ struct Form {
   std::vector<uint32_t> n_values;  // empty: any
   unsigned layouts = 0;            // bit per layout_index()
   bool bias = true, c = true, alpha = true;
+  Rows rows = Rows::may_differ;
+  bool rows_alike(const MatmulSpec& s) const { return rows == Rows::alike || (rows == Rows::alike_on_vectors && s.a_type.size == 2); }
   std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
 
   bool takes(const MatmulSpec& s) const { return (storages >> s.b_storage.index() & 1) && (ends >> s.end() & 1); }

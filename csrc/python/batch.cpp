@@ -173,10 +173,10 @@ PyObject* add(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*
 
 PyMethodDef methods[] = {
     fast_method("matmul", &add_matmul,
-                "matmul($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
-                "--\n\nAdds a matmul; arguments and errors as metalmm.matmul. Returns the result, not yet filled."),
+                "matmul($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None,\n"
+                "row_invariant=False)\n--\n\nAdds a matmul; arguments and errors as metalmm.matmul. Returns the result, not yet filled."),
     fast_method("matmul_fused", &add_matmul_fused,
-                "matmul_fused($self, variant, a, weights, *, bias=None, activation=None, out=None)\n--\n\n"
+                "matmul_fused($self, variant, a, weights, *, bias=None, activation=None, out=None, row_invariant=False)\n--\n\n"
                 "Adds a fused matmul; arguments and errors as metalmm.matmul_fused. Returns its results, not yet filled."),
     fast_method("add", &add, "add($self, call)\n--\n\nAdds a prepared call. Returns its out, not yet filled."),
     plain_method<Batch, &Batch::submit>("submit", "submit($self)\n--\n\nHands the batch to the device."),

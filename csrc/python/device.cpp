@@ -138,10 +138,10 @@ PyMethodDef device_methods[] = {
                 "batch($self, *, per_dispatch=False)\n--\n\n"
                 "A new Batch.\n\nper_dispatch: its timing tells each dispatch's own time, which keeps a GPU from overlapping them."),
     fast_method("prepare", &prepare,
-                "prepare($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None)\n"
-                "--\n\nA PreparedCall: a matmul with everything resolved. Arguments and errors as metalmm.matmul."),
+                "prepare($self, variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None,\n"
+                "row_invariant=False)\n--\n\nA PreparedCall: a matmul with everything resolved. Arguments and errors as metalmm.matmul."),
     fast_method("prepare_fused", &prepare_fused,
-                "prepare_fused($self, variant, a, weights, *, bias=None, activation=None, out=None)\n"
+                "prepare_fused($self, variant, a, weights, *, bias=None, activation=None, out=None, row_invariant=False)\n"
                 "--\n\nA PreparedCall of matmul_fused. Arguments and errors as metalmm.matmul_fused."),
     plain_method<PyDevice, &PyDevice::close>(
         "close",

@@ -52,9 +52,9 @@ MatmulCall::Quantized parts_of(nb::handle array) {
 }  // namespace
 
 MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
-  enum { kVariant, kA, kB, kBias, kC, kAlpha, kBeta, kTa, kTb, kOut, kDevice, kCount };
-  static const std::vector<const char*> names = {"variant", "a",           "b",           "bias", "c",     "alpha",
-                                                 "beta",    "transpose_a", "transpose_b", "out",  "device"};
+  enum { kVariant, kA, kB, kBias, kC, kAlpha, kBeta, kTa, kTb, kOut, kRowInvariant, kDevice, kCount };
+  static const std::vector<const char*> names = {"variant",     "a",           "b",   "bias",          "c",     "alpha", "beta",
+                                                 "transpose_a", "transpose_b", "out", "row_invariant", "device"};
   static const auto* with = new Parameters("matmul", names, 3, 3);
   static const auto* without = new Parameters("matmul", {names.begin(), names.end() - 1}, 3, 3);
   PyObject* v[kCount] = {};
@@ -84,6 +84,7 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
           factor(v[kBeta], "matmul: beta", 0.0),
           flag(v[kTa], "matmul: transpose_a", false),
           flag(v[kTb], "matmul: transpose_b", is_quantized),
+          flag(v[kRowInvariant], "matmul: row_invariant", false),
           std::move(quantized),
           {},
           false,
@@ -108,8 +109,8 @@ std::vector<nb::object> items_of(nb::handle list, const char* what, size_t count
 }  // namespace
 
 MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObject* kwnames, bool takes_device) {
-  enum { kVariant, kA, kWeights, kBias, kActivation, kOut, kDevice, kCount };
-  static const std::vector<const char*> names = {"variant", "a", "weights", "bias", "activation", "out", "device"};
+  enum { kVariant, kA, kWeights, kBias, kActivation, kOut, kRowInvariant, kDevice, kCount };
+  static const std::vector<const char*> names = {"variant", "a", "weights", "bias", "activation", "out", "row_invariant", "device"};
   static const auto* with = new Parameters("matmul_fused", names, 3, 3);
   static const auto* without = new Parameters("matmul_fused", {names.begin(), names.end() - 1}, 3, 3);
   PyObject* v[kCount] = {};
@@ -117,7 +118,7 @@ MatmulCall MatmulCall::take_fused(PyObject* const* args, Py_ssize_t count, PyObj
   auto given = [&](int i) { return nb::handle(v[i] ? v[i] : Py_None); };
   MatmulCall call{};
   call.variant = given(kVariant), call.a = given(kA), call.c = Py_None, call.device = given(kDevice);
-  call.alpha = 1, call.transpose_b = true;
+  call.alpha = 1, call.transpose_b = true, call.row_invariant = flag(v[kRowInvariant], "matmul_fused: row_invariant", false);
   if (nb::handle activation = given(kActivation); !activation.is_none()) {
     if (!PyUnicode_Check(activation.ptr()) || text_of(activation) != "swiglu")
       bad_argument("matmul_fused: activation is " + repr_of(activation) + "; it takes None or 'swiglu'");
@@ -236,7 +237,7 @@ const Variant& chosen_variant(DeviceState& state, nb::handle device, const Matmu
     state.choices_generation = choices_generation;
   }
   static_assert(kFormats <= 16, "four bits of the flags");
-  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 |
+  unsigned flags = s.layout_index() | s.bias << 2 | s.c << 3 | (s.alpha != 1.0f) << 4 | operand_type(s.a_type) << 5 | s.row_invariant << 7 |
                    s.b_storage.format << 8 | s.b_storage.canonical << 12 | s.b_storage.group << 16 | unsigned{libraries} << 31;
   ChoiceKey key = {s.m, s.n, s.k, s.batch, flags, s.also_n[0], s.also_n[1], s.swiglu};
   auto known = state.choices.find(key);
@@ -278,6 +279,15 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
   throw Error(ErrorKind::unsupported, v.id + ": " + lack + registry().alternatives(spec, device));
 }
 
+// Where B's rows begin on vectors, a kernel takes those of A by vectors if they do, too, and adds up in another order if not.
+void check_begins_of_rows(const MatmulParams& p, bool is_dense) {
+  bool of_b = (p.ldb | p.stride_b | p.vec_offset_b) % (is_dense ? 8 : 16) == 0, of_a = (p.lda | p.stride_a | p.vec_offset_a) % 8 == 0;
+  if (of_b && !of_a)
+    throw Error(ErrorKind::layout, "matmul: rows of a begin " + std::to_string(p.lda) + " elements apart, the first on element " +
+                                       std::to_string(p.vec_offset_a) +
+                                       " of eight; with row_invariant they must begin on multiples of eight: pass a copy of a");
+}
+
 }  // namespace
 
 // -- matmul -----------------------------------------------------------------------------------------------------------
@@ -312,6 +322,7 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   }
   bool is_fused = !others.empty();
   if (is_fused) plan.spec = fuse(parts(), call.swiglu);
+  plan.spec.row_invariant = call.row_invariant;
   const std::shared_ptr<Device>& running = state.open();
   bool is_automatic = variant == &automatic();
   uint64_t chosen_at = choices_generation;
@@ -320,6 +331,11 @@ Matmul::Matmul(const MatmulCall& call, DeviceState& state, nb::handle device)
   if (is_automatic && !variant->library.empty() && !running->library_takes(library_call(plan, args)))
     variant = &chosen_variant(state, device, plan.spec, libraries = false);
   check_supports(*variant, plan.spec, *running);
+  if (call.row_invariant && variant->form(plan.spec)->rows == Rows::alike_on_vectors) {
+    bool is_dense = plan.spec.b_storage.is_dense();
+    check_begins_of_rows(plan.params, is_dense);
+    for (auto& o : others) check_begins_of_rows(o->plan.params, is_dense);
+  }
   bool on_device = a.is_array() || b.is_array();
   for (auto& o : others) on_device |= o->b.is_array();
   auto place_result = [&](nb::handle given, MatmulPlan& its_plan, const MatmulArgs& its_args, Operand& to) {
@@ -472,6 +488,8 @@ Form form_of(nb::handle table) {
   f.m = range_of(at("m")), f.n = range_of(at("n")), f.k = range_of(at("k")), f.batch = range_of(at("batch"));
   f.n_values = nb::cast<std::vector<uint32_t>>(at("n_values"));
   f.layouts = bits_of(at("layouts"), kLayoutNames);
+  auto rows = nb::cast<std::string>(at("rows"));
+  f.rows = rows == "alike" ? Rows::alike : rows == "alike on vectors" ? Rows::alike_on_vectors : Rows::may_differ;
   f.bias = nb::cast<bool>(at("bias")), f.c = nb::cast<bool>(at("c")), f.alpha = nb::cast<bool>(at("alpha"));
   for (auto [type, why] : nb::cast<nb::dict>(at("without")))
     for (unsigned i = 0; i < kOperandTypeCount; i++)
@@ -518,12 +536,15 @@ nb::tuple names_of(const char* const (&names)[N]) {
 }
 
 constexpr const char* kMatmulDoc =
-    "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None, device=None)\n--\n\n"
+    "matmul(variant, a, b, *, bias=None, c=None, alpha=1.0, beta=0.0, transpose_a=False, transpose_b=False, out=None,\n"
+    "row_invariant=False, device=None)\n--\n\n"
     "alpha * op(a) @ op(b) + beta * c + bias by the kernel variant of that id, summed in float32.\n\n"
     "variant: 'family/name', see metalmm.variants(), or 'auto': what `metalmm tune` chose for these sizes on this device, else a stated\n"
     "rule's choice (docs/decide.md). a: (m, k), or (k, m) with transpose_a; with a batch, (batch, m, k). b: (k, n), or\n"
     "(n, k) with transpose_b; (batch, ...) or 2-D and shared; or a QuantizedArray, (n, k). bias: (n,). c: (m, n) or (batch, m, n); read "
     "only where beta is not 0; with c say beta.\n"
+    "row_invariant: a row of the result has the same bits for each m from 1 to 16, in each batch and place; the variant, which must\n"
+    "allow it (docs/decide.md), is 'auto's choice by n, k, type, storage and layout alone. m up to 16.\n"
     "out: C-contiguous, of the result's shape; it may be c itself and overlap nothing else. All are float16, bfloat16 or float32, of one\n"
     "type: NumPy arrays, whatever else has __dlpack__ on the CPU, or Arrays. device: by default that of the Arrays, else\n"
     "metalmm.default_device().\n\n"
@@ -533,13 +554,13 @@ constexpr const char* kMatmulDoc =
     "anything runs; CompileError on a variant's first use; KernelError if the kernel breaks a rule of Metal.";
 
 constexpr const char* kFusedDoc =
-    "matmul_fused(variant, a, weights, *, bias=None, activation=None, out=None, device=None)\n--\n\n"
+    "matmul_fused(variant, a, weights, *, bias=None, activation=None, out=None, row_invariant=False, device=None)\n--\n\n"
     "a @ w.T + b for two or three weights that share a, in one dispatch: gate and up; q, k and v.\n\n"
     "variant: one that takes so many, see metalmm.variants(MatmulSpec(..., also_n=...)), or 'auto'. a: (m, k), or (batch, m, k). weights: "
     "a\n"
     "list of (n, k) each, all dense or all QuantizedArrays of one storage; n may differ. bias: a list, (n,) each. activation: 'swiglu'\n"
     "takes two weights of one n and gives silu(a @ w0.T + b0) * (a @ w1.T + b1), silu(x) = x / (1 + exp(-x)). out: a list of arrays, of\n"
-    "which the rows may be columns of one array; of swiglu one array.\n\n"
+    "which the rows may be columns of one array; of swiglu one array. row_invariant: as of matmul().\n\n"
     "Returns a tuple of results, of swiglu one, as matmul() does. Raises as matmul().";
 
 }  // namespace

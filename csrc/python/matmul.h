@@ -11,7 +11,7 @@ struct TracedDispatch;
 struct MatmulCall {
   nb::handle variant, a, b, bias, c, out, device;  // b: of a quantized B, its integers
   double alpha, beta;
-  bool transpose_a, transpose_b;
+  bool transpose_a, transpose_b, row_invariant;
   struct Quantized {
     Storage storage;
     int64_t n = 0, k = 0;

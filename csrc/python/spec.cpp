@@ -23,10 +23,11 @@ DType operand_dtype(nb::handle value) {
 }
 
 MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
-  enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kStorage, kAlsoN, kSwiglu, kCount };
-  static const auto* parameters = new Parameters(
-      "MatmulSpec",
-      {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage", "also_n", "swiglu"}, 3, kCount);
+  enum { kM, kN, kK, kBatch, kTa, kTb, kBias, kAlpha, kBeta, kDtype, kStorage, kAlsoN, kSwiglu, kRowInvariant, kCount };
+  static const auto* parameters = new Parameters("MatmulSpec",
+                                                 {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype",
+                                                  "b_storage", "also_n", "swiglu", "row_invariant"},
+                                                 3, kCount);
   PyObject* v[kCount];
   parameters->take(args, kwargs, v);
   MatmulSpec s;
@@ -44,6 +45,7 @@ MatmulSpec make_spec(const nb::args& args, const nb::kwargs& kwargs) {
       s.also_n[others++] = size_of(n.ptr(), "also_n", 1);
     });
   s.swiglu = flag(v[kSwiglu], "MatmulSpec: swiglu", false);
+  s.row_invariant = flag(v[kRowInvariant], "MatmulSpec: row_invariant", false);
   if (others && (s.c || s.alpha != 1.0f)) bad_argument("MatmulSpec: a fused operation has no alpha and beta");
   if (others && !flag(v[kTb], "MatmulSpec: transpose_b", true))
     bad_argument("MatmulSpec: transpose_b is False; the matrices B of a fused operation are n rows of k");
@@ -78,7 +80,7 @@ nb::tuple also_n_of(const MatmulSpec& s) {
 // What MatmulSpec(*…) makes the same one of.
 nb::tuple arguments_of(const MatmulSpec& s) {
   return nb::make_tuple(s.m, s.n, s.k, s.batch, s.transpose_a, s.transpose_b, s.bias, s.alpha, s.beta, s.a_type.name(), s.b_storage.name(),
-                        also_n_of(s), s.swiglu);
+                        also_n_of(s), s.swiglu, s.row_invariant);
 }
 
 // The same for equal ones; NaN is equal to itself, and the zeros to one another.
@@ -89,7 +91,7 @@ auto key_of(const MatmulSpec& s) {
     return x == 0 ? 0 : b;
   };
   return std::tuple(s.m, s.n, s.k, s.batch, s.layout_index(), s.bias, bits(s.alpha), bits(s.beta), operand_type(s.a_type),
-                    s.b_storage.name(), s.also_n[0], s.also_n[1], s.swiglu);
+                    s.b_storage.name(), s.also_n[0], s.also_n[1], s.swiglu, s.row_invariant);
 }
 
 }  // namespace
@@ -98,12 +100,12 @@ void bind_spec(nb::module_& m) {
   nb::class_<MatmulSpec>(
       m, "MatmulSpec",
       "MatmulSpec(m, n, k, batch=1, transpose_a=False, transpose_b=False, bias=False, alpha=1.0, beta=0.0, "
-      "dtype='float16', b_storage='dense', also_n=(), swiglu=False)\n--\n\n"
+      "dtype='float16', b_storage='dense', also_n=(), swiglu=False, row_invariant=False)\n--\n\n"
       "What a matmul asks for, without its data: sizes, layout, epilogue and the type of its operands.\n\n"
       "beta other than 0 means that beta * c is added. dtype: of A, B, C, bias and the result: float16, bfloat16 or\n"
       "float32, as numpy.dtype() takes it. b_storage: how B lies: 'dense', or as\n"
       "QuantizedArray.storage says. also_n: of matmul_fused, n of the second and third B; swiglu: its activation. Both and a\n"
-      "quantized B mean transpose_b. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
+      "quantized B mean transpose_b. row_invariant: of matmul. Raises ShapeError for a size of zero or an operand of more than 2^32 - 1\n"
       "elements, DTypeError, ArgumentError.")
       .def("__init__",
            [](MatmulSpec* self, const nb::args& args, const nb::kwargs& kwargs) { new (self) MatmulSpec(make_spec(args, kwargs)); })
@@ -125,6 +127,7 @@ void bind_spec(nb::module_& m) {
           "How B lies in memory: dense, or quantized as QuantizedArray.storage says.")
       .def_prop_ro("also_n", &also_n_of, "Of a fused operation, n of the second and third B.")
       .def_ro("swiglu", &MatmulSpec::swiglu, "Whether the result is silu(A B0) * (A B1).")
+      .def_ro("row_invariant", &MatmulSpec::row_invariant, "Whether a row's bits depend on neither m nor its place.")
       .def_prop_ro("b_bytes", &MatmulSpec::b_bytes, "Of B, of a fused operation of all of them.")
       .def_prop_ro("least_bytes", &MatmulSpec::least_bytes,
                    "The least that must move: A, B and the result, C where beta is not 0, and the bias, each once.")

@@ -9,12 +9,12 @@
 #ifdef __METALMM_CPU__
 // For a device that runs one thread at a time, wide: a thread walks COLS columns, block by block, with ROWS rows of A. Registers
 // hold 16 sums. With more it takes PART columns at a time, and 256 of k of A become floats once for all parts. Rows that A has not are its
-// last once more. LATE: a scale is for a block's sum, not for each weight.
-template <bool WHOLE, class Storage, class T, int MATRICES, int ROWS, int COLS>
+// last once more. LATE: a scale is for a block's sum, not for each weight, if the type allows that.
+template <bool WHOLE, bool IS_LATE, class Storage, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                       thread float4 (&sums)[ROWS][COLS]) {
   typedef typename Storage::Pack Pack;
-  constexpr bool PAIRS = Pack::BITS == 4, LATE = Pack::SCALED && Pack::HALVES == 1 && ROWS == 1 && IsSmall<T>::VALUE;
+  constexpr bool PAIRS = Pack::BITS == 4, LATE = IS_LATE && Pack::SCALED && Pack::HALVES == 1 && IsSmall<T>::VALUE;
   constexpr uint PIECES = 32 / Pack::COUNT, PART = ROWS * COLS <= 16 || COLS % (16 / ROWS) != 0 ? COLS : 16 / ROWS,
                  BLOCKS = PART == COLS ? 1 : 8;
   Sixteen total[COLS / PART][ROWS][PART], x[ROWS][BLOCKS][2];
@@ -67,5 +67,24 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
 #pragma clang loop unroll(full)
       for (uint i = 0; i < 16; i += 4) sums[r][c] += float4(t[i], t[i + 1], t[i + 2], t[i + 3]);
     }
+}
+// The same of as many rows as A has: ROWS, or half as many, or one. A row's sums round alike in each.
+template <bool WHOLE, class Storage, class T, int MATRICES, int ROWS, int COLS>
+METAL_FUNC void add_blocks_of_rows(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
+                                   thread float4 (&sums)[ROWS][COLS]) {
+  constexpr int FEWER = ROWS == 8 ? 4 : 1;
+  if (ROWS == 1 || a.count > FEWER) {
+    add_blocks_of_columns<WHOLE, ROWS == 1, Storage>(a, b, begin, whole, sums);
+    return;
+  }
+  float4 few[FEWER][COLS];
+  for (uint r = 0; r < uint(FEWER); r++)
+    for (uint c = 0; c < COLS; c++) few[r][c] = float4(0.0f);
+  if (FEWER > 1)
+    add_blocks_of_rows<WHOLE, Storage>(a, b, begin, whole, few);
+  else
+    add_blocks_of_columns<WHOLE, false, Storage>(a, b, begin, whole, few);
+  for (uint r = 0; r < uint(FEWER); r++)
+    for (uint c = 0; c < COLS; c++) sums[r][c] = few[r][c];
 }
 #endif

@@ -55,9 +55,9 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
     uint whole = begin + (end - begin) / 32 * 32;
     wait_for_operands();
     if (in_vectors)
-      add_blocks_of_columns<true, Storage>(a, b, begin, whole, sums);
+      add_blocks_of_rows<true, Storage>(a, b, begin, whole, sums);
     else
-      add_blocks_of_columns<false, Storage>(a, b, begin, whole, sums);
+      add_blocks_of_rows<false, Storage>(a, b, begin, whole, sums);
     k = whole;
 #endif
   } else if (in_vectors && (!Way::MMA || !Pack::HAS_BIAS || of_k >= 2 * SURE)) {
@@ -96,7 +96,8 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
   wait_for_operands();
   add_one_by_one<Storage>(a, b, k + at, end, LANES, sums);
 #pragma clang loop unroll(full)
-  for (uint r = 0; r < ROWS; r++)
+  for (uint r = 0; r < ROWS; r++) {
+    if (WIDE && r >= a.count) break;  // a CPU's branches cost less than sums of nothing
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c++) {
       float4 s = sums[r][c];
@@ -105,5 +106,6 @@ METAL_FUNC bool add_up(RowsOfA<T> a, const thread WeightsAt (&w)[MATRICES], uint
       for (uint step = LANES / 2; step > 0; step /= 2) total += metal::simd_shuffle_xor(total, step);
       sum[r][c] = total;
     }
+  }
   return join_shares<Way>(shared.partial, me, sum);
 }

@@ -110,6 +110,7 @@ def _signatures() -> None:
         b_storage: str = "dense",
         also_n: _Any = (),
         swiglu: bool = False,
+        row_invariant: bool = False,
     ) -> None: ...
 
     def call(

@@ -29,10 +29,12 @@ class _Options(TypedDict, total=False):
     beta: float
     transpose_a: bool
     transpose_b: bool
+    row_invariant: bool
 
 class _FusedOptions(TypedDict, total=False):
     bias: Sequence[AnyArray] | None
     activation: Literal["swiglu"] | None
+    row_invariant: bool
 
 class MatmulSpec:
     def __init__(
@@ -50,6 +52,7 @@ class MatmulSpec:
         b_storage: str = "dense",
         also_n: int | Sequence[int] = (),
         swiglu: bool = False,
+        row_invariant: bool = False,
     ) -> None: ...
     @property
     def m(self) -> int: ...
@@ -79,6 +82,8 @@ class MatmulSpec:
     def also_n(self) -> tuple[int, ...]: ...
     @property
     def swiglu(self) -> bool: ...
+    @property
+    def row_invariant(self) -> bool: ...
     @property
     def b_bytes(self) -> int: ...
     @property

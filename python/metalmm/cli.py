@@ -144,7 +144,7 @@ def _barriers(v: Variant, spec: _core.MatmulSpec) -> str:
     options: dict[str, Any] = {"transpose_a": spec.transpose_a, "transpose_b": spec.transpose_b, "alpha": spec.alpha, "beta": spec.beta}
     bias = device.empty((n,), spec.dtype) if spec.bias else None
     c = device.empty((*lead, spec.m, n), spec.dtype) if spec.beta else None
-    device.prepare(v, a, b, bias=bias, c=c, **options)()
+    device.prepare(v, a, b, bias=bias, c=c, row_invariant=spec.row_invariant, **options)()
     counted = device.counters
     return f"{int(counted['barriers']) / int(counted['threadgroups']):g} a threadgroup"
 

@@ -26,6 +26,8 @@ class Device(_core.Device):
     Args:
         name: "metal", an Apple GPU; "cpu", the machine's cores running the same .metal files; or "cuda", an NVIDIA GPU. By default it is
             $METALMM_DEVICE, else metal where there is one, else cpu.
+        autotune: Measures the best few of the rule behind "auto" when a shape is first used, for a second or two, and keeps the fastest in the
+            tuning file (docs/decide.md).
         options: Of that device, as the class Options in metalmm.backends.metal, metalmm.backends.cpu or metalmm.backends.cuda has them.
 
     Attributes:
@@ -36,11 +38,14 @@ class Device(_core.Device):
     does not give.
     """
 
-    def __init__(self, name: str | None = None, **options: Unpack[backends.Options]) -> None:
+    def __init__(self, name: str | None = None, *, autotune: bool = False, **options: Unpack[backends.Options]) -> None:
+        if not isinstance(autotune, bool):
+            raise ArgumentError(f"Device: autotune is {autotune!r}; it takes True or False")
         if name is not None and not isinstance(name, str):
             raise ArgumentError(f"Device: name is {name!r}; it takes one of {', '.join(backends.names())}")
         self.backend = backends.get(name or os.environ.get("METALMM_DEVICE") or backends.first_available())
         self.options = backends.options_of(self.backend, options)
+        self.autotune = autotune
         self._kernels: dict[tuple[str, str], _core.Kernel] = {}  # of matmul_gathered
         super().__init__(self.backend.name, self.options)
         open_devices.add(self)

@@ -17,6 +17,7 @@ from .strategy import Strategy
 from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, STORED, TRANSPOSES, TYPE, Form, Variant, is_argument, names_of
 
 _SIZES = ("m", "n", "k", "batch")
+_ROWS: Mapping[bool | str, str] = {False: "", "on vectors": "alike on vectors", True: "alike"}
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
 _FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
 _OF_STRATEGIES = ("name", "where", "search", "points")
@@ -346,7 +347,7 @@ class _Entry:
 
     def _supports(self) -> dict[str, Any]:
         supports = dict(self.take("supports", dict))
-        known = [*_SIZES, "layouts", "bias", "c", "alpha"]
+        known = [*_SIZES, "layouts", "bias", "c", "alpha", "row_invariant"]
         if unknown := sorted(set(supports) - set(known)):
             hint = _hint(unknown[0], known)
             raise self.fail(f"supports knows nothing of '{unknown[0]}'" + (f"; {hint}" if hint else ""))
@@ -364,6 +365,8 @@ class _Entry:
         for flag in ("bias", "c", "alpha"):
             if not isinstance(supports.get(flag, True), bool):
                 raise self.fail(f"supports.{flag} is {supports[flag]!r}; it takes true or false")
+        if supports.get("row_invariant", False) not in _ROWS:
+            raise self.fail(f"supports.row_invariant is {supports['row_invariant']!r}; it takes true, false or 'on vectors'")
         return supports
 
     def _types(self, template: Sequence[str]) -> dict[str, str]:
@@ -428,6 +431,7 @@ def _registration_of(f: Form, v: Variant) -> dict[str, Any]:
         "bias": f.supports.get("bias", True),
         "c": f.supports.get("c", True),
         "alpha": f.supports.get("alpha", True),
+        "rows": _ROWS[f.supports.get("row_invariant", False)],
         "without": dict(f.without),
         **{size: _range(str(v), f.supports, size) for size in _SIZES},
     }

@@ -6,13 +6,14 @@ import contextlib
 import errno
 import fcntl
 import functools
+import itertools
 import math
 import os
 import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from .kernel_source import resource
 from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
+_ROWS_OF_ALL = 8  # for which a variant is chosen that has the same bits for any m
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
 
@@ -50,9 +52,14 @@ class Key:
     storage: str = "dense"
     also_n: tuple[int, ...] = ()
     swiglu: bool = False
+    row_invariant: bool = False
 
     @staticmethod
     def of(spec: _core.MatmulSpec) -> Key:
+        """With row_invariant for all m, batches and epilogues one."""
+        if spec.row_invariant:
+            of_b = (spec.dtype, spec.b_storage, spec.also_n, spec.swiglu, True)
+            return Key(_ROWS_OF_ALL, spec.n, spec.k, 1, spec.layout, False, False, False, *of_b)
         epilogue = (spec.bias, spec.alpha != 1.0, spec.beta != 0.0)
         return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, *epilogue, spec.dtype, spec.b_storage, spec.also_n, spec.swiglu)
 
@@ -60,7 +67,7 @@ class Key:
         """How far apart in n, k and batch at most, as powers of two; infinite for what is another kind of operation."""
 
         def kind(key: Key) -> tuple[Any, ...]:
-            return key.m, key.layout, key.dtype, key.batch > 1, key.storage, key.also_n, key.swiglu
+            return key.m, key.layout, key.dtype, key.batch > 1, key.storage, key.also_n, key.swiglu, key.row_invariant
 
         same = kind(self) == kind(other)
         sizes = ((self.n, other.n), (self.k, other.k), (self.batch, other.batch))
@@ -233,11 +240,15 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - Any that is on.
     - Any.
 
+    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same.
+
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
+    key, spec, usual = Key.of(spec), *_stands_for(spec)
     with_libraries = libraries and _core._library_takes(device, spec)
-    taken = functools.partial(usable, device=device, spec=spec, libraries=with_libraries)
-    key = Key.of(spec)
+
+    def taken(name: str) -> bool:
+        return usable(name, device, usual, with_libraries) and usable(name, device, spec, with_libraries)
 
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
         near = (c for c in choices if key.distance(c.key) <= math.log2(_NEAR))
@@ -258,7 +269,7 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
         m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 and key.m <= 8 else 1
-        return Key(m, n, k, 1, layout, False, False, False, "float16", storage)
+        return Key(m, n, k, 1, layout, False, False, False, "float16", storage, row_invariant=key.row_invariant)
 
     measured = [
         (measured_at(stored, layout, n, k, manifest.get(name)), name)
@@ -272,7 +283,7 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     if name:
         return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
-        if v.library and not with_libraries:
+        if not taken(str(v)):
             continue
         return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
@@ -281,27 +292,31 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
 
 def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]) -> tuple[str, str]:
     """What the device's rule takes, and why; empty where nothing of it does."""
+    return next(_ranked(device, spec, taken), ("", ""))
+
+
+def _ranked(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+    """What the device's rule takes, why, and what it would take without that, and so on."""
     storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
     for of_storage, of_end, offered, *most in device.backend.preferred:
         if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
             continue
         if isinstance(offered, Splits):
-            name, why = _split(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
+            yield from _splits(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
         elif isinstance(offered, Tiles):
-            name, why = _tile(device, spec, {name: ns for name, ns in offered.ns.items() if taken(name)})
-        else:
-            name, why = offered, f"the first of device {device.name}'s preferred that takes it"
-        if name and taken(name):
-            return name, why
-    return "", ""
+            yield from _tiles(device, spec, {name: ns for name, ns in offered.ns.items() if taken(name)})
+        elif taken(offered):
+            yield offered, f"the first of device {device.name}'s preferred that takes it"
 
 
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
+    spec, usual = _stands_for(spec)
 
     def taken(name: str) -> bool:
-        return usable(name, backend, spec, libraries=False) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
+        takes = usable(name, backend, usual, libraries=False) and usable(name, backend, spec, libraries=False)
+        return takes and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
 
     name, why = _preferred(device, spec, taken)
     if not name:
@@ -309,8 +324,8 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     return name, why
 
 
-def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]) -> tuple[str, str]:
-    """The tile with which the cores are done first, and why; empty in float32, of which tensor cores have no products."""
+def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]) -> Iterator[tuple[str, str]]:
+    """Those with which the cores are done first, and why; none in float32, of which tensor cores have no products."""
     cores, found = device.backend.cores(device) or device.backend.usual_cores, []
     if spec.dtype != "float32":
         for name, of_tile in tiles.items():
@@ -318,12 +333,12 @@ def _tile(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]
             of_core, steps = Tiles.work(v, spec, cores)
             what = f"{math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {of_tile[3]} at once"
             found.append((float(Tiles.took(of_tile, of_core, steps)), name, what))
-    ns, name, what = min(found, default=(0.0, "", ""))
-    return name, f"the busiest of {cores} cores has {what}, whose products take it about {ns / 1000:.3g} µs" if name else ""
+    for ns, name, what in sorted(found):
+        yield name, f"the busiest of {cores} cores has {what}, whose products take it about {ns / 1000:.3g} µs"
 
 
-def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> tuple[str, str]:
-    """What shares K best, and why; empty where none takes it. A round is what all threads load of B before they use the first of it.
+def _splits(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
+    """Those that share K best, and why. A round is what all threads load of B before they use the first of it.
 
     The best has the largest product of these (fitted on an H200 and an H100, docs/lab/cuda.md):
     - What a core has of B in flight, up to `in_flight`.
@@ -344,7 +359,8 @@ def _split(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: S
                     f"{each / 1000:.3g} KB of B in flight a core, {rounds} round{'s' if rounds > 1 else ''} of loads; {in_flight / 1000:g} KB are wanted",
                 )
             )
-    return max(found, key=lambda choice: choice[0])[1:] if found else ("", "")
+    for _, name, why in sorted(found, key=lambda choice: -choice[0]):
+        yield name, why
 
 
 def _stale_text(stale: list[str]) -> str:
@@ -367,10 +383,51 @@ def spec_of(key: Key) -> _core.MatmulSpec:
         b_storage=key.storage,
         also_n=key.also_n,
         swiglu=key.swiglu,
+        row_invariant=key.row_invariant,
     )
+
+
+def _stands_for(spec: _core.MatmulSpec) -> tuple[_core.MatmulSpec, _core.MatmulSpec]:
+    """The operation for which a variant is chosen, and what it must take as a usual one: with row_invariant the same for every m and batch,
+    with all of an epilogue."""
+    if not spec.row_invariant:
+        return spec, spec
+    key = Key.of(spec)
+    whole = key if key.also_n else replace(key, bias=True, alpha=True, beta=True)
+    return spec_of(whole), spec_of(replace(whole, row_invariant=False))
+
+
+def best_few(device: Device, spec: _core.MatmulSpec) -> list[str]:
+    """What "auto" would take, and what the rule would take without it, without that, and so on: four in all at most."""
+    whole, usual = _stands_for(spec)
+
+    def taken(name: str) -> bool:
+        return usable(name, device, usual, False) and usable(name, device, whole, False)
+
+    first = choose(device, spec)[0]
+    others = (name for name, _ in _ranked(device, whole, taken) if name != first)
+    return [first, *itertools.islice(dict.fromkeys(others), 3)]
+
+
+def is_tuned(device: Device, spec: _core.MatmulSpec) -> bool:
+    """For this very shape, or what has its key, and of kernels as they are."""
+    key = Key.of(spec)
+    return any(c.key == key and c.kernel_sha256 == manifest.kernel_sha256(c.variant, spec_of(key)) for c in _choices(device))
+
+
+def keep(device: Device, choice: Choice) -> None:
+    """Adds it to the tuning file that "auto" goes by."""
+    _choices(device)
+    assert _path
+    write(_path, device_key(device), [choice])
+    load_tuning(_path)
 
 
 def choose_variant(device: _core.Device, spec: _core.MatmulSpec, libraries: bool) -> str:
     """For the extension, which asks once for a shape and device."""
     assert isinstance(device, Device)
+    if device.autotune:
+        from .bench.autotune import measure_first  # which needs all of the package
+
+        measure_first(device, spec)
     return choose(device, spec, libraries)[0]

@@ -182,7 +182,7 @@ def test_rows_of_a_that_load_b_anew_are_no_loads_past_its_end() -> None:
     gpu: Any = SimpleNamespace(backend=SimpleNamespace(cores=lambda device: 132))
     r4, r8 = (manifest.get(f"small_m_mma/{name}") for name in ("r4_t4_s4_tg128", "r8_t2_s8_tg256"))
     spec = metalmm.MatmulSpec(64, 9728, 896, transpose_b=True, b_storage="q4_0")
-    assert tuning._split(gpu, spec, 4e3, [r8, r4])[0] == r4
+    assert next(tuning._splits(gpu, spec, 4e3, [r8, r4]))[0] == r4
 
 
 def test_the_rule_behind_auto(device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,14 +101,15 @@ class Inputs:
 
     def prepare(self, device: Device, v: Variant, weights: Any) -> PreparedCall[Any]:
         """weights: one of self.weights, of a fused call as many as it has."""
+        alike: Any = {"row_invariant": self.shape.row_invariant}
         if not self.shape.also_n:
-            return device.prepare(v, self.a, weights, bias=self.bias[0], c=self.c, out=self.out, **self.options)
+            return device.prepare(v, self.a, weights, bias=self.bias[0], c=self.c, out=self.out, **self.options, **alike)
         bias = [x for x in self.bias if x is not None] or None
         if self.shape.swiglu:
-            return device.prepare_fused(v, self.a, weights, bias=bias, activation="swiglu", out=self.out)
+            return device.prepare_fused(v, self.a, weights, bias=bias, activation="swiglu", out=self.out, **alike)
         ends = np.cumsum([0, self.shape.n, *self.shape.also_n])
         outs = [self.out[..., start:end] for start, end in itertools.pairwise(ends)]
-        return device.prepare_fused(v, self.a, weights, bias=bias, out=outs)
+        return device.prepare_fused(v, self.a, weights, bias=bias, out=outs, **alike)
 
     def judge(self, device: Device, v: Variant) -> str:
         """Runs it once on the first weights; empty, or how the result misses the bound. Raises what the device raises."""

@@ -45,6 +45,7 @@ class Shape:
         storage: Of B, as QuantizedArray.storage says.
         also_n: Of a fused call, n of the second and third B.
         swiglu: Whether a fused call ends in it.
+        row_invariant: Whether a row's bits depend on neither m nor its place.
     """
 
     op: str
@@ -65,6 +66,7 @@ class Shape:
     storage: str = "dense"
     also_n: tuple[int, ...] = ()
     swiglu: bool = False
+    row_invariant: bool = False
 
     @property
     def layout(self) -> str:
@@ -86,6 +88,7 @@ class Shape:
             b_storage=self.storage,
             also_n=self.also_n,
             swiglu=self.swiglu,
+            row_invariant=self.row_invariant,
         )
 
     @property
@@ -116,6 +119,7 @@ class Shape:
         words += [f"batch={self.batch}"] * (self.batch > 1) + ["bias"] * self.bias
         words += [f"alpha={self.alpha:.9g}"] * (self.alpha != 1) + [f"beta={self.beta:.9g}"] * (self.beta != 0)
         words += [self.dtype] * (self.dtype != "float16") + [self.storage] * (self.storage != "dense") + ["swiglu"] * self.swiglu
+        words += ["row_invariant"] * self.row_invariant
         return " ".join(words)
 
     def __str__(self) -> str:
@@ -434,7 +438,7 @@ def _near(word: str) -> str:
     word = word.lower()
     if re.fullmatch(r"(m|n|k|batch)=\d+", word):
         return word
-    known = [*LAYOUTS, *OPERAND_TYPES, *_core._FORMATS[1:], "bias", "swiglu"]
+    known = [*LAYOUTS, *OPERAND_TYPES, *_core._FORMATS[1:], "bias", "swiglu", "row_invariant"]
     return _SHORT.get(word) or next(iter(difflib.get_close_matches(word, known, 1)), "")
 
 
@@ -457,7 +461,7 @@ def parse_spec(words: Sequence[str]) -> MatmulSpec:
                 options["dtype"] = word
             elif word.split(":")[0] in _core._FORMATS:
                 options["b_storage"] = word
-            elif word in ("bias", "swiglu"):
+            elif word in ("bias", "swiglu", "row_invariant"):
                 options[word] = True
             elif key == "n" and "+" in value:
                 options["n"], *options["also_n"] = map(int, value.split("+"))
@@ -519,4 +523,5 @@ def of_spec(spec: MatmulSpec, calls: int | None = None) -> Shape:
         storage=spec.b_storage,
         also_n=spec.also_n,
         swiglu=spec.swiglu,
+        row_invariant=spec.row_invariant,
     )

@@ -1,0 +1,165 @@
+"""row_invariant: a row of the result has the same bits for every m from 1 to 16, in every batch and place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import metalmm
+import ml_dtypes
+import numpy as np
+import pytest
+from metalmm import manifest, tuning
+from support.counting import count_case
+
+DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+KINDS = [
+    *(("dense", dtype, layout) for dtype in DTYPES for layout in ("nt", "nn", "tn")),
+    *((form, dtype, "nt") for form in ("q8_0", "q4_0", "affine4", "q6_k", "fp8", "q4_0:canonical") for dtype in ("float16", "bfloat16")),
+]
+
+
+def operands(rng: np.random.Generator, n: int, k: int, storage: str, dtype: str, layout: str) -> tuple[Any, dict[str, bool]]:
+    w = rng.standard_normal((n, k)).astype(DTYPES[dtype])
+    form, _, order = storage.partition(":")
+    if form != "dense":
+        return metalmm.quantize(w, form, layout=order or "nk"), {}
+    return np.ascontiguousarray(w if layout[1] == "t" else w.T), {"transpose_a": layout[0] == "t", "transpose_b": layout[1] == "t"}
+
+
+def bits(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x.view({2: np.uint16, 4: np.uint32}[x.itemsize])
+
+
+class Rows:
+    """Sixteen rows, each with the bits that it has alone, and calls that have some of them."""
+
+    def __init__(self, device: metalmm.Device, v: Any, b: Any, k: int, dtype: str, seed: int, **options: Any) -> None:
+        self.device, self.v, self.b, self.options = device, v, b, {**options, "row_invariant": True}
+        self.rng = np.random.default_rng(seed)
+        self.rows = self.rng.standard_normal((16, k)).astype(DTYPES[dtype])
+        self.rows[3, k // 2] = np.inf  # what the others have nothing of
+        self.alone = [self.of(self.rows[i : i + 1])[0] for i in range(16)]
+
+    def of(self, a: np.ndarray) -> np.ndarray:
+        if self.options.get("transpose_a"):
+            a = np.ascontiguousarray(a.swapaxes(-1, -2))
+        return bits(metalmm.matmul(self.v, a, self.b, device=self.device, **self.options))
+
+    def check(self, which: np.ndarray) -> None:
+        """which: of a call's rows, of any shape of matrices."""
+        found = self.of(self.rows[which])
+        for at in np.ndindex(which.shape):
+            np.testing.assert_array_equal(found[at], self.alone[which[at]], f"{self.v} {which.shape}: row {which[at]} at {at}")
+        count_case()
+
+    def check_some(self, batches: bool = True) -> None:
+        for m in (2, 7, 16):
+            self.check(self.rng.integers(0, 16, m))
+        if batches:
+            self.check(self.rng.integers(0, 16, (3, 5)))
+
+
+@pytest.mark.parametrize(("storage", "dtype", "layout"), KINDS)
+def test_auto(device: metalmm.Device, storage: str, dtype: str, layout: str) -> None:
+    for seed, (n, k) in enumerate(((40, 512), (33, 96), (129, 224))):
+        b, options = operands(np.random.default_rng(seed), n, k, storage, dtype, layout)
+        Rows(device, "auto", b, k, dtype, seed, **options).check_some()
+
+
+def alike() -> list[str]:
+    """The shipped points of our own strategies whose rows are alike, each for one of its formats."""
+    spec = {"row_invariant": True, "transpose_b": True}
+    return [str(v) for v in metalmm.variants(metalmm.MatmulSpec(1, 64, 256, **spec)) if v.family not in ("mlx", "mps", "blas")]
+
+
+@pytest.mark.parametrize("v", alike())
+def test_each_point_that_says_so(device: metalmm.Device, v: str) -> None:
+    for seed, storage in enumerate(("dense", "affine4")):
+        if not manifest.get(v).runs_on(device) or manifest.get(v).lacks(
+            metalmm.MatmulSpec(1, 72, 384, transpose_b=True, b_storage=storage, row_invariant=True)
+        ):
+            continue
+        b, options = operands(np.random.default_rng(seed), 72, 384, storage, "float16", "nt")
+        Rows(device, v, b, 384, "float16", seed, **options).check_some(batches=False)
+
+
+def test_any_order_of_threads() -> None:
+    """Device cpu's debug mode lets threads and threadgroups take turns in another order each time."""
+    with metalmm.Device("cpu", debug=True) as other:
+        for seed, (storage, v) in enumerate(itertools.product(("dense", "q4_0"), ("auto", "small_m/t2_s8_d2_tg256"))):
+            b, options = operands(np.random.default_rng(seed), 40, 256, storage, "float16", "nt")
+            Rows(other, v, b, 256, "float16", seed, **options).check_some()
+
+
+def test_prepared_batched_and_fused(device: metalmm.Device) -> None:
+    b, options = operands(np.random.default_rng(0), 40, 256, "q8_0", "float16", "nt")
+    rows = Rows(device, "auto", b, 256, "float16", 0, **options)
+    a = rows.rows[[5, 9, 1]]
+    prepared = device.prepare("auto", a, b, row_invariant=True)
+    assert prepared.spec.row_invariant and "row_invariant" in repr(prepared.spec)
+    with device.batch() as batch:
+        later = batch.matmul("auto", device.array(a), b, row_invariant=True)
+    for found in (prepared(), later):
+        np.testing.assert_array_equal(bits(found), [rows.alone[i] for i in (5, 9, 1)])
+    fused = metalmm.matmul_fused("auto", a, [b, b], row_invariant=True, device=device)
+    first = metalmm.matmul_fused("auto", a[1:2], [b, b], row_invariant=True, device=device)
+    for x, y in zip(fused, first, strict=True):
+        np.testing.assert_array_equal(bits(x)[1:2], bits(y))
+
+
+def test_rows_that_do_not_begin_on_vectors(device: metalmm.Device) -> None:
+    """They have the same bits, or are refused: where B is taken by vectors and the kernel adds up in another order without."""
+    b, options = operands(np.random.default_rng(0), 40, 256, "dense", "float16", "nt")
+    wide = np.zeros((5, 257), np.float16)
+    rows = Rows(device, "gemm/bm32_bn32_bk32", b, 256, "float16", 0, **options)
+    wide[:, :256] = rows.rows[:5]
+    a = device.array(wide)[:, :256]
+    found = metalmm.matmul("gemm/bm32_bn32_bk32", a, b, device=device, **rows.options)
+    np.testing.assert_array_equal(bits(found), rows.alone[:5])
+    with pytest.raises(metalmm.LayoutError, match=r"rows of a begin 257 elements apart.*multiples of eight: pass a copy of a"):
+        metalmm.matmul("small_m/t2_s8_d2_tg256", a, b, device=device, **rows.options)
+
+
+def test_what_it_does_not_take(device: metalmm.Device) -> None:
+    a, b = np.zeros((17, 64), np.float16), np.zeros((8, 64), np.float16)
+    with pytest.raises(metalmm.UnsupportedError, match="with row_invariant m=17 is not in 1 to 16"):
+        metalmm.matmul("auto", a, b, transpose_b=True, row_invariant=True, device=device)
+    with pytest.raises(metalmm.UnsupportedError, match="a row's bits may depend on m or on its place"):
+        metalmm.matmul("m1_optimized/simd_basic", a[:1], b, transpose_b=True, row_invariant=True, device=device)
+    with pytest.raises(metalmm.ArgumentError, match="row_invariant"):
+        metalmm.matmul("auto", a[:1], b, transpose_b=True, row_invariant=1, device=device)
+
+
+def test_the_choice_goes_by_n_k_type_storage_and_layout_alone(device: metalmm.Device, tmp_path: Path) -> None:
+    """Tuning file included: what was measured for one m is taken for each, and not for calls without row_invariant."""
+
+    def specs(**other: Any) -> list[metalmm.MatmulSpec]:
+        sizes = itertools.product((1, 2, 5, 9, 16), (1, 3), (False, True), (1.0, 0.5))
+        return [
+            metalmm.MatmulSpec(m, 96, 512, batch, transpose_b=True, bias=bias, alpha=factor, beta=1 - factor, **other)
+            for m, batch, bias, factor in sizes
+        ]
+
+    for storage in ("dense", "q4_0"):
+        chosen = {tuning.choose(device, spec)[0] for spec in specs(b_storage=storage, row_invariant=True)}
+        assert len(chosen) == 1, chosen
+    before = {spec: tuning.choose(device, spec)[0] for spec in specs()}
+    usual = tuning.choose(device, metalmm.MatmulSpec(1, 96, 512, transpose_b=True, row_invariant=True))[0]
+    other = "gemm/bm32_bn32_bk32" if usual != "gemm/bm32_bn32_bk32" else "small_m/t2_s8_d2_tg256"
+    measured = metalmm.MatmulSpec(3, 96, 512, transpose_b=True, row_invariant=True)
+    key = tuning.Key.of(measured)
+    choice = tuning.Choice(key, other, manifest.kernel_sha256(other, tuning.spec_of(key)), 0.5, "today")
+    path = tmp_path / "tuning.json"
+    tuning.write(path, tuning.device_key(device), [choice])
+    try:
+        metalmm.load_tuning(path)
+        assert {tuning.choose(device, spec)[0] for spec in specs(row_invariant=True)} == {other}
+        assert {spec: tuning.choose(device, spec)[0] for spec in specs()} == before
+    finally:
+        path.write_text('{"schema": "metalmm-tuning", "version": 1, "devices": {}}')
+        metalmm.load_tuning(path)
+        os.remove(path)
