@@ -138,7 +138,7 @@ def test_the_choice_goes_by_n_k_type_storage_and_layout_alone(device: metalmm.De
     """Tuning file included: what was measured for one m is taken for each, and not for calls without row_invariant."""
 
     def specs(**other: Any) -> list[metalmm.MatmulSpec]:
-        sizes = itertools.product((1, 2, 5, 9, 16), (1, 3), (False, True), (1.0, 0.5))
+        sizes = itertools.product((1, 2, 5, 8, 9, 16), (1, 3), (False, True), (1.0, 0.5))
         return [
             metalmm.MatmulSpec(m, 96, 512, batch, transpose_b=True, bias=bias, alpha=factor, beta=1 - factor, **other)
             for m, batch, bias, factor in sizes
