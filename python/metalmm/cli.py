@@ -19,9 +19,9 @@ import numpy as np
 from . import __version__, _core, backends, check_command, doctor, export, files, lint_command, manifest, tuning
 from .bench import command as bench_command
 from .bench import compare, html, models, products, step, tune_command
-from .bench.sizes import parse_spec
+from .bench.sizes import Sizes, parse_spec
 from .device import Device, default_device
-from .errors import DeviceError, Error
+from .errors import DeviceError, Error, UnsupportedError
 from .manifest import load_variants, variants
 from .profile import command as profile_command
 from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, Form, Variant
@@ -153,7 +153,31 @@ _CLIENT_GBPS = 142.0  # what the client's machine sustained at n=151936; of a GP
 _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 
 
+def _explain_model(args: argparse.Namespace, found: Sizes) -> int:
+    """What "auto" takes for each matmul of a model, on the device or on one of a kind that is not here."""
+    if args.id != "auto" or args.words or args.spec:
+        raise bench_command.UsageError("--model goes with auto, and in place of a shape")
+    device, rows = None, []
+    try:
+        device = default_device()
+    except DeviceError:
+        if not args.device:
+            raise
+    for shape in found.shapes:
+        try:
+            name, why = tuning.choose(device, shape.spec) if device else tuning.choose_unseen(args.device, shape.spec)
+        except UnsupportedError as error:
+            name, why = "", str(error)
+        rows.append({"spec": repr(shape.spec), "calls": shape.calls, "variant": name or None, "why": why})
+        if args.json != "-":
+            print(f"{shape.short} calls={shape.calls}\n  {name or '-'}: {why}")
+    files.give_json(args.json, {"schema": "metalmm-explain-model", "version": 1, "device": args.device, "shapes": rows})
+    return 0
+
+
 def _explain(args: argparse.Namespace) -> int:
+    if found := models.sizes_of(args):
+        return _explain_model(args, found)
     words = " ".join([*args.words, args.spec or ""]).split()
     spec = parse_spec([w for w in words if not w.startswith("calls=")])  # which --spec of others says
     facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
@@ -277,6 +301,7 @@ def _arguments_of_explain(parser: argparse.ArgumentParser) -> None:
         help="m=1 n=9728 k=896 batch=1 nt bias alpha=1 beta=0 float16 (or bfloat16, float32), q8_0 …, or n=4864+4864 swiglu; default layout: nn, of quantized weights nt",
     )
     parser.add_argument("--spec", help="the same in one argument")
+    models.add_model_arguments(parser)
     parser.set_defaults(run=_explain)
 
 

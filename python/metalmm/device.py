@@ -26,8 +26,8 @@ class Device(_core.Device):
     Args:
         name: "metal", an Apple GPU; "cpu", the machine's cores running the same .metal files; or "cuda", an NVIDIA GPU. By default it is
             $METALMM_DEVICE, else metal where there is one, else cpu.
-        autotune: Measures the best few of the rule behind "auto" when a shape is first used, for a second or two, and keeps the fastest in the
-            tuning file (docs/decide.md).
+        autotune: When a shape is first used, the best few of the rule behind "auto" are measured, for a second or two. The fastest is kept
+            in the tuning file (docs/decide.md).
         options: Of that device, as the class Options in metalmm.backends.metal, metalmm.backends.cpu or metalmm.backends.cuda has them.
 
     Attributes:

@@ -388,8 +388,8 @@ def spec_of(key: Key) -> _core.MatmulSpec:
 
 
 def _stands_for(spec: _core.MatmulSpec) -> tuple[_core.MatmulSpec, _core.MatmulSpec]:
-    """The operation for which a variant is chosen, and what it must take as a usual one: with row_invariant the same for every m and batch,
-    with all of an epilogue."""
+    """The operation for which a variant is chosen, and that which it must take as a usual one. With row_invariant they are the same for
+    every m and batch, and have all of an epilogue."""
     if not spec.row_invariant:
         return spec, spec
     key = Key.of(spec)

@@ -11,7 +11,7 @@ from typing import Any
 
 import metalmm
 import pytest
-from metalmm import cli
+from metalmm import backends, cli, manifest
 from support.here import DEVICE
 
 
@@ -156,3 +156,19 @@ def test_a_python_without_its_lock_is_refused() -> None:
 def test_the_command_begins_outside_of_the_package() -> None:
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="metalmm")
     assert entry.value == "metalmm_cli:main"
+
+
+def test_explain_auto_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its matmuls, on the device and on one that is not here."""
+    assert cli.main(["explain", "auto", "--model", "Qwen2.5-0.5B", "--m", "1,4", "--storage", "q4_0"]) == 0
+    here = capsys.readouterr().out
+    assert "m=4 n=151936 k=896 nt q4_0 calls=1" in here and here.count(" calls=") == here.count("\n  ") >= 10
+    away = next(name for name in ("metal", "cuda") if not backends.available(name))
+    assert cli.main(["explain", "auto", "--model", "Qwen2.5-0.5B", "--device", away, "--json", "-"]) == 0
+    shapes = json.loads(capsys.readouterr().out)["shapes"]
+    for shape in shapes:
+        assert shape["variant"] is None or manifest.get(shape["variant"]).runs_on(away)
+    assert len(shapes) >= 5
+    for words in ("auto n=4 k=4 --model Qwen2.5-0.5B", "gemv/baseline --model Qwen2.5-0.5B"):
+        assert cli.main(["explain", *words.split()]) == 2
+        assert "--model goes with auto" in capsys.readouterr().err
