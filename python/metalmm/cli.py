@@ -157,12 +157,7 @@ def _explain_model(args: argparse.Namespace, found: Sizes) -> int:
     """What "auto" takes for each matmul of a model, on the device or on one of a kind that is not here."""
     if args.id != "auto" or args.words or args.spec:
         raise bench_command.UsageError("--model goes with auto, and in place of a shape")
-    device, rows = None, []
-    try:
-        device = default_device()
-    except DeviceError:
-        if not args.device:
-            raise
+    device, rows = (None if args.device and not backends.available(args.device) else default_device()), []
     for shape in found.shapes:
         try:
             name, why = tuning.choose(device, shape.spec) if device else tuning.choose_unseen(args.device, shape.spec)
