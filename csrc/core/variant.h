@@ -11,8 +11,6 @@
 namespace metalmm {
 
 // What an operation asks for, without its data. C, bias and the result are of A's type; `c`: beta * C is added.
-constexpr uint32_t kRowsAlike = 16;
-
 struct MatmulSpec {
   uint32_t m = 1, n = 1, k = 1, batch = 1;
   bool transpose_a = false, transpose_b = false, bias = false, c = false;
@@ -54,6 +52,8 @@ struct Range {
 struct Tiling {
   uint32_t bm = 1, bn = 1, threads = 1;
 };
+
+constexpr uint32_t kRowsAlike = 16;  // the largest m of row_invariant
 
 // Whether a row's bits depend on m or its place: they may; not where rows of A begin on vectors; not at all. The last two take any m.
 // Vectors are of eight elements: memory is not aligned so for those of four bytes.

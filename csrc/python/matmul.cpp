@@ -279,13 +279,15 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
   throw Error(ErrorKind::unsupported, v.id + ": " + lack + registry().alternatives(spec, device));
 }
 
-// Where B's rows begin on vectors, a kernel takes those of A by vectors if they do, too, and adds up in another order if not.
+// Where B's rows begin on vectors, a kernel takes those of A by vectors if they do, too, and adds up in another order if not. All must be
+// as rows without gaps are.
 void check_begins_of_rows(const MatmulParams& p, bool is_dense) {
   bool of_b = (p.ldb | p.stride_b | p.vec_offset_b) % (is_dense ? 8 : 16) == 0, of_a = (p.lda | p.stride_a | p.vec_offset_a) % 8 == 0;
-  if (of_b && !of_a)
-    throw Error(ErrorKind::layout, "matmul: rows of a begin " + std::to_string(p.lda) + " elements apart, the first on element " +
-                                       std::to_string(p.vec_offset_a) +
-                                       " of eight; with row_invariant they must begin on multiples of eight: pass a copy of a");
+  if (of_b && of_a != (p.k % 8 == 0))
+    throw Error(ErrorKind::layout,
+                "row_invariant: rows of a begin " + std::to_string(p.lda) + " elements apart, matrices " + std::to_string(p.stride_a) +
+                    ", the first on element " + std::to_string(p.vec_offset_a) +
+                    " of eight; all must begin on multiples of eight where k is one, else not: pass a copy without gaps");
 }
 
 }  // namespace

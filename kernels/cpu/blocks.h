@@ -68,7 +68,7 @@ METAL_FUNC void add_blocks_of_columns(RowsOfA<T> a, const thread Columns<MATRICE
       for (uint i = 0; i < 16; i += 4) sums[r][c] += float4(t[i], t[i + 1], t[i + 2], t[i + 3]);
     }
 }
-// The same of as many rows as A has: ROWS, or half as many, or one. A row's sums round alike in each.
+// The same of as many rows as A has: ROWS, of eight four, or one. A row's sums round alike in each.
 template <bool WHOLE, class Storage, class T, int MATRICES, int ROWS, int COLS>
 METAL_FUNC void add_blocks_of_rows(RowsOfA<T> a, const thread Columns<MATRICES, COLS>& b, uint begin, uint whole,
                                    thread float4 (&sums)[ROWS][COLS]) {

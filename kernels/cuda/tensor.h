@@ -1,7 +1,7 @@
 // Rows of half, or of bfloat, by integers on NVIDIA's tensor cores.
 //
-// Up to eight rows, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K at
-// once; eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has
+// One row, two or four, `add`: inner products of a simdgroup's lanes. Four lanes share a column, each with a quarter of what is taken of K
+// at once; eight lanes of as many columns have the same quarter, and want the same of A. So a product of 16 x 16 weights by 16 x 8 of A has
 // eight weights of each lane, four each of two blocks of 32, and A in two columns for each quarter, which are zero where other quarters'
 // weights meet them: a lane finds its own sums among the four that it holds. A's two columns are two of its rows. Of one row, and an odd
 // number of a lane's columns, they are the row for two blocks, and of an odd number of blocks in flight the last product is half empty.
@@ -81,8 +81,9 @@ struct TensorCores<true> {
 #pragma clang loop unroll(full)
     for (uint d = 0; d < DEPTH; d += BESIDE) {
       bool brings = brought < (ROWS > 1 ? 2 : metal::min(BESIDE, DEPTH - d));
-      const threadgroup metal::uint4* from = reinterpret_cast<const threadgroup metal::uint4*>(staged) + 4 * (quarter + 4 * d);
-      from += ROWS > 1 ? At::row(brought) : 16 * brought;
+      uint own_row = brings ? brought : 0;
+      const threadgroup metal::uint4* from =
+          reinterpret_cast<const threadgroup metal::uint4*>(staged) + 4 * (quarter + 4 * d) + (ROWS > 1 ? At::row(own_row) : 16 * own_row);
       metal::uint4 x[PAIRS][4];
       float4 of_a[ROWS], of_next;
 #pragma clang loop unroll(full)

@@ -143,7 +143,7 @@ METAL_FUNC void add_one_by_one(RowsOfA<T> a, const thread Columns<MATRICES, COLS
       float y = Storage::one(b.w[c % MATRICES], b.column[c], k);
 #pragma clang loop unroll(full)
       for (uint r = 0; r < ROWS; r++)
-        if (ROWS == 1 || r < a.count) sums[r][c].x += float(a.first[r * a.ld + k]) * y;
+        if (ROWS == 1 || r < a.count) sums[r][c].x = metal::fma(float(a.first[r * a.ld + k]), y, sums[r][c].x);  // alike in each row
     }
   }
 }

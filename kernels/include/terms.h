@@ -66,12 +66,14 @@ struct TurnWeights {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) own[t] = y[d][t];
   }
+  // Behind the products: in `take` these loads would cost registers.
   METAL_FUNC void refill(WeightsAt b, uint d) thread {
 #pragma clang loop unroll(full)
     for (uint t = 0; t < TILES; t++) y[d][t] = Bits::load(next[t] + Storage::bytes_along(b, d));
   }
 };
-// Each of the four lanes of a column loads one of four blocks whole, and has the other lanes' eighths from them: a quarter of the requests.
+// Each of the four lanes of a column loads one of four blocks whole, and has the other lanes' eighths from them: a quarter of the requests,
+// of 8 bits half.
 template <class Storage, int TILES, int DEPTH>
 struct TurnWeights<Storage, TILES, DEPTH, true> {
   typedef Eighth<Storage::Pack::ID> Bits;

@@ -365,7 +365,8 @@ class _Entry:
         for flag in ("bias", "c", "alpha"):
             if not isinstance(supports.get(flag, True), bool):
                 raise self.fail(f"supports.{flag} is {supports[flag]!r}; it takes true or false")
-        if supports.get("row_invariant", False) not in _ROWS:
+        rows = supports.get("row_invariant", False)
+        if not isinstance(rows, bool) and rows != "on vectors":
             raise self.fail(f"supports.row_invariant is {supports['row_invariant']!r}; it takes true, false or 'on vectors'")
         return supports
 

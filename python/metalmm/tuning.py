@@ -27,6 +27,7 @@ from .kernel_source import resource
 from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
+_MOST_ROWS_ALIKE = 16  # kRowsAlike in csrc/core/variant.h
 _ROWS_OF_ALL = 8  # for which a variant is chosen that has the same bits for any m
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
@@ -240,18 +241,18 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - Any that is on.
     - Any.
 
-    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same.
+    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same. What was tuned
+    for a near shape is not taken then.
 
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
-    key, spec, usual = Key.of(spec), *_stands_for(spec)
-    with_libraries = libraries and _core._library_takes(device, spec)
-
-    def taken(name: str) -> bool:
-        return usable(name, device, usual, with_libraries) and usable(name, device, spec, with_libraries)
+    key = Key.of(spec)
+    if spec.row_invariant and spec.m > _MOST_ROWS_ALIKE:
+        raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {_MOST_ROWS_ALIKE}: multiply so many rows at a time")
+    spec, taken = _stands_for(spec, device, libraries)
 
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
-        near = (c for c in choices if key.distance(c.key) <= math.log2(_NEAR))
+        near = (c for c in choices if (c.key == key if key.row_invariant else key.distance(c.key) <= math.log2(_NEAR)))
         return sorted(near, key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)))
 
     tuned = [(c, f"in {_path}") for c in nearest(_choices(device))]
@@ -312,11 +313,10 @@ def _ranked(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
-    spec, usual = _stands_for(spec)
+    spec, usable_there = _stands_for(spec, backend, libraries=False)
 
     def taken(name: str) -> bool:
-        takes = usable(name, backend, usual, libraries=False) and usable(name, backend, spec, libraries=False)
-        return takes and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
+        return usable_there(name) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
 
     name, why = _preferred(device, spec, taken)
     if not name:
@@ -387,26 +387,28 @@ def spec_of(key: Key) -> _core.MatmulSpec:
     )
 
 
-def _stands_for(spec: _core.MatmulSpec) -> tuple[_core.MatmulSpec, _core.MatmulSpec]:
-    """The operation for which a variant is chosen, and that which it must take as a usual one. With row_invariant they are the same for
-    every m and batch, and have all of an epilogue."""
-    if not spec.row_invariant:
-        return spec, spec
-    key = Key.of(spec)
-    whole = key if key.also_n else replace(key, bias=True, alpha=True, beta=True)
-    return spec_of(whole), spec_of(replace(whole, row_invariant=False))
+def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, Callable[[str], bool]]:
+    """The operation for which a variant is chosen, and which variants it may be. With row_invariant it is the same for every m and batch, has
+    all of an epilogue, and variants must take it as a usual one, too."""
+    key, usual = Key.of(spec), spec
+    if spec.row_invariant:
+        whole = key if key.also_n else replace(key, bias=True, alpha=True, beta=True)
+        spec, usual = spec_of(whole), spec_of(replace(whole, row_invariant=False))
+    libraries = libraries and isinstance(device, Device) and _core._library_takes(device, spec)
+    return spec, lambda name: all(usable(name, device, one, libraries) for one in (usual, spec))
 
 
 def best_few(device: Device, spec: _core.MatmulSpec) -> list[str]:
     """What "auto" would take, and what the rule would take without it, without that, and so on: four in all at most."""
-    whole, usual = _stands_for(spec)
-
-    def taken(name: str) -> bool:
-        return usable(name, device, usual, False) and usable(name, device, whole, False)
-
     first = choose(device, spec)[0]
-    others = (name for name, _ in _ranked(device, whole, taken) if name != first)
+    others = (name for name, _ in _ranked(device, *_stands_for(spec, device, libraries=False)) if name != first)
     return [first, *itertools.islice(dict.fromkeys(others), 3)]
+
+
+def make_file() -> None:
+    """Of no choices, where $METALMM_TUNING names one that is not there. Raises OSError, TuningError."""
+    if _loaded is None and os.environ.get("METALMM_TUNING") and not default_path().exists():
+        write(default_path(), "", [])
 
 
 def is_tuned(device: Device, spec: _core.MatmulSpec) -> bool:

@@ -221,8 +221,8 @@ class Variant(str):
         """K with what the last of `loads` has past its end."""
         if not (loaders := self._loaders(spec)):
             return spec.k
-        threads, each, columns = loaders
-        once = threads * each / columns / (1 + spec.swiglu)
+        threads, each, _ = loaders
+        once = threads * each / (self.tile[1] or spec.n) / (1 + spec.swiglu)
         return math.ceil(spec.k / once) * once
 
     def _loaders(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:

@@ -10,7 +10,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import tuning
-from metalmm.bench import runner
+from metalmm.bench import autotune, runner
 
 
 @pytest.fixture(name="file")
@@ -19,6 +19,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "tuning.json"
     monkeypatch.setattr(tuning, "default_path", lambda: path)
     monkeypatch.setattr(tuning, "_loaded", None)
+    monkeypatch.setattr(autotune, "_tried", set())
     metalmm._core._forget_choices()
     yield path
     monkeypatch.undo()
@@ -95,9 +96,11 @@ def test_a_file_that_cannot_be_kept(device: metalmm.Device, file: Path) -> None:
     file.parent.joinpath(f".{file.name}.lock").mkdir()
     a, b = operands(1)
     with metalmm.Device(device.name, autotune=True) as own:
-        with pytest.warns(UserWarning, match="autotune: .* is not tuned: .*lock"):
+        with pytest.warns(UserWarning, match="autotune: .* is not tuned, or not kept: .*lock.*METALMM_TUNING names another"):
             found = metalmm.matmul("auto", a, b, transpose_b=True, device=own)
         assert is_right(found, a, b) and not file.exists()
+        metalmm._core._forget_choices()
+        metalmm.matmul("auto", a, b, transpose_b=True, device=own)  # without another warning, nor measured again
 
 
 def test_what_it_is_told(device: metalmm.Device) -> None:
@@ -114,3 +117,18 @@ def test_a_file_of_before_is_read(device: metalmm.Device, file: Path) -> None:
         del choice["key"]["row_invariant"]
     file.write_text(json.dumps(data))
     assert tuning.read(file)["cpu: x"][0].key == key
+
+
+def test_a_file_that_is_named_and_not_there(device: metalmm.Device, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALMM_TUNING", str(file))
+    a, b = operands(1)
+    with metalmm.Device(device.name, autotune=True) as own:
+        assert is_right(metalmm.matmul("auto", a, b, transpose_b=True, device=own), a, b)
+        assert len(tuning.read(file)[tuning.device_key(own)]) == 1
+
+
+def test_what_looks_at_accesses_is_not_measured(file: Path) -> None:
+    a, b = operands(1)
+    with metalmm.Device("cpu", debug=True, autotune=True) as own:
+        metalmm.matmul("auto", a, b, transpose_b=True, device=own)
+    assert not file.exists()

@@ -65,25 +65,24 @@ class Rows:
 
 @pytest.mark.parametrize(("storage", "dtype", "layout"), KINDS)
 def test_auto(device: metalmm.Device, storage: str, dtype: str, layout: str) -> None:
-    for seed, (n, k) in enumerate(((40, 512), (33, 96), (129, 224))):
+    for seed, (n, k) in enumerate(((40, 512), (33, 96), (129, 100), (7, 33))):
         b, options = operands(np.random.default_rng(seed), n, k, storage, dtype, layout)
         Rows(device, "auto", b, k, dtype, seed, **options).check_some()
 
 
 def alike() -> list[str]:
-    """The shipped points of our own strategies whose rows are alike, each for one of its formats."""
-    spec = {"row_invariant": True, "transpose_b": True}
-    return [str(v) for v in metalmm.variants(metalmm.MatmulSpec(1, 64, 256, **spec)) if v.family not in ("mlx", "mps", "blas")]
+    """The ids of our own strategies whose rows are alike."""
+    specs = [metalmm.MatmulSpec(1, 64, 256, transpose_b=turned, row_invariant=True) for turned in (False, True)]
+    return list(dict.fromkeys(str(v) for spec in specs for v in metalmm.variants(spec) if v.family not in ("mlx", "mps", "blas")))
 
 
 @pytest.mark.parametrize("v", alike())
 def test_each_point_that_says_so(device: metalmm.Device, v: str) -> None:
-    for seed, storage in enumerate(("dense", "affine4")):
-        if not manifest.get(v).runs_on(device) or manifest.get(v).lacks(
-            metalmm.MatmulSpec(1, 72, 384, transpose_b=True, b_storage=storage, row_invariant=True)
-        ):
+    for seed, (storage, layout) in enumerate((("dense", "nt"), ("dense", "nn"), ("affine4", "nt"))):
+        spec = metalmm.MatmulSpec(1, 72, 384, transpose_b=layout == "nt", b_storage=storage, row_invariant=True)
+        if not manifest.get(v).runs_on(device) or manifest.get(v).lacks(spec):
             continue
-        b, options = operands(np.random.default_rng(seed), 72, 384, storage, "float16", "nt")
+        b, options = operands(np.random.default_rng(seed), 72, 384, storage, "float16", layout)
         Rows(device, v, b, 384, "float16", seed, **options).check_some(batches=False)
 
 
@@ -105,10 +104,16 @@ def test_prepared_batched_and_fused(device: metalmm.Device) -> None:
         later = batch.matmul("auto", device.array(a), b, row_invariant=True)
     for found in (prepared(), later):
         np.testing.assert_array_equal(bits(found), [rows.alone[i] for i in (5, 9, 1)])
-    fused = metalmm.matmul_fused("auto", a, [b, b], row_invariant=True, device=device)
-    first = metalmm.matmul_fused("auto", a[1:2], [b, b], row_invariant=True, device=device)
-    for x, y in zip(fused, first, strict=True):
-        np.testing.assert_array_equal(bits(x)[1:2], bits(y))
+    for dtype, k in (("float16", 256), ("float32", 1000)):
+        rng = np.random.default_rng(1)
+        a, weights = rng.standard_normal((9, k)).astype(dtype), [rng.standard_normal((40, k)).astype(dtype) for _ in range(2)]
+        for activation in (None, "swiglu"):
+            whole, alone = (
+                metalmm.matmul_fused("auto", rows, weights, activation=activation, row_invariant=True, device=device)
+                for rows in (a, a[1:2])
+            )
+            for x, y in [(whole, alone)] if activation else zip(whole, alone, strict=True):
+                np.testing.assert_array_equal(bits(x)[1:2], bits(y))
 
 
 def test_rows_that_do_not_begin_on_vectors(device: metalmm.Device) -> None:
@@ -120,13 +125,16 @@ def test_rows_that_do_not_begin_on_vectors(device: metalmm.Device) -> None:
     a = device.array(wide)[:, :256]
     found = metalmm.matmul("gemm/bm32_bn32_bk32", a, b, device=device, **rows.options)
     np.testing.assert_array_equal(bits(found), rows.alone[:5])
-    with pytest.raises(metalmm.LayoutError, match=r"rows of a begin 257 elements apart.*multiples of eight: pass a copy of a"):
+    with pytest.raises(
+        metalmm.LayoutError,
+        match=r"row_invariant: rows of a begin 257 elements apart.*multiples of eight where k is one, else not: pass a copy",
+    ):
         metalmm.matmul("small_m/t2_s8_d2_tg256", a, b, device=device, **rows.options)
 
 
 def test_what_it_does_not_take(device: metalmm.Device) -> None:
     a, b = np.zeros((17, 64), np.float16), np.zeros((8, 64), np.float16)
-    with pytest.raises(metalmm.UnsupportedError, match="with row_invariant m=17 is not in 1 to 16"):
+    with pytest.raises(metalmm.UnsupportedError, match="auto: m is 17; with row_invariant it is 1 to 16: multiply so many rows at a time"):
         metalmm.matmul("auto", a, b, transpose_b=True, row_invariant=True, device=device)
     with pytest.raises(metalmm.UnsupportedError, match="a row's bits may depend on m or on its place"):
         metalmm.matmul("m1_optimized/simd_basic", a[:1], b, transpose_b=True, row_invariant=True, device=device)

@@ -142,12 +142,8 @@ METALMM_INLINE uint4 load_transposed(const void* line) {
 METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) { return __byte_perm(low, high, which); }
 
 // Sixteen bytes to threadgroup memory, on their way while the thread goes on; zeros, where they are not there. close_copies: those since the
-// last one are a group.
-// wait_for_copies: all but the last N groups of this thread are there.
-METALMM_INLINE void copy_later(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-METALMM_INLINE void copy_later(void* to, const void* from, bool there) {
+// last one are a group. wait_for_copies: all but the last N groups of this thread are there.
+METALMM_INLINE void copy_later(void* to, const void* from, bool there = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
                : "r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16u : 0u)
