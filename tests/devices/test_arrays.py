@@ -347,7 +347,7 @@ def test_specs_pickle_and_devices_are_context_managers() -> None:
 
 
 def test_signatures() -> None:
-    names = ["variant", "a", "b", "bias", "c", "alpha", "beta", "transpose_a", "transpose_b", "out", "device"]
+    names = ["variant", "a", "b", "bias", "c", "alpha", "beta", "transpose_a", "transpose_b", "out", "row_invariant", "device"]
     assert list(inspect.signature(metalmm.matmul).parameters) == names
     assert list(inspect.signature(metalmm.Batch.matmul).parameters) == ["self", *names[:-1]]
     assert list(inspect.signature(metalmm.Device.prepare).parameters) == ["self", *names[:-1]]

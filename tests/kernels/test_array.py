@@ -59,12 +59,13 @@ def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: li
 
 
 def test_every_field_of_an_operation_is_an_axis() -> None:
-    """A new field of MatmulSpec, or a new entry of what a variant supports, has to be added to the array or to its calls."""
+    """A new field of MatmulSpec, or a new entry of what a variant supports, has to be added to the array or to its calls; row_invariant has
+    tests/devices/test_row_invariant.py."""
     fields = {name for name in dir(metalmm.MatmulSpec) if not name.startswith("_")}
     axes = {"m", "n", "k", "batch", "transpose_a", "transpose_b", "bias", "alpha", "beta", "dtype", "b_storage", "also_n", "swiglu"}
-    assert fields - axes == {"layout", "least_bytes", "b_bytes"}
+    assert fields - axes == {"layout", "least_bytes", "b_bytes", "row_invariant"}
     supports = {key for row in ROWS for key in row.variant.supports}
-    assert supports <= {"m", "n", "k", "batch", "layouts", "bias", "c", "alpha"}
+    assert supports <= {"m", "n", "k", "batch", "layouts", "bias", "c", "alpha", "row_invariant"}
 
 
 def test_the_figures_are_what_readme_says() -> None:
