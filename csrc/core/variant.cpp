@@ -68,9 +68,9 @@ bool Form::supports(const MatmulSpec& s) const {
   if (type == kOperandTypeCount || !without[type].empty()) return false;
   for (unsigned i = 1; i < s.parts(); i++)
     if (!within(s.part_n(i), n)) return false;
-  bool takes_m = s.row_invariant ? rows_alike(s) && s.m <= kRowsAlike : within(s.m, m);
-  return takes_m && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) && (bias || !s.bias) &&
-         (c || !s.c) && (alpha || s.alpha == 1.0f) &&
+  if (s.row_invariant && !rows_alike(s)) return false;
+  return within(s.m, m_of(s)) && within(s.n, n) && within(s.k, k) && within(s.batch, batch) && (layouts >> s.layout_index() & 1) &&
+         (bias || !s.bias) && (c || !s.c) && (alpha || s.alpha == 1.0f) &&
          (n_values.empty() || std::find(n_values.begin(), n_values.end(), s.n) != n_values.end());
 }
 
@@ -120,8 +120,7 @@ std::string Form::lacks(const MatmulSpec& s) const {
     return std::string(name) + "=" + std::to_string(value) + " is not " + limit;
   };
   if (s.row_invariant && !rows_alike(s)) return "a row's bits may depend on m or on its place, and row_invariant is True";
-  Range of_m = s.row_invariant ? Range{1, kRowsAlike} : m;
-  for (auto& text : {range(s.row_invariant ? "with row_invariant m" : "m", s.m, of_m), range("n", s.n, n),
+  for (auto& text : {range(s.row_invariant ? "with row_invariant m" : "m", s.m, m_of(s)), range("n", s.n, n),
                      range("n", s.parts() > 1 ? s.part_n(1) : s.n, n), range("n", s.parts() > 2 ? s.part_n(2) : s.n, n), range("k", s.k, k),
                      range("batch", s.batch, batch)})
     if (!text.empty()) return text;

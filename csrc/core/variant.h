@@ -68,6 +68,7 @@ struct Form {
   bool bias = true, c = true, alpha = true;
   Rows rows = Rows::may_differ;
   bool rows_alike(const MatmulSpec& s) const { return rows == Rows::alike || (rows == Rows::alike_on_vectors && s.a_type.size == 2); }
+  Range m_of(const MatmulSpec& s) const { return s.row_invariant ? Range{1, kRowsAlike} : m; }
   std::string without[kOperandTypeCount];  // why it does not take operands of that type; empty: it does
 
   bool takes(const MatmulSpec& s) const { return (storages >> s.b_storage.index() & 1) && (ends >> s.end() & 1); }

@@ -490,8 +490,8 @@ Form form_of(nb::handle table) {
   f.m = range_of(at("m")), f.n = range_of(at("n")), f.k = range_of(at("k")), f.batch = range_of(at("batch"));
   f.n_values = nb::cast<std::vector<uint32_t>>(at("n_values"));
   f.layouts = bits_of(at("layouts"), kLayoutNames);
-  auto rows = nb::cast<std::string>(at("rows"));
-  f.rows = rows == "alike" ? Rows::alike : rows == "alike on vectors" ? Rows::alike_on_vectors : Rows::may_differ;
+  nb::object alike = at("row_invariant");  // a bool, or "on vectors"
+  f.rows = PyUnicode_Check(alike.ptr()) ? Rows::alike_on_vectors : nb::cast<bool>(alike) ? Rows::alike : Rows::may_differ;
   f.bias = nb::cast<bool>(at("bias")), f.c = nb::cast<bool>(at("c")), f.alpha = nb::cast<bool>(at("alpha"));
   for (auto [type, why] : nb::cast<nb::dict>(at("without")))
     for (unsigned i = 0; i < kOperandTypeCount; i++)
@@ -572,6 +572,7 @@ void bind_matmul(nb::module_& m) {
   m.attr("_TYPE_SHIFT") = kTypeShift;
   m.attr("_KIND_SHIFT") = kKindShift;
   m.attr("_ENDS") = names_of(kEndNames);
+  m.attr("_ROWS_ALIKE") = kRowsAlike;
   nb::list storages;
   for (unsigned i = 0; i < kStorages; i++) storages.append(Storage::name_of(i));
   m.attr("_STORAGES") = nb::tuple(storages);

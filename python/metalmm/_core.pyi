@@ -277,6 +277,7 @@ _TYPE_SHIFT: int
 _KIND_SHIFT: int
 _ENDS: tuple[str, ...]
 _STORAGES: tuple[str, ...]
+_ROWS_ALIKE: int
 _LAYOUTS: tuple[str, ...]
 _OPERAND_TYPES: tuple[str, ...]
 _FORMATS: tuple[str, ...]

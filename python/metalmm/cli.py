@@ -153,11 +153,21 @@ _CLIENT_GBPS = 142.0  # what the client's machine sustained at n=151936; of a GP
 _LATENCY = 0.5e-6  # seconds of a load that nothing hides, on Apple's GPUs
 
 
+def _device_of(args: argparse.Namespace) -> Device | None:
+    """None where --device names one that is not here, of which the rule behind auto can be asked."""
+    try:
+        return default_device()
+    except DeviceError:
+        if args.id != "auto" or not args.device:
+            raise
+        return None
+
+
 def _explain_model(args: argparse.Namespace, found: Sizes) -> int:
     """What "auto" takes for each matmul of a model, on the device or on one of a kind that is not here."""
     if args.id != "auto" or args.words or args.spec:
         raise bench_command.UsageError("--model goes with auto, and in place of a shape")
-    device, rows = (None if args.device and not backends.available(args.device) else default_device()), []
+    device, rows = _device_of(args), []
     for shape in found.shapes:
         try:
             name, why = tuning.choose(device, shape.spec) if device else tuning.choose_unseen(args.device, shape.spec)
@@ -176,12 +186,8 @@ def _explain(args: argparse.Namespace) -> int:
     words = " ".join([*args.words, args.spec or ""]).split()
     spec = parse_spec([w for w in words if not w.startswith("calls=")])  # which --spec of others says
     facts: dict[str, Any] = {"schema": "metalmm-explain", "version": 1, "spec": repr(spec), "asked": args.id}
-    why = ""
-    try:
-        device = default_device()
-    except DeviceError:
-        if args.id != "auto" or not args.device:
-            raise
+    why, device = "", _device_of(args)
+    if not device:
         name, why = tuning.choose_unseen(args.device, spec)
         why = f"no such device is here; by the rule alone, of a GPU of {backends.get(args.device).usual_cores} cores: {why}"
         if args.json != "-":

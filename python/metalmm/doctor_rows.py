@@ -47,8 +47,7 @@ class Row:
 
     def choice(self, when: str) -> tuning.Choice:
         """For "auto"."""
-        spec, name = self.shape.spec, self.winner
-        return tuning.Choice(tuning.Key.of(spec), name, manifest.kernel_sha256(name, spec), self.cold[name] * 1e3, when)
+        return tuning.Choice.of(self.shape.spec, self.winner, self.cold[self.winner] * 1e3, when)
 
 
 def shapes() -> list[Shape]:

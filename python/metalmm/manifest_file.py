@@ -17,7 +17,6 @@ from .strategy import Strategy
 from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, STORED, TRANSPOSES, TYPE, Form, Variant, is_argument, names_of
 
 _SIZES = ("m", "n", "k", "batch")
-_ROWS: Mapping[bool | str, str] = {False: "", "on vectors": "alike on vectors", True: "alike"}
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
 _FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
 _OF_STRATEGIES = ("name", "where", "search", "points")
@@ -432,7 +431,7 @@ def _registration_of(f: Form, v: Variant) -> dict[str, Any]:
         "bias": f.supports.get("bias", True),
         "c": f.supports.get("c", True),
         "alpha": f.supports.get("alpha", True),
-        "rows": _ROWS[f.supports.get("row_invariant", False)],
+        "row_invariant": f.supports.get("row_invariant", False),
         "without": dict(f.without),
         **{size: _range(str(v), f.supports, size) for size in _SIZES},
     }

@@ -27,7 +27,6 @@ from .kernel_source import resource
 from .variant import LAYOUTS, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
-_MOST_ROWS_ALIKE = 16  # kRowsAlike in csrc/core/variant.h
 _ROWS_OF_ALL = 8  # for which a variant is chosen that has the same bits for any m
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
@@ -93,6 +92,11 @@ class Choice:
     kernel_sha256: str | None
     median_ms: float
     time: str = ""
+
+    @staticmethod
+    def of(spec: _core.MatmulSpec, variant: str, median_ms: float, time: str) -> Choice:
+        key = Key.of(spec)
+        return Choice(key, variant, manifest.kernel_sha256(variant, spec_of(key)), median_ms, time)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -247,8 +251,8 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
     key = Key.of(spec)
-    if spec.row_invariant and spec.m > _MOST_ROWS_ALIKE:
-        raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {_MOST_ROWS_ALIKE}: multiply so many rows at a time")
+    if spec.row_invariant and spec.m > (most := _core._ROWS_ALIKE):
+        raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {most}: multiply so many rows at a time")
     spec, taken = _stands_for(spec, device, libraries)
 
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
@@ -390,12 +394,14 @@ def spec_of(key: Key) -> _core.MatmulSpec:
 def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, Callable[[str], bool]]:
     """The operation for which a variant is chosen, and which variants it may be. With row_invariant it is the same for every m and batch, has
     all of an epilogue, and variants must take it as a usual one, too."""
-    key, usual = Key.of(spec), spec
+    must_take = [spec]
     if spec.row_invariant:
+        key = Key.of(spec)
         whole = key if key.also_n else replace(key, bias=True, alpha=True, beta=True)
-        spec, usual = spec_of(whole), spec_of(replace(whole, row_invariant=False))
+        spec = spec_of(whole)
+        must_take = [spec_of(replace(whole, row_invariant=False)), spec]
     libraries = libraries and isinstance(device, Device) and _core._library_takes(device, spec)
-    return spec, lambda name: all(usable(name, device, one, libraries) for one in (usual, spec))
+    return spec, lambda name: all(usable(name, device, one, libraries) for one in must_take)
 
 
 def best_few(device: Device, spec: _core.MatmulSpec) -> list[str]:
@@ -411,9 +417,8 @@ def make_file() -> None:
         write(default_path(), "", [])
 
 
-def is_tuned(device: Device, spec: _core.MatmulSpec) -> bool:
-    """For this very shape, or what has its key, and of kernels as they are."""
-    key = Key.of(spec)
+def is_tuned(device: Device, key: Key) -> bool:
+    """Of kernels as they are."""
     return any(c.key == key and c.kernel_sha256 == manifest.kernel_sha256(c.variant, spec_of(key)) for c in _choices(device))
 
 

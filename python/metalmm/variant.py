@@ -211,7 +211,8 @@ class Variant(str):
         """
         if not (loaders := self._loaders(spec)):
             return None
-        threads, each, columns = loaders
+        threads, each = loaders
+        columns = min(self.tile[1] or spec.n, spec.n)
         widths = [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
         groups = sum(-(-n // columns) for n in widths) * -(-spec.m // self.tile[0]) * spec.batch
         rounds = -(-spec.k * columns * (1 + spec.swiglu) // (threads * each))
@@ -221,19 +222,19 @@ class Variant(str):
         """K with what the last of `loads` has past its end."""
         if not (loaders := self._loaders(spec)):
             return spec.k
-        threads, each, _ = loaders
+        threads, each = loaders
         once = threads * each / (self.tile[1] or spec.n) / (1 + spec.swiglu)
         return math.ceil(spec.k / once) * once
 
-    def _loaders(self, spec: _core.MatmulSpec) -> tuple[int, int, int] | None:
-        """Threads that load B, elements that each has in flight, columns that they share. None where the manifest does not say."""
+    def _loaders(self, spec: _core.MatmulSpec) -> tuple[int, int] | None:
+        """Threads that load B, and elements that each has in flight. None where the manifest does not say."""
         form = self.form(_core._specialization(spec))
         if not form.flight:
             return None
         numbers = {**self.numbers(), "dense": int(spec.b_storage == "dense"), "swiglu": int(spec.swiglu)}
         each = min(max(1, evaluate(form.flight, numbers)), spec.k * spec.n)
         threads = min(self.threads, max(evaluate(form.busy, numbers) if form.busy else 0, 0) or self.threads)
-        return threads, each, min(self.tile[1] or spec.n, spec.n)
+        return threads, each
 
     def loaded(self, spec: _core.MatmulSpec) -> int:
         """Bytes of B, or of its integers where it is quantized, that all matrices of a batch load."""

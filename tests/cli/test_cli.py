@@ -158,12 +158,14 @@ def test_the_command_begins_outside_of_the_package() -> None:
     assert entry.value == "metalmm_cli:main"
 
 
-def test_explain_auto_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_auto_of_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of its matmuls, on the device and on one that is not here."""
     assert cli.main(["explain", "auto", "--model", "Qwen2.5-0.5B", "--m", "1,4", "--storage", "q4_0"]) == 0
     here = capsys.readouterr().out
     assert "m=4 n=151936 k=896 nt q4_0 calls=1" in here and here.count(" calls=") == here.count("\n  ") >= 10
     away = next(name for name in ("metal", "cuda") if not backends.available(name))
+    monkeypatch.setenv("METALMM_DEVICE", away)  # as --device does, and back
+    monkeypatch.setattr(cli, "default_device", lambda: metalmm.Device(away))
     assert cli.main(["explain", "auto", "--model", "Qwen2.5-0.5B", "--device", away, "--json", "-"]) == 0
     shapes = json.loads(capsys.readouterr().out)["shapes"]
     for shape in shapes:

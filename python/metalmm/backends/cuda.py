@@ -130,9 +130,11 @@ def weights_of(storage: str) -> int:
     if storage == "dense":
         return _DENSE
     form = FORMATS[storage.partition(":")[0]]
-    if form.halves or form.is_float or form.has_bias:
-        return _HALVES if form.halves else _FLOATS if form.is_float else _AFFINE
-    return _NIBBLES if form.bits == 4 else _BYTES
+    if form.halves:
+        return _HALVES
+    if form.is_float:
+        return _FLOATS
+    return _AFFINE if form.has_bias else _NIBBLES if form.bits == 4 else _BYTES
 
 
 def _tiles(table: Mapping[str, Sequence[_Times]], storage: str) -> Tiles:

@@ -11,11 +11,10 @@ from .. import Device, Variant, manifest
 from ..errors import Error
 from ..terminal import Progress
 from . import runner
-from .report import Result
 from .runner import Rule, ShapeRun
 from .sizes import Shape
 
-_QUICK = Rule(least=0.01, most=0.05, spread=0.05)
+QUICK = Rule(least=0.01, most=0.05, spread=0.05)
 _FINALISTS = 3
 
 
@@ -104,7 +103,7 @@ def search(
             if v.runs_on(device) and not v.lacks(shape.spec):
                 usable.append(v)
         known = {c.id: c for c in chosen}
-        for r in _results(device, shape, usable, _QUICK, copies, seed, progress):
+        for r in compiled_run(device, shape, usable, QUICK, copies, seed, progress).results if usable else []:
             median = r.median()
             why = r.failed or r.wrong or r.stopped
             tried[known[r.variant]] = (median.value if median and r.is_right else None, why)
@@ -126,18 +125,11 @@ def search(
     ranked = sorted((t, c.id, c) for c, (t, _) in tried.items() if t is not None)
     best = [name for _, name, _ in ranked[:_FINALISTS]]
     everyone: list[Variant] = [*ids, *(manifest.get(name) for name in best if name not in ids)]
-    failures = _compiled(device, shape, everyone)
-    last = runner.run_shape(device, shape, everyone, rule=rule, copies=copies, seed=seed, progress=progress, failures=failures)
+    last = compiled_run(device, shape, everyone, rule, copies, seed, progress)
     return Found(shape, [(c, t, why) for c, (t, why) in tried.items()], last, best)
 
 
-def _compiled(device: Device, shape: Shape, vs: list[Variant]) -> dict[str, str]:
-    """What did not compile; the search's own progress goes on meanwhile."""
-    return {name: why for (name, _), why in runner.compile_all(device, [(shape, vs)], Progress(quiet=True)).items()}
-
-
-def _results(device: Device, shape: Shape, vs: list[Variant], rule: Rule, copies: int, seed: int, progress: Progress) -> list[Result]:
-    if not vs:
-        return []
-    failures = _compiled(device, shape, vs)
-    return runner.run_shape(device, shape, vs, rule=rule, copies=copies, seed=seed, progress=progress, failures=failures).results
+def compiled_run(device: Device, shape: Shape, vs: list[Variant], rule: Rule, copies: int, seed: int, progress: Progress) -> ShapeRun:
+    """Compiles what runs; `progress` goes on meanwhile."""
+    failures = {name: why for (name, _), why in runner.compile_all(device, [(shape, vs)], Progress(quiet=True)).items()}
+    return runner.run_shape(device, shape, vs, rule=rule, copies=copies, seed=seed, progress=progress, failures=failures)

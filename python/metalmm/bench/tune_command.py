@@ -87,8 +87,7 @@ def _choices(run: results.Run, shapes: list[ShapeRun]) -> list[tuning.Choice]:
     found = []
     for s in shapes:
         if d := decide(s, run.bad_rel):
-            digest = manifest.kernel_sha256(d.winner.variant, tuning.spec_of(tuning.Key.of(s.shape.spec)))
-            found.append(tuning.Choice(tuning.Key.of(s.shape.spec), d.winner.variant, digest, d.median.value, run.environment["time"]))
+            found.append(tuning.Choice.of(s.shape.spec, d.winner.variant, d.median.value, run.environment["time"]))
     return found
 
 
