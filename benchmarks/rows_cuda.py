@@ -3,11 +3,12 @@
 
 Contenders are CUDA graphs of their own, measured by turns, as in peers_cuda.py, over copies of the weights that together are past the
 second-level cache. cuBLAS multiplies numbers of --type (torch.matmul), ours what --stored says. `chain`: calls that wait for each other,
-with the early start of programmatic launches; `alone`: Device("cuda", overlap=False). Of each result up to 18 rows are checked against the
-bound. A wrong one ends the run.
+with the early start of programmatic launches; `alone`: Device("cuda", overlap=False). --row-invariant adds what "auto" takes with
+row_invariant=True (`alike`), and prints what that costs. Of each result up to 18 rows are checked against the bound. A wrong one ends the
+run.
 
     python benchmarks/rows_cuda.py [--m 1,4,16,512] [--shapes 4096x4096,9728x896] [--stored dense,q8_0] [--type bfloat16]
-        [--variants ID,ID] [--json FILE]
+        [--variants ID,ID] [--row-invariant] [--json FILE]
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
 CACHE = 256 << 20  # bytes of copies as they are stored: four times an H200's second-level cache
 
 
-def spec_of(m: int, n: int, k: int, stored: str, dtype: str) -> metalmm.MatmulSpec:
-    return metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype)
+def specs_of(m: int, n: int, k: int, stored: str, dtype: str, row_invariant: bool) -> dict[str, metalmm.MatmulSpec]:
+    """The call by the word that it adds to its contenders' names."""
+    words = {"": False, "alike ": True} if row_invariant else {"": False}
+    return {
+        word: metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype, row_invariant=alike)
+        for word, alike in words.items()
+    }
 
 
 def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
@@ -37,7 +43,7 @@ def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]
 
 
 def measured(
-    devices: dict[str, metalmm.Device], n: int, k: int, stored: str, dtype: str, rows: list[int], variants: list[str]
+    devices: dict[str, metalmm.Device], n: int, k: int, stored: str, dtype: str, rows: list[int], variants: list[str], row_invariant: bool
 ) -> list[dict[str, Any]]:
     import torch
 
@@ -58,20 +64,33 @@ def measured(
         some = sorted({0, m - 1, *rng.integers(0, m, 16).tolist()})  # of every tile, whichever they are
         few = a[some]
         reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
-        for v in chosen(devices["chain"], spec_of(m, n, k, stored, dtype), variants):
+        specs = specs_of(m, n, k, stored, dtype, row_invariant)
+        for word, v in ((word, v) for word, spec in specs.items() for v in chosen(devices["chain"], spec, variants)):
             for name, d in devices.items():
                 left, out = d.array(a), d.empty((m, n), dtype)
-                contenders[f"{v} {name}"] = of_ours(d, [d.prepare(v, left, each, out=out, **options) for each in held[name]] * turns)
-                contenders[f"{v} {name}"]()
+                calls = [d.prepare(v, left, each, out=out, row_invariant=bool(word), **options) for each in held[name]]
+                contenders[f"{v} {word}{name}"] = of_ours(d, calls * turns)
+                contenders[f"{v} {word}{name}"]()
                 right = (abs(np.asarray(out)[some] - reference) <= bound).all()
                 if not right:
                     raise SystemExit(f"{m} x {n} x {k} {stored} {dtype}: {v} is WRONG")
         times = medians(list(contenders.values()), 9)
         us = {name: t / copies / turns for name, t in zip(contenders, times, strict=True)}
         found.append({"m": m, "n": n, "k": k, "stored": stored, "type": dtype, "cublas": us.pop("cublas"), "us": us})
-        shown = "; ".join(f"{name} {t:.1f} ({found[-1]['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]))
-        print(f"{m} x {n} x {k} {stored} {dtype}: cuBLAS {found[-1]['cublas']:.1f}; {shown}", flush=True)
+        line = "; ".join(f"{name} {t:.1f} ({found[-1]['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]))
+        print(f"{m} x {n} x {k} {stored} {dtype}: cuBLAS {found[-1]['cublas']:.1f}; {line}", flush=True)
     return found
+
+
+def least(us: dict[str, float], which: str) -> float:
+    """Of the contenders whose name is an id and `which`."""
+    return min(t for name, t in us.items() if name.split(" ", 1)[1] == which)
+
+
+def shown(what: str, ratios: list[float]) -> None:
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        print(f"{what} {mean:.2f} in geometric mean, {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def main() -> None:
@@ -81,21 +100,25 @@ def main() -> None:
     parser.add_argument("--stored", default="dense,q8_0,q4_0,affine4")
     parser.add_argument("--type", choices=OPERAND_TYPES, default="float16")
     parser.add_argument("--variants", default="")
+    parser.add_argument("--row-invariant", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     devices = {"chain": metalmm.Device("cuda"), "alone": metalmm.Device("cuda", overlap=False)}
     rows, variants = [int(m) for m in args.m.split(",")], [v for v in args.variants.split(",") if v]
     shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")]
     stored = args.stored.split(",")
-    specs = [spec_of(m, n, k, s, args.type) for m in rows for n, k in shapes for s in stored]
-    compile_all(devices["chain"], [(manifest.get(v), spec) for spec in specs for v in chosen(devices["chain"], spec, variants)])
-    found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, args.type, rows, variants)]
+    calls = [spec for m in rows for n, k in shapes for s in stored for spec in specs_of(m, n, k, s, args.type, args.row_invariant).values()]
+    device = devices["chain"]
+    compile_all(int(device.info["compute_capability"]), [(manifest.get(v), spec) for spec in calls for v in chosen(device, spec, variants)])
+    found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, args.type, rows, variants, args.row_invariant)]
     for s in stored:
         for m in rows:
-            ratios = [row["cublas"] / min(row["us"].values()) for row in found if (row["m"], row["stored"]) == (m, s) and row["us"]]
-            if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                print(f"m={m} {s}: cuBLAS / ours {mean:.2f} in geometric mean, {min(ratios):.2f} to {max(ratios):.2f}")
+            here = [row for row in found if (row["m"], row["stored"]) == (m, s) and row["us"]]
+            shown(f"m={m} {s}: cuBLAS / ours", [row["cublas"] / min(least(row["us"], d) for d in devices) for row in here])
+            if args.row_invariant:
+                for name in devices:
+                    costs = [least(row["us"], f"alike {name}") / least(row["us"], name) for row in here]
+                    shown(f"m={m} {s}: row_invariant / not, {name}", costs)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

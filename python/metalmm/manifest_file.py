@@ -18,7 +18,7 @@ from .variant import ENDS, LAYOUTS, OPERAND_TYPES, STORAGES, STORED, TRANSPOSES,
 
 _SIZES = ("m", "n", "k", "batch")
 _OF_FORMS = ("source", "kernel", "template", "tile", "supports", "without", "flight", "busy", "storage", "matrices", "needs")
-_FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices"}
+_FIELDS = {*_OF_FORMS, "threads", "off", "baseline", "library", "devices", "alike_by"}
 _OF_STRATEGIES = ("name", "where", "search", "points")
 # What a GPU may lack: Apple's simdgroup_matrix before Apple7, simd_sum and its like before Apple7 and Mac2, mps in virtual machines,
 # tensor_ops before M5 and macOS 26.2; NVIDIA's wgmma but of compute capability 9.0.
@@ -232,6 +232,9 @@ class _Entry:
             raise self.fail(f"two of its kernels take {twice[1]} of {twice[0]}")
         if v.library and kinds != [("dense", "1")]:
             raise self.fail("a library multiplies one dense B")
+        v.alike_by = self.words("alike_by") if "alike_by" in self.table else None
+        if unknown := next((key for key in v.alike_by or () if key not in v.params), None):
+            raise self.fail(f"alike_by has {unknown!r}; it lists parameters: {', '.join(v.params)}")
         v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         return v
 

@@ -19,12 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import _core, backends, files, manifest, manifest_file
-from .backends.protocol import Splits, Tiles, TileTimes
+from .backends.protocol import Splits, Tiles
 from .device import Device, cpu_name
 from .errors import Error, UnsupportedError
 from .fork import Lock
 from .kernel_source import resource
-from .variant import LAYOUTS, Variant, end_of, kind_of
+from .variant import LAYOUTS, RowBits, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
 _ROWS_OF_ALL = 8  # for which a variant is chosen that has the same bits for any m
@@ -245,11 +245,28 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - Any that is on.
     - Any.
 
-    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same. What was tuned
-    for a near shape is not taken then.
+    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same; from m of 9 on
+    it may be another point whose rows have the same bits (Variant.row_bits). What was tuned for a near shape is not taken then.
 
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
+    return _of_its_bits(device, spec, *_choose(device, spec, libraries))
+
+
+_Taken = Callable[[str], bool]  # whether the variant of that id takes the operation
+
+
+def _of_its_bits(device: Device, spec: _core.MatmulSpec, name: str, why: str, taken: _Taken) -> tuple[str, str]:
+    """With row_invariant, of more rows than a choice is made for, the fastest point whose rows have the same bits."""
+    if spec.row_invariant and spec.m > _ROWS_OF_ALL:
+        _, other = _of_more_rows(device, spec, taken).get(manifest.get(name).row_bits, (0.0, name))
+        if other != name:
+            return other, f"a row has the bits of {name}, which is for m up to {_ROWS_OF_ALL}: {why}"
+    return name, why
+
+
+def _choose(device: Device, spec: _core.MatmulSpec, libraries: bool) -> tuple[str, str, _Taken]:
+    """The choice, why, and what it was from."""
     key = Key.of(spec)
     if spec.row_invariant and spec.m > (most := _core._ROWS_ALIKE):
         raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {most}: multiply so many rows at a time")
@@ -269,7 +286,7 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
             stale.append(c.variant)
             continue
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
-        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, {where}" + _stale_text(stale)
+        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, {where}" + _stale_text(stale), taken
 
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
@@ -283,41 +300,46 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR_A_WINNER):
-            return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
+            return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale), taken
     name, why = _preferred(device, spec, taken)
     if name:
-        return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
+        return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale), taken
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
         if not taken(str(v)):
             continue
-        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
+        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does", taken
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
-def _preferred(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]) -> tuple[str, str]:
+def _preferred(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> tuple[str, str]:
     """What the device's rule takes, and why; empty where nothing of it does."""
     return next(_ranked(device, spec, taken), ("", ""))
 
 
-def _ranked(device: Device, spec: _core.MatmulSpec, taken: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+def _ranked(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> Iterator[tuple[str, str]]:
     """What the device's rule takes, why, and what it would take without that, and so on."""
-    storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
-    for of_storage, of_end, offered, *most in device.backend.preferred:
-        if of_storage not in ("", storage) or of_end not in ("", end) or spec.m > min(most, default=spec.m):
-            continue
+    for offered in _offered(device, spec):
         if isinstance(offered, Splits):
             yield from _splits(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
         elif isinstance(offered, Tiles):
-            yield from _tiles(device, spec, {name: ns for name, ns in offered.ns.items() if taken(name)})
+            yield from _tiles(device, spec, offered, taken)
         elif taken(offered):
             yield offered, f"the first of device {device.name}'s preferred that takes it"
+
+
+def _offered(device: Device, spec: _core.MatmulSpec) -> Iterator[str | Splits | Tiles]:
+    """What the device prefers for such an operation."""
+    storage, end = kind_of(spec.b_storage), end_of(spec.also_n, spec.swiglu)
+    for of_storage, of_end, offered, *most in device.backend.preferred:
+        if of_storage in ("", storage) and of_end in ("", end) and spec.m <= min(most, default=spec.m):
+            yield offered
 
 
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
-    spec, usable_there = _stands_for(spec, backend, libraries=False)
+    asked, (spec, usable_there) = spec, _stands_for(spec, backend, libraries=False)
 
     def taken(name: str) -> bool:
         return usable_there(name) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
@@ -325,20 +347,42 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     name, why = _preferred(device, spec, taken)
     if not name:
         raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
-    return name, why
+    return _of_its_bits(device, asked, name, why, taken)
 
 
-def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Mapping[str, TileTimes]) -> Iterator[tuple[str, str]]:
-    """Those with which the cores are done first, and why; none in float32, of which tensor cores have no products."""
-    cores, found = device.backend.cores(device) or device.backend.usual_cores, []
-    if spec.dtype != "float32":
-        for name, of_tile in tiles.items():
+def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Tiles, taken: _Taken) -> Iterator[tuple[str, str]]:
+    """Those with which the cores are done first, and why. With row_invariant first in the product of this time and of that of 16 rows, by
+    what has the same bits."""
+    times = _times(device, spec, tiles, taken)
+    more = _of_more_rows(device, spec, taken) if spec.row_invariant else {}
+
+    def cost(name: str) -> tuple[float, float, str]:
+        ns = times[name][0]
+        return ns * (more.get(manifest.get(name).row_bits, (math.inf, ""))[0] if more else 1.0), ns, name
+
+    for name in sorted(times, key=cost):
+        ns, what = times[name]
+        yield name, f"the busiest of {what}, whose products take it about {ns / 1000:.3g} µs"
+
+
+def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, taken: _Taken) -> dict[str, tuple[float, str]]:
+    """By variant what the busiest core takes, in ns, and which tiles it has; none in float32, of which tensor cores have no products."""
+    cores, found = device.backend.cores(device) or device.backend.usual_cores, {}
+    for name, of_tile in tiles.ns.items() if spec.dtype != "float32" else ():
+        if taken(name):
             v = manifest.get(name)
             of_core, steps = Tiles.work(v, spec, cores)
-            what = f"{math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {of_tile[3]} at once"
-            found.append((float(Tiles.took(of_tile, of_core, steps)), name, what))
-    for ns, name, what in sorted(found):
-        yield name, f"the busiest of {cores} cores has {what}, whose products take it about {ns / 1000:.3g} µs"
+            what = f"{cores} cores has {math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {of_tile[3]} at once"
+            found[name] = (float(Tiles.took(of_tile, of_core, steps)), what)
+    return found
+
+
+def _of_more_rows(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> dict[RowBits, tuple[float, str]]:
+    """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns."""
+    spec = spec_of(replace(Key.of(spec), m=_core._ROWS_ALIKE))
+    tiles = (offered for offered in _offered(device, spec) if isinstance(offered, Tiles))
+    times = _times(device, spec, next(tiles, Tiles({})), taken)
+    return {manifest.get(name).row_bits: (times[name][0], name) for name in sorted(times, key=lambda name: -times[name][0])}
 
 
 def _splits(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
@@ -391,7 +435,7 @@ def spec_of(key: Key) -> _core.MatmulSpec:
     )
 
 
-def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, Callable[[str], bool]]:
+def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, _Taken]:
     """The operation for which a variant is chosen, and which variants it may be. With row_invariant it is the same for every m and batch, has
     all of an epilogue, and variants must take it as a usual one, too."""
     must_take = [spec]

@@ -103,6 +103,9 @@ class Form:
         return storage in self.storages and end in self.ends
 
 
+RowBits = tuple[str | int, ...]  # of an id, or of a family and some of its parameters
+
+
 class Variant(str):
     """A variant's id, ``family/name``, that knows its manifest entry.
 
@@ -115,6 +118,7 @@ class Variant(str):
         threads: Of a threadgroup.
         forms: Its kernels, each for another B.
         baseline: Layouts whose shapes are compared with it.
+        alike_by: Parameters of its strategy by which a row's bits go alone; None: by all.
         devices: Those that it is restricted to; empty for any.
         needs: Features that a device must have beside, some of FEATURES.
         library: The library whose matmul it is; empty for a kernel of ours.
@@ -131,6 +135,7 @@ class Variant(str):
     threads: int
     forms: tuple[Form, ...]
     baseline: tuple[str, ...]
+    alike_by: tuple[str, ...] | None
     library: str
     devices: tuple[str, ...]
     needs: tuple[str, ...]
@@ -147,6 +152,11 @@ class Variant(str):
     end = property(lambda self: self.forms[0].ends[0], doc="The first that the first form takes.")
     swiglu = property(lambda self: self.end == "swiglu", doc="Whether `end` is swiglu.")
     matrix_count = property(lambda self: 2 if self.swiglu else int(self.end), doc="How many matrices B `end` takes.")
+
+    @property
+    def row_bits(self) -> RowBits:
+        """Alike for those whose rows have the same bits with row_invariant."""
+        return (self,) if self.alike_by is None else (self.family, *(self.params[key] for key in self.alike_by))
 
     def kinds(self) -> list[Variant]:
         """Itself for each B that it takes: for one storage and one number of matrices each."""

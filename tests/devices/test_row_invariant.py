@@ -86,6 +86,45 @@ def test_each_point_that_says_so(device: metalmm.Device, v: str) -> None:
         Rows(device, v, b, 384, "float16", seed, **options).check_some(batches=False)
 
 
+def points_of_the_same_bits() -> list[list[str]]:
+    found: dict[Any, list[str]] = {}
+    for v in metalmm.variants():
+        if v.alike_by is not None:
+            found.setdefault(v.row_bits, []).append(str(v))
+    return [points for points in found.values() if len(points) > 1]
+
+
+@pytest.mark.parametrize("points", points_of_the_same_bits(), ids=lambda points: points[0])
+def test_points_that_differ_in_what_no_bit_goes_by(device: metalmm.Device, points: list[str]) -> None:
+    """`alike_by`: with K that their shares and turns divide, and that they do not."""
+    if not (here := [v for v in points if manifest.get(v).runs_on(device)]):
+        pytest.skip(f"{points[0]} does not run on device {device.name}")
+    for seed, ((n, k), storage) in enumerate(
+        itertools.product(((40, 2048), (33, 1376)), ("q8_0", "q4_0:canonical", "affine4", "q6_k", "fp8"))
+    ):
+        dtype = ("float16", "bfloat16")[seed % 2]
+        if k % 256 and storage == "q6_k":
+            continue
+        b, options = operands(np.random.default_rng(seed), n, k, storage, dtype, "nt")
+        rows = [Rows(device, v, b, k, dtype, seed, **options) for v in here]
+        for m in (1, 3, 16):
+            first, *others = (one.of(one.rows[:m]) for one in rows)
+            for v, found in zip(here[1:], others, strict=True):
+                np.testing.assert_array_equal(found, first, f"{v} and {here[0]}, {m} x {n} x {k} {storage} {dtype}")
+
+
+def test_the_point_for_more_rows_has_the_same_bits() -> None:
+    """By the rule, for devices of that kind: eight rows and sixteen have each what is fast, and one row's bits."""
+    for storage, (n, k) in itertools.product(("q8_0", "q4_0", "affine4"), ((4096, 4096), (9728, 896))):
+        few, many = (
+            manifest.get(
+                tuning.choose_unseen("cuda", metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=storage, row_invariant=True))[0]
+            )
+            for m in (8, 16)
+        )
+        assert few.row_bits == many.row_bits and (few.tile[0], many.tile[0]) == (8, 16), (few, many)
+
+
 def test_any_order_of_threads() -> None:
     """Device cpu's debug mode lets threads and threadgroups take turns in another order each time."""
     with metalmm.Device("cpu", debug=True) as other:
@@ -153,8 +192,9 @@ def test_the_choice_goes_by_n_k_type_storage_and_layout_alone(device: metalmm.De
         ]
 
     for storage in ("dense", "q4_0"):
-        chosen = {tuning.choose(device, spec)[0] for spec in specs(b_storage=storage, row_invariant=True)}
-        assert len(chosen) == 1, chosen
+        chosen = {spec: manifest.get(tuning.choose(device, spec)[0]) for spec in specs(b_storage=storage, row_invariant=True)}
+        assert len({v.row_bits for v in chosen.values()}) == 1, chosen
+        assert len({v for spec, v in chosen.items() if spec.m <= 8}) == 1, chosen
     before = {spec: tuning.choose(device, spec)[0] for spec in specs()}
     usual = tuning.choose(device, metalmm.MatmulSpec(1, 96, 512, transpose_b=True, row_invariant=True))[0]
     other = "gemm/bm32_bn32_bk32" if usual != "gemm/bm32_bn32_bk32" else "small_m/t2_s8_d2_tg256"

@@ -36,6 +36,7 @@ from support.surroundings import ANEW, MANIFEST, _write
         ("m = 1", "n = [1, 4294967296]", "supports.n is"),
         ("m = 1", "n = []", "supports.n is \\[\\]"),
         ("tile = [1, 64]", "tile = [1, 64]\ntiles = [1, 64]", "unknown key 'tiles'; did you mean 'tile'\\?"),
+        ("threads = 64", 'threads = 64\nalike_by = ["split"]', "alike_by has 'split'; it lists parameters: "),
         ("threads = 64", "threads = 64\nquantum = 3", "unknown key 'quantum'; it is neither a field nor among the template's arguments"),
         ('source = "mine.metal"', f'source = "{"x" * 5000}"', "source .*"),
         ('source = "mine.metal"', 'source = "a\\u0000b"', "mine/one: "),
