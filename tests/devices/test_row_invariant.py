@@ -125,6 +125,14 @@ def test_the_point_for_more_rows_has_the_same_bits() -> None:
         assert few.row_bits == many.row_bits and (few.tile[0], many.tile[0]) == (8, 16), (few, many)
 
 
+def test_what_is_fast_for_eight_rows_alone_is_not_taken() -> None:
+    """`small_m` takes eight rows at a time: of sixteen each weight is loaded twice."""
+    few, alike = (
+        tuning.choose_unseen("cuda", metalmm.MatmulSpec(8, 4096, 4096, transpose_b=True, row_invariant=alike))[0] for alike in (False, True)
+    )
+    assert few.startswith("small_m/") and manifest.get(alike).tile[0] == 16, (few, alike)
+
+
 def test_any_order_of_threads() -> None:
     """Device cpu's debug mode lets threads and threadgroups take turns in another order each time."""
     with metalmm.Device("cpu", debug=True) as other:
