@@ -245,8 +245,8 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - Any that is on.
     - Any.
 
-    With row_invariant it is the one for m of 8, of those whose rows are alike, and for all batches and epilogues the same; from m of 9 on
-    it may be another point whose rows have the same bits (Variant.row_bits). What was tuned for a near shape is not taken then.
+    With row_invariant it is one of those whose rows are alike, for m of 8 and of 16 together, and the same for all batches and epilogues. From m
+    of 9 on it may be another point whose rows have the same bits (Variant.row_bits). What was tuned for a near shape is not taken then.
 
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
