@@ -29,13 +29,10 @@ from peers_cuda import CALLS, compile_all, medians, of_ours, of_torch
 CACHE = 256 << 20  # bytes of copies as they are stored: four times an H200's second-level cache
 
 
-def specs_of(m: int, n: int, k: int, stored: str, dtype: str, row_invariant: bool) -> dict[str, metalmm.MatmulSpec]:
-    """The call by the word that it adds to its contenders' names."""
-    words = {"": False, "alike ": True} if row_invariant else {"": False}
-    return {
-        word: metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype, row_invariant=alike)
-        for word, alike in words.items()
-    }
+def specs_of(m: int, n: int, k: int, stored: str, dtype: str, row_invariant: bool) -> list[metalmm.MatmulSpec]:
+    """The call, and that with row_invariant where m is not too large."""
+    kinds = (False, True) if row_invariant and m <= 16 else (False,)
+    return [metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype, row_invariant=alike) for alike in kinds]
 
 
 def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
@@ -65,26 +62,29 @@ def measured(
         few = a[some]
         reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
         specs = specs_of(m, n, k, stored, dtype, row_invariant)
-        for word, v in ((word, v) for word, spec in specs.items() for v in chosen(devices["chain"], spec, variants)):
+        for spec, v in [(one, v) for one in specs for v in chosen(devices["chain"], one, variants)]:
             for name, d in devices.items():
                 left, out = d.array(a), d.empty((m, n), dtype)
-                calls = [d.prepare(v, left, each, out=out, row_invariant=bool(word), **options) for each in held[name]]
-                contenders[f"{v} {word}{name}"] = of_ours(d, calls * turns)
-                contenders[f"{v} {word}{name}"]()
+                calls = [d.prepare(v, left, each, out=out, row_invariant=spec.row_invariant, **options) for each in held[name]]
+                run = contenders[f"{v} alike {name}" if spec.row_invariant else f"{v} {name}"] = of_ours(d, calls * turns)
+                run()
                 right = (abs(np.asarray(out)[some] - reference) <= bound).all()
                 if not right:
                     raise SystemExit(f"{m} x {n} x {k} {stored} {dtype}: {v} is WRONG")
         times = medians(list(contenders.values()), 9)
         us = {name: t / copies / turns for name, t in zip(contenders, times, strict=True)}
-        found.append({"m": m, "n": n, "k": k, "stored": stored, "type": dtype, "cublas": us.pop("cublas"), "us": us})
-        line = "; ".join(f"{name} {t:.1f} ({found[-1]['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]))
+        line = "; ".join(
+            f"{name} {t:.1f} ({us['cublas'] / t:.2f})" for name, t in sorted(us.items(), key=lambda x: x[1]) if name != "cublas"
+        )
+        alike = {name.replace(" alike", ""): us.pop(name) for name in list(us) if " alike " in name}
+        found.append({"m": m, "n": n, "k": k, "stored": stored, "type": dtype, "cublas": us.pop("cublas"), "us": us, "alike": alike})
         print(f"{m} x {n} x {k} {stored} {dtype}: cuBLAS {found[-1]['cublas']:.1f}; {line}", flush=True)
     return found
 
 
 def least(us: dict[str, float], which: str) -> float:
-    """Of the contenders whose name is an id and `which`."""
-    return min(t for name, t in us.items() if name.split(" ", 1)[1] == which)
+    """Of the contenders on the device of that name."""
+    return min(t for name, t in us.items() if name.endswith(f" {which}"))
 
 
 def shown(what: str, ratios: list[float]) -> None:
@@ -107,18 +107,17 @@ def main() -> None:
     rows, variants = [int(m) for m in args.m.split(",")], [v for v in args.variants.split(",") if v]
     shapes = [tuple(map(int, s.split("x"))) for s in args.shapes.split(",")]
     stored = args.stored.split(",")
-    calls = [spec for m in rows for n, k in shapes for s in stored for spec in specs_of(m, n, k, s, args.type, args.row_invariant).values()]
+    calls = [spec for m in rows for n, k in shapes for s in stored for spec in specs_of(m, n, k, s, args.type, args.row_invariant)]
     device = devices["chain"]
     compile_all(int(device.info["compute_capability"]), [(manifest.get(v), spec) for spec in calls for v in chosen(device, spec, variants)])
     found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, args.type, rows, variants, args.row_invariant)]
     for s in stored:
         for m in rows:
             here = [row for row in found if (row["m"], row["stored"]) == (m, s) and row["us"]]
-            shown(f"m={m} {s}: cuBLAS / ours", [row["cublas"] / min(least(row["us"], d) for d in devices) for row in here])
-            if args.row_invariant:
-                for name in devices:
-                    costs = [least(row["us"], f"alike {name}") / least(row["us"], name) for row in here]
-                    shown(f"m={m} {s}: row_invariant / not, {name}", costs)
+            shown(f"m={m} {s}: cuBLAS / ours", [row["cublas"] / min(row["us"].values()) for row in here])
+            for name in devices:
+                costs = [least(row["alike"], name) / least(row["us"], name) for row in here if row["alike"]]
+                shown(f"m={m} {s}: row_invariant / not, {name}", costs)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

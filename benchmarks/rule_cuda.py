@@ -2,8 +2,8 @@
 """On an NVIDIA GPU: what the rule behind "auto" takes against the best of many points, for sizes that --seed draws; times are the GPU's.
 
 Sizes are drawn evenly in their logarithm: m of 1 to 2048, n and k of 256 to 16384, in multiples of 32; the storage evenly. The rule knows
-no table of winners and no tuning file. Against it stand the points that ship and --budget others, drawn evenly from the families' search
-spaces (kernels/variants.toml). Each is timed as in rows_cuda.py, in a row; the fastest five and the rule's once more, by turns. Of each
+no table of winners and no tuning file. Against it stand the points that ship and --budget others, drawn from the families' search
+spaces (kernels/variants.toml), one of each in turn. Each is timed as in rows_cuda.py, in a row; the fastest five and the rule's once more, by turns. Of each
 result up to three rows are checked against the bound.
 
 --compile CAPABILITY compiles all kernels into the cache, such as 90 for an H200, on a machine without a GPU. METALMM_CACHE names the cache.
@@ -39,9 +39,9 @@ def drawn(seed: int, count: int) -> list[metalmm.MatmulSpec]:
     return [metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored) for m, n, k, stored in sizes]
 
 
-def points(spec: metalmm.MatmulSpec, budget: int, draw: random.Random) -> list[metalmm.Variant]:
+def points(device: metalmm.Device | str, spec: metalmm.MatmulSpec, budget: int, draw: random.Random) -> list[metalmm.Variant]:
     """Those that ship, and others of the families in turn."""
-    found = {v: None for v in metalmm.variants(spec) if v.runs_on("cuda") and v.kernel}
+    found = {v: None for v in metalmm.variants(spec) if v.runs_on(device) and v.kernel}
     pools = []
     for s in manifest.strategies():
         names = [f"{s.family}/{s.name(values)}" for values in s.searched({"m": spec.m, "n": spec.n, "k": spec.k, "batch": 1})]
@@ -49,7 +49,7 @@ def points(spec: metalmm.MatmulSpec, budget: int, draw: random.Random) -> list[m
     most = len(found) + budget
     while len(found) < most and any(pools):
         for name in (pool.pop() for pool in pools if pool):
-            if len(found) < most and tuning.usable(name, "cuda", spec, libraries=False):
+            if len(found) < most and tuning.usable(name, device, spec, libraries=False):
                 found[manifest.get(name)] = None
     return list(found)
 
@@ -90,14 +90,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     draw = random.Random(args.seed)
-    ids = {spec: points(spec, args.budget, draw) for spec in drawn(args.seed, args.count)}
+    device = None if args.compile else metalmm.Device("cuda")
+    ids = {spec: points(device or "cuda", spec, args.budget, draw) for spec in drawn(args.seed, args.count)}
     print(f"seed {args.seed}: {sum(map(len, ids.values()))} times of {len({v for vs in ids.values() for v in vs})} points")
     calls = [(v, spec) for spec, vs in ids.items() for v in vs]
-    if args.compile:
-        compile_all(args.compile, calls)
+    compile_all(args.compile or int(device.info["compute_capability"]), calls)
+    if not device:
         return
-    device = metalmm.Device("cuda")
-    compile_all(int(device.info["compute_capability"]), calls)
     found = []
     for spec, vs in ids.items():
         rule, _ = next(tuning._ranked(device, *tuning._stands_for(spec, device, libraries=False)))

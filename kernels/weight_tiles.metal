@@ -48,7 +48,7 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++) from0[r] = MMA ? a + min(row0 + 8 * r + row, p.m - 1) * p.lda : a0;
   const device T* from1 = MMA ? from0[0] : a1;
-  // Of MMA shares are of whole turns: what is left of one is loaded a block at a time.
+  // Of MMA shares are of four blocks: what is left of a turn is loaded a block at a time. The same for any DEPTH, which changes no bits so.
   uint slice = slice_of<SPLIT, MMA ? 128 : 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[ROWS][TILES];

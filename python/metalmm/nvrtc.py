@@ -50,6 +50,9 @@ class Compiler:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
+        file = Path(path)
+        # The file by its name and size, in whatever folder: what a machine without a GPU has compiled serves one that has it.
+        self.identity = f"{file.name} {file.stat().st_size if file.is_file() else 0} {self.version}"
 
     def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()

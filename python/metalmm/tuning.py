@@ -27,9 +27,12 @@ from .kernel_source import resource
 from .variant import LAYOUTS, RowBits, Variant, end_of, kind_of
 
 SCHEMA, VERSION = "metalmm-tuning", 1
-_ROWS_OF_ALL = 8  # for which a variant is chosen that has the same bits for any m
+_FEW_ALIKE = 8  # with row_invariant, for up to so many rows there is one choice
 _NEAR = 2.0  # n, k and batch of a shape that a choice may be taken from: within this factor
 _NEAR_A_WINNER = 1.1  # n and k of a row of `winners`, likewise: farther off, what shares K best is faster (docs/lab/cuda.md)
+
+
+_Takes = Callable[[str], bool]  # whether the variant of that id takes the operation
 
 
 class TuningError(Error, ValueError):
@@ -59,7 +62,7 @@ class Key:
         """With row_invariant for all m, batches and epilogues one."""
         if spec.row_invariant:
             of_b = (spec.dtype, spec.b_storage, spec.also_n, spec.swiglu, True)
-            return Key(_ROWS_OF_ALL, spec.n, spec.k, 1, spec.layout, False, False, False, *of_b)
+            return Key(_FEW_ALIKE, spec.n, spec.k, 1, spec.layout, False, False, False, *of_b)
         epilogue = (spec.bias, spec.alpha != 1.0, spec.beta != 0.0)
         return Key(spec.m, spec.n, spec.k, spec.batch, spec.layout, *epilogue, spec.dtype, spec.b_storage, spec.also_n, spec.swiglu)
 
@@ -239,39 +242,32 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     - What was tuned for this very shape on this device.
     - What was tuned for the nearest one of its kind, n, k and batch within a factor of two.
     - The same of what others measured on a GPU of this name (docs/lab/gpus).
-    - What was measured best on such a device at n and k within a tenth of its own.
+    - What was measured best on such a device at n and k within a tenth of its own; not with row_invariant.
     - The first of the device's preferred variants that takes it. Of many rows of A that may be the tile with which the cores are done first,
       of few rows what shares K best.
     - Any that is on.
     - Any.
 
     With row_invariant it is one of those whose rows are alike, for m of 8 and of 16 together, and the same for all batches and epilogues. From m
-    of 9 on it may be another point whose rows have the same bits (Variant.row_bits). What was tuned for a near shape is not taken then.
+    of 9 on it may be another point whose rows have the same bits (Variant.row_bits), where the first takes eight rows at a time. What was tuned
+    for a near shape is not taken then.
 
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
-    return _of_its_bits(device, spec, *_choose(device, spec, libraries))
+    stand_in, takes = _stands_for(spec, device, libraries)
+    return _for_more_rows(device, spec, *_choose(device, stand_in, Key.of(spec), takes), takes)
 
 
-_Taken = Callable[[str], bool]  # whether the variant of that id takes the operation
-
-
-def _of_its_bits(device: Device, spec: _core.MatmulSpec, name: str, why: str, taken: _Taken) -> tuple[str, str]:
-    """With row_invariant, of more rows than a choice is made for, the fastest point whose rows have the same bits."""
-    if spec.row_invariant and spec.m > _ROWS_OF_ALL:
-        _, other = _of_more_rows(device, spec, taken).get(manifest.get(name).row_bits, (0.0, name))
+def _for_more_rows(device: Device, spec: _core.MatmulSpec, name: str, why: str, takes: _Takes) -> tuple[str, str]:
+    """With row_invariant and more rows than a variant takes at a time: the fastest point whose rows have the same bits."""
+    if spec.row_invariant and spec.m > _FEW_ALIKE and (v := manifest.get(name)).tile[0] <= _FEW_ALIKE:
+        _, other = _best_of_most_rows(device, spec, takes).get(v.row_bits, (0.0, name))
         if other != name:
-            return other, f"a row has the bits of {name}, which is for m up to {_ROWS_OF_ALL}: {why}"
+            return other, f"for more than {_FEW_ALIKE} rows; a row has the bits of {name}, the choice for fewer: {why}"
     return name, why
 
 
-def _choose(device: Device, spec: _core.MatmulSpec, libraries: bool) -> tuple[str, str, _Taken]:
-    """The choice, why, and what it was from."""
-    key = Key.of(spec)
-    if spec.row_invariant and spec.m > (most := _core._ROWS_ALIKE):
-        raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {most}: multiply so many rows at a time")
-    spec, taken = _stands_for(spec, device, libraries)
-
+def _choose(device: Device, spec: _core.MatmulSpec, key: Key, takes: _Takes) -> tuple[str, str]:
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
         near = (c for c in choices if (c.key == key if key.row_invariant else key.distance(c.key) <= math.log2(_NEAR)))
         return sorted(near, key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)))
@@ -280,13 +276,13 @@ def _choose(device: Device, spec: _core.MatmulSpec, libraries: bool) -> tuple[st
     tuned += [(c, "by others, in docs/lab/gpus") for c in nearest(_collected().get(device_key(device), []))]
     stale = []
     for c, where in tuned:
-        if not taken(c.variant):
+        if not takes(c.variant):
             continue
         if c.kernel_sha256 != manifest.kernel_sha256(c.variant, spec_of(c.key)):
             stale.append(c.variant)
             continue
         what = "this shape" if c.key == key else f"the near shape {spec_of(c.key)!r}"
-        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, {where}" + _stale_text(stale), taken
+        return c.variant, f"tuned on {what}: {c.median_ms:.3g} ms, {c.time}, {where}" + _stale_text(stale)
 
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
@@ -296,35 +292,35 @@ def _choose(device: Device, spec: _core.MatmulSpec, libraries: bool) -> tuple[st
     measured = [
         (measured_at(stored, layout, n, k, manifest.get(name)), name)
         for stored, layout, n, k, name in device.backend.winners
-        if taken(name)
+        if takes(name) and not spec.row_invariant
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR_A_WINNER):
-            return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale), taken
-    name, why = _preferred(device, spec, taken)
+            return name, f"measured best on n={n} k={k} on such a device; not tuned on this one" + _stale_text(stale)
+    name, why = _preferred(device, spec, takes)
     if name:
-        return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale), taken
+        return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     for v in [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]:
-        if not taken(str(v)):
+        if not takes(str(v)):
             continue
-        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does", taken
+        return str(v), "nothing is tuned near it, none of the preferred takes it; the first in the manifest that does"
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
 
 
-def _preferred(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> tuple[str, str]:
+def _preferred(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str, str]:
     """What the device's rule takes, and why; empty where nothing of it does."""
-    return next(_ranked(device, spec, taken), ("", ""))
+    return next(_ranked(device, spec, takes), ("", ""))
 
 
-def _ranked(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> Iterator[tuple[str, str]]:
+def _ranked(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> Iterator[tuple[str, str]]:
     """What the device's rule takes, why, and what it would take without that, and so on."""
     for offered in _offered(device, spec):
         if isinstance(offered, Splits):
-            yield from _splits(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if taken(v)])
+            yield from _splits(device, spec, offered.in_flight, [manifest.get(v) for v in offered.variants if takes(v)])
         elif isinstance(offered, Tiles):
-            yield from _tiles(device, spec, offered, taken)
-        elif taken(offered):
+            yield from _tiles(device, spec, offered, takes)
+        elif takes(offered):
             yield offered, f"the first of device {device.name}'s preferred that takes it"
 
 
@@ -341,48 +337,53 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
     asked, (spec, usable_there) = spec, _stands_for(spec, backend, libraries=False)
 
-    def taken(name: str) -> bool:
+    def takes(name: str) -> bool:
         return usable_there(name) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
 
-    name, why = _preferred(device, spec, taken)
+    name, why = _preferred(device, spec, takes)
     if not name:
         raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
-    return _of_its_bits(device, asked, name, why, taken)
+    return _for_more_rows(device, asked, name, why, takes)
 
 
-def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Tiles, taken: _Taken) -> Iterator[tuple[str, str]]:
-    """Those with which the cores are done first, and why. With row_invariant first in the product of this time and of that of 16 rows, by
-    what has the same bits."""
-    times = _times(device, spec, tiles, taken)
-    more = _of_more_rows(device, spec, taken) if spec.row_invariant else {}
+def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) -> Iterator[tuple[str, str]]:
+    """Those with which the cores are done first, and why. With row_invariant in the order of that time, which is for eight rows, by the best time
+    for sixteen among those of the same bits."""
+    times = _times(device, spec, tiles, takes)
+    most = _best_of_most_rows(device, spec, takes) if spec.row_invariant else {}
 
-    def cost(name: str) -> tuple[float, float, str]:
-        ns = times[name][0]
-        return ns * (more.get(manifest.get(name).row_bits, (math.inf, ""))[0] if more else 1.0), ns, name
+    def cost(name: str) -> tuple[float, str]:
+        return times[name][0] * (most[manifest.get(name).row_bits][0] if most else 1.0), name
 
     for name in sorted(times, key=cost):
-        ns, what = times[name]
+        ns, of_core = times[name]
+        v, cores = manifest.get(name), device.backend.cores(device) or device.backend.usual_cores
+        what = f"{cores} cores has {math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {tiles.ns[name][3]} at once"
         yield name, f"the busiest of {what}, whose products take it about {ns / 1000:.3g} µs"
 
 
-def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, taken: _Taken) -> dict[str, tuple[float, str]]:
-    """By variant what the busiest core takes, in ns, and which tiles it has; none in float32, of which tensor cores have no products."""
+def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) -> dict[str, tuple[float, float]]:
+    """By variant what the busiest core takes, in ns, and how many tiles it has; none in float32, of which tensor cores have no products."""
     cores, found = device.backend.cores(device) or device.backend.usual_cores, {}
     for name, of_tile in tiles.ns.items() if spec.dtype != "float32" else ():
-        if taken(name):
-            v = manifest.get(name)
-            of_core, steps = Tiles.work(v, spec, cores)
-            what = f"{cores} cores has {math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {of_tile[3]} at once"
-            found[name] = (float(Tiles.took(of_tile, of_core, steps)), what)
+        if takes(name):
+            of_core, steps = Tiles.work(manifest.get(name), spec, cores)
+            found[name] = (float(Tiles.took(of_tile, of_core, steps)), of_core)
     return found
 
 
-def _of_more_rows(device: Device, spec: _core.MatmulSpec, taken: _Taken) -> dict[RowBits, tuple[float, str]]:
-    """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns."""
+def _best_of_most_rows(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> dict[RowBits, tuple[float, str]]:
+    """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns. What is offered for few rows
+    alone takes them a few at a time."""
+    few = spec_of(Key.of(spec))
     spec = spec_of(replace(Key.of(spec), m=_core._ROWS_ALIKE))
-    tiles = (offered for offered in _offered(device, spec) if isinstance(offered, Tiles))
-    times = _times(device, spec, next(tiles, Tiles({})), taken)
-    return {manifest.get(name).row_bits: (times[name][0], name) for name in sorted(times, key=lambda name: -times[name][0])}
+    offered = [tiles.ns for one in (few, spec) for tiles in _offered(device, one) if isinstance(tiles, Tiles)]
+    times = _times(device, spec, Tiles({name: ns for table in offered for name, ns in table.items()}), takes)
+    found = dict[RowBits, tuple[float, str]]()
+    for name, (ns, _) in times.items():
+        bits = manifest.get(name).row_bits
+        found[bits] = min(found.get(bits, (ns, name)), (ns, name))
+    return found
 
 
 def _splits(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: Sequence[Variant]) -> Iterator[tuple[str, str]]:
@@ -435,11 +436,13 @@ def spec_of(key: Key) -> _core.MatmulSpec:
     )
 
 
-def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, _Taken]:
+def _stands_for(spec: _core.MatmulSpec, device: Device | str, libraries: bool) -> tuple[_core.MatmulSpec, _Takes]:
     """The operation for which a variant is chosen, and which variants it may be. With row_invariant it is the same for every m and batch, has
-    all of an epilogue, and variants must take it as a usual one, too."""
+    all of an epilogue, and variants must take it as a usual one, too. Raises UnsupportedError for more rows than that."""
     must_take = [spec]
     if spec.row_invariant:
+        if spec.m > (most := _core._ROWS_ALIKE):
+            raise UnsupportedError(f"auto: m is {spec.m}; with row_invariant it is 1 to {most}: multiply so many rows at a time")
         key = Key.of(spec)
         whole = key if key.also_n else replace(key, bias=True, alpha=True, beta=True)
         spec = spec_of(whole)

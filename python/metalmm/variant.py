@@ -118,7 +118,7 @@ class Variant(str):
         threads: Of a threadgroup.
         forms: Its kernels, each for another B.
         baseline: Layouts whose shapes are compared with it.
-        alike_by: Parameters of its strategy by which a row's bits go alone; None: by all.
+        alike_by: The only parameters of its strategy that change a row's bits; None: any may.
         devices: Those that it is restricted to; empty for any.
         needs: Features that a device must have beside, some of FEATURES.
         library: The library whose matmul it is; empty for a kernel of ours.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +108,11 @@ def test_points_that_differ_in_what_no_bit_goes_by(device: metalmm.Device, point
         if k % 256 and storage == "q6_k":
             continue
         b, options = operands(np.random.default_rng(seed), n, k, storage, dtype, "nt")
-        rows = [Rows(device, v, b, k, dtype, seed, **options) for v in here]
-        for m in (1, 3, 16):
-            first, *others = (one.of(one.rows[:m]) for one in rows)
+        rows = Rows(device, here[0], b, k, dtype, seed, **options)
+        wide = np.zeros((16, k + 1), DTYPES[dtype])  # rows that do not begin on vectors
+        wide[:, :k] = rows.rows
+        for m, left in itertools.product((1, 3, 16), (rows.rows, device.array(wide)[:, :k])):
+            first, *others = (bits(metalmm.matmul(v, left[:m], b, device=device, **rows.options)) for v in here)
             for v, found in zip(here[1:], others, strict=True):
                 np.testing.assert_array_equal(found, first, f"{v} and {here[0]}, {m} x {n} x {k} {storage} {dtype}")
 
@@ -183,10 +187,26 @@ def test_what_it_does_not_take(device: metalmm.Device) -> None:
     a, b = np.zeros((17, 64), np.float16), np.zeros((8, 64), np.float16)
     with pytest.raises(metalmm.UnsupportedError, match="auto: m is 17; with row_invariant it is 1 to 16: multiply so many rows at a time"):
         metalmm.matmul("auto", a, b, transpose_b=True, row_invariant=True, device=device)
+    with pytest.raises(metalmm.UnsupportedError, match="auto: m is 17"):
+        tuning.choose_unseen(device.name, metalmm.MatmulSpec(17, 8, 64, transpose_b=True, row_invariant=True))
     with pytest.raises(metalmm.UnsupportedError, match="a row's bits may depend on m or on its place"):
         metalmm.matmul("m1_optimized/simd_basic", a[:1], b, transpose_b=True, row_invariant=True, device=device)
     with pytest.raises(metalmm.ArgumentError, match="row_invariant"):
         metalmm.matmul("auto", a[:1], b, transpose_b=True, row_invariant=1, device=device)
+
+
+@contextlib.contextmanager
+def tuned(device: metalmm.Device, path: Path, spec: metalmm.MatmulSpec, v: str) -> Iterator[None]:
+    """With a tuning file that has this choice alone."""
+    key = tuning.Key.of(spec)
+    tuning.write(path, tuning.device_key(device), [tuning.Choice(key, v, manifest.kernel_sha256(v, tuning.spec_of(key)), 0.5, "today")])
+    try:
+        metalmm.load_tuning(path)
+        yield
+    finally:
+        path.write_text('{"schema": "metalmm-tuning", "version": 1, "devices": {}}')
+        metalmm.load_tuning(path)
+        os.remove(path)
 
 
 def test_the_choice_goes_by_n_k_type_storage_and_layout_alone(device: metalmm.Device, tmp_path: Path) -> None:
@@ -206,16 +226,19 @@ def test_the_choice_goes_by_n_k_type_storage_and_layout_alone(device: metalmm.De
     before = {spec: tuning.choose(device, spec)[0] for spec in specs()}
     usual = tuning.choose(device, metalmm.MatmulSpec(1, 96, 512, transpose_b=True, row_invariant=True))[0]
     other = "gemm/bm32_bn32_bk32" if usual != "gemm/bm32_bn32_bk32" else "small_m/t2_s8_d2_tg256"
-    measured = metalmm.MatmulSpec(3, 96, 512, transpose_b=True, row_invariant=True)
-    key = tuning.Key.of(measured)
-    choice = tuning.Choice(key, other, manifest.kernel_sha256(other, tuning.spec_of(key)), 0.5, "today")
-    path = tmp_path / "tuning.json"
-    tuning.write(path, tuning.device_key(device), [choice])
-    try:
-        metalmm.load_tuning(path)
+    with tuned(device, tmp_path / "tuning.json", metalmm.MatmulSpec(3, 96, 512, transpose_b=True, row_invariant=True), other):
         assert {tuning.choose(device, spec)[0] for spec in specs(row_invariant=True)} == {other}
         assert {spec: tuning.choose(device, spec)[0] for spec in specs()} == before
-    finally:
-        path.write_text('{"schema": "metalmm-tuning", "version": 1, "devices": {}}')
-        metalmm.load_tuning(path)
-        os.remove(path)
+
+
+def test_more_rows_than_what_was_tuned_takes_at_a_time(device: metalmm.Device, tmp_path: Path) -> None:
+    """It stays where it takes them; else it is a point of the same bits."""
+    if device.name != "cuda":
+        pytest.skip("points of the same bits are for device cuda")
+    spec = metalmm.MatmulSpec(16, 96, 512, transpose_b=True, b_storage="q4_0", row_invariant=True)
+    for v, other in (("r2_t2_s4_d2_tg128", "r2_t2_s4_d2_tg128"), ("t4_s4_d4_tg128", None)):
+        with tuned(device, tmp_path / "tuning.json", spec, f"small_m_mma/{v}"):
+            chosen = tuning.choose(device, spec)[0]
+        assert (
+            chosen == f"small_m_mma/{other}" if other else (manifest.get(chosen).params["split"], manifest.get(chosen).tile[0]) == (4, 16)
+        )

@@ -72,7 +72,7 @@ class FakeCuda:
 
 
 def _nvrtc() -> Path:
-    """By a path that is another one for another compiler: it is part of the key under which metalmm keeps machine code."""
+    """By a name that is another one for another compiler: it is part of the key under which metalmm keeps machine code."""
     from metalmm import modules
     from metalmm.compiler import find_compiler
 

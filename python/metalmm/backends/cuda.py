@@ -51,7 +51,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by
-# benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "The rule counts waves").
+# benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "Whole turns, and one row's bits for sixteen").
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -304,7 +304,7 @@ def build(
     nvcc = nvcc or nvrtc.find()
     given = options(capability, source, stops=stops, debug=debug)
     chosen = sorted((str(k), repr(v)) for k, v in constants.items())
-    parts = [source.text, kernel, repr(chosen), repr(nvcc.version), " ".join(given), modules.source_digest()]
+    parts = [source.text, kernel, repr(chosen), nvcc.identity, " ".join(given), modules.source_digest()]
     parts += [cache.digest_of([Path(ptx.__file__)])] if debug else []
     key = cache.key_of(*parts)
 

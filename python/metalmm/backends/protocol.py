@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
 
     ns: Of a tile, three times and a number. Two times are for 32 of k: of a wave, whose loads, products and barriers wait for each other; and of
         each tile's share of what a core does at most. The third is what a wave takes once, to begin and to end. The number is how many tiles
-        a core has at once, a wave: by registers and threadgroup memory.
+        a core has at once, a wave: by registers and threadgroup memory, or as fits best (docs/lab/cuda.md).
     """
 
     ns: Mapping[str, TileTimes]

@@ -36,7 +36,8 @@ def measure_first(device: Device, spec: MatmulSpec) -> None:
             if tuning.is_tuned(device, key) or one in _tried:
                 return
             _tried.add(one)
-            tuning.keep(device, _measured(device, tuning.spec_of(key), tuning.best_few(device, spec)))
+            stand_in = tuning.spec_of(key)
+            tuning.keep(device, _measured(device, stand_in, tuning.best_few(device, stand_in)))
         except (Error, OSError, MemoryError) as error:
             warnings.warn(f"autotune: {spec!r} is not tuned, or not kept: {error}; METALMM_TUNING names another file", stacklevel=2)
         finally:

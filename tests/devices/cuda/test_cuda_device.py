@@ -14,7 +14,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import tuning
+from metalmm import nvrtc, tuning
 from support.cuda import FAKE, GEMM, HEAD, OUT_OF_MEMORY, STEP, V, adds, computes, needs_fake, run
 from support.here import DEVICE, ROOT
 from support.numbers import half
@@ -105,6 +105,16 @@ def test_a_machine_without_a_driver_or_a_compiler() -> None:
     assert "pip install nvidia-cuda-nvrtc" in done.stderr
     done = run(script, METALMM_LIBNVRTC="libc.so.6")
     assert "CompilerNotFoundError: device cuda needs NVRTC" in done.stderr
+
+
+def test_code_is_kept_by_its_compilers_file_and_not_by_the_folder(tmp_path: Path) -> None:
+    one = nvrtc.find()
+    (tmp_path / "elsewhere").mkdir()
+    names = [tmp_path / "elsewhere" / Path(one.path).name, tmp_path / "another.so"]
+    for name in names:
+        name.symlink_to(Path(one.path).resolve())
+    alike, other = (nvrtc.Compiler(str(name)).identity for name in names)
+    assert alike == one.identity and other != one.identity
 
 
 def test_source_that_does_not_compile(device: metalmm.Device, tmp_path: Path) -> None:
