@@ -282,12 +282,16 @@ void check_supports(const Variant& v, const MatmulSpec& spec, const Device& devi
 // Where B's rows begin on vectors, a kernel takes those of A by vectors if they do, too, and adds up in another order if not. All must be
 // as rows without gaps are.
 void check_begins_of_rows(const MatmulParams& p, bool is_dense) {
-  bool of_b = (p.ldb | p.stride_b | p.vec_offset_b) % (is_dense ? 8 : 16) == 0, of_a = (p.lda | p.stride_a | p.vec_offset_a) % 8 == 0;
-  if (of_b && of_a != (p.k % 8 == 0))
-    throw Error(ErrorKind::layout,
-                "row_invariant: rows of a begin " + std::to_string(p.lda) + " elements apart, matrices " + std::to_string(p.stride_a) +
-                    ", the first on element " + std::to_string(p.vec_offset_a) +
-                    " of eight; all must begin on multiples of eight where k is one, else not: pass a copy without gaps");
+  auto on = [](uint32_t ld, uint32_t stride, uint32_t offset, uint32_t size) { return (ld | stride | offset) % size == 0; };
+  for (uint32_t size : {8u, 4u}) {
+    bool of_b = is_dense ? on(p.ldb, p.stride_b, p.vec_offset_b, size) : size == 8 && on(p.ldb, p.stride_b, p.vec_offset_b, 16);
+    if (!of_b || on(p.lda, p.stride_a, p.vec_offset_a, size) == (p.k % size == 0)) continue;
+    const char* word = size == 8 ? "eight" : "four";
+    throw Error(ErrorKind::layout, "row_invariant: rows of a begin " + std::to_string(p.lda) + " elements apart, matrices " +
+                                       std::to_string(p.stride_a) + ", the first on element " + std::to_string(p.vec_offset_a) +
+                                       " of eight; all must begin on multiples of " + word +
+                                       " where k is one, else not: pass a copy without gaps");
+  }
 }
 
 }  // namespace

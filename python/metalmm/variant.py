@@ -103,7 +103,7 @@ class Form:
         return storage in self.storages and end in self.ends
 
 
-RowBits = tuple[str | int, ...]  # of an id, or of a family and some of its parameters
+RowBits = tuple[str, ...]  # an id, or a family and some of its parameters with their values
 
 
 class Variant(str):
@@ -156,7 +156,7 @@ class Variant(str):
     @property
     def row_bits(self) -> RowBits:
         """Alike for those whose rows have the same bits with row_invariant."""
-        return (self,) if self.alike_by is None else (self.family, *(self.params[key] for key in self.alike_by))
+        return (self,) if self.alike_by is None else (self.family, *(f"{key}={self.numbers()[key]}" for key in self.alike_by))
 
     def kinds(self) -> list[Variant]:
         """Itself for each B that it takes: for one storage and one number of matrices each."""

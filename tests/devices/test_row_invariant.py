@@ -181,6 +181,10 @@ def test_rows_that_do_not_begin_on_vectors(device: metalmm.Device) -> None:
         match=r"row_invariant: rows of a begin 257 elements apart.*multiples of eight where k is one, else not: pass a copy",
     ):
         metalmm.matmul("small_m/t2_s8_d2_tg256", a, b, device=device, **rows.options)
+    b, options = operands(np.random.default_rng(1), 33, 1372, "dense", "float16", "nt")
+    a = device.array(np.zeros((5, 1373), np.float16))[:, :1372]
+    with pytest.raises(metalmm.LayoutError, match=r"rows of a begin 1373 elements apart.*multiples of four where k is one"):
+        metalmm.matmul("gemv_nt_vec4/c4_tg128", a, b, device=device, **{**rows.options, **options})
 
 
 def test_what_it_does_not_take(device: metalmm.Device) -> None:
