@@ -134,13 +134,13 @@ def _compile(job: tuple[kernel_source.KernelText, str, int]) -> None:
     cuda.build(text, kernel, {}, capability)
 
 
-def compile_all(capability: int, calls: Iterable[tuple[metalmm.Variant, metalmm.MatmulSpec]]) -> None:
+def compile_all(capability: Any, calls: Iterable[tuple[metalmm.Variant, metalmm.MatmulSpec]]) -> None:
     """Every instance that they ask for, on all cores, into the cache."""
     jobs: dict[tuple[kernel_source.KernelText, str, int], None] = {}
     for v, spec in calls:
         _, text, kernel = manifest.kernel_text(v, manifest._core._specialization(spec))
         if text:
-            jobs[text, kernel, capability] = None
+            jobs[text, kernel, int(capability)] = None
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, jobs, chunksize=2))
 
@@ -360,7 +360,7 @@ def main() -> None:
     chosen = [SHAPES[int(i) - 1] for i in args.shapes.split(",")] if args.shapes else SHAPES
     device, alone, rng = metalmm.Device("cuda"), metalmm.Device("cuda", overlap=False), np.random.default_rng(0)
     skipped = args.skip.split(",")
-    compile_all(int(device.info["compute_capability"]), [(v, shape.spec) for shape in SHAPES for v in candidates(shape, device, args.only)])
+    compile_all(device.info["compute_capability"], [(v, shape.spec) for shape in SHAPES for v in candidates(shape, device, args.only)])
     copy = copy_gbps()
     print(f"{device.info['name']}, driver {device.info['driver']}; {metalmm.__version__}; a copy moves {copy:.0f} GB/s")
     result: dict[str, Any] = {"device": device.info, "copy_gbps": copy, "shapes": []}

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import metalmm
@@ -31,8 +32,35 @@ CACHE = 256 << 20  # bytes of copies as they are stored: four times an H200's se
 
 def specs_of(m: int, n: int, k: int, stored: str, dtype: str, row_invariant: bool) -> list[metalmm.MatmulSpec]:
     """The call, and that with row_invariant where m is not too large."""
-    kinds = (False, True) if row_invariant and m <= 16 else (False,)
+    kinds = (False, True) if row_invariant and m <= manifest._core._ROWS_ALIKE else (False,)
     return [metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored, dtype=dtype, row_invariant=alike) for alike in kinds]
+
+
+def copies_on(device: metalmm.Device, b: Any) -> list[Any]:
+    """Of a matrix so many that they are together past the second-level cache."""
+    count = max(3, min(64, CACHE // b.nbytes + 1))
+    return [device.array(b) if isinstance(b, np.ndarray) else b.to(device) for _ in range(count)]
+
+
+def turns_of(m: int, copies: int) -> int:
+    """How often a recording goes over the copies."""
+    return 1 if m >= 512 else -(-CALLS // copies)
+
+
+Expected = tuple[list[int], np.ndarray, np.ndarray]  # some rows of a result, what they are and the bound
+
+
+def checked(
+    device: metalmm.Device, v: str, a: np.ndarray, held: list[Any], expected: Expected, what: str, **options: Any
+) -> Callable[[], float]:
+    """A recording of one variant's products by each of the copies, run once. A wrong result ends the run."""
+    some, reference, bound = expected
+    left, out = device.array(a), device.empty((len(a), reference.shape[1]), a.dtype.name)
+    run = of_ours(device, [device.prepare(v, left, each, out=out, **options) for each in held] * turns_of(len(a), len(held)))
+    run()
+    if not (abs(np.asarray(out)[some] - reference) <= bound).all():
+        raise SystemExit(f"{what}: {v} is WRONG")
+    return run
 
 
 def chosen(device: metalmm.Device, spec: metalmm.MatmulSpec, variants: list[str]) -> list[str]:
@@ -50,27 +78,23 @@ def measured(
     rng, found = np.random.default_rng(0), []
     w = (rng.standard_normal((n, k)) / 8).astype(dtype)
     b = w if stored == "dense" else metalmm.quantize(w, stored)
-    copies = max(3, min(64, CACHE // b.nbytes + 1))
+    held = {name: copies_on(d, b) for name, d in devices.items()}
+    copies = len(held["chain"])
     others = [to_torch(w) for _ in range(copies)]
-    held = {name: [d.array(b) if stored == "dense" else b.to(d) for _ in range(copies)] for name, d in devices.items()}
     options = {"transpose_b": True} if stored == "dense" else {}
     for m in rows:
-        a, turns = rng.standard_normal((m, k)).astype(dtype), 1 if m >= 512 else -(-CALLS // copies)
+        a, turns = rng.standard_normal((m, k)).astype(dtype), turns_of(m, copies)
         x, y = to_torch(a), torch.empty((m, n), dtype=getattr(torch, dtype), device="cuda")
         contenders = {"cublas": of_torch([lambda x=x, y=y, o=o: torch.matmul(x, o.t(), out=y) for o in others * turns])}
         some = sorted({0, m - 1, *rng.integers(0, m, 16).tolist()})  # of every tile, whichever they are
         few = a[some]
-        reference, bound = metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
+        expected = some, metalmm.reference(few, b, **options), metalmm.error_bound(few, b, **options)
         specs = specs_of(m, n, k, stored, dtype, row_invariant)
         for spec, v in [(one, v) for one in specs for v in chosen(devices["chain"], one, variants)]:
             for name, d in devices.items():
-                left, out = d.array(a), d.empty((m, n), dtype)
-                calls = [d.prepare(v, left, each, out=out, row_invariant=spec.row_invariant, **options) for each in held[name]]
-                run = contenders[f"{v} alike {name}" if spec.row_invariant else f"{v} {name}"] = of_ours(d, calls * turns)
-                run()
-                right = (abs(np.asarray(out)[some] - reference) <= bound).all()
-                if not right:
-                    raise SystemExit(f"{m} x {n} x {k} {stored} {dtype}: {v} is WRONG")
+                label = f"{v} alike {name}" if spec.row_invariant else f"{v} {name}"
+                what = f"{m} x {n} x {k} {stored} {dtype}"
+                contenders[label] = checked(d, v, a, held[name], expected, what, row_invariant=spec.row_invariant, **options)
         times = medians(list(contenders.values()), 9)
         us = {name: t / copies / turns for name, t in zip(contenders, times, strict=True)}
         line = "; ".join(
@@ -89,8 +113,7 @@ def least(us: dict[str, float], which: str) -> float:
 
 def shown(what: str, ratios: list[float]) -> None:
     if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        print(f"{what} {mean:.2f} in geometric mean, {min(ratios):.2f} to {max(ratios):.2f}")
+        print(f"{what} {geometric_mean(ratios):.2f} in geometric mean, {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 def main() -> None:
@@ -109,7 +132,7 @@ def main() -> None:
     stored = args.stored.split(",")
     calls = [spec for m in rows for n, k in shapes for s in stored for spec in specs_of(m, n, k, s, args.type, args.row_invariant)]
     device = devices["chain"]
-    compile_all(int(device.info["compute_capability"]), [(manifest.get(v), spec) for spec in calls for v in chosen(device, spec, variants)])
+    compile_all(device.info["compute_capability"], [(manifest.get(v), spec) for spec in calls for v in chosen(device, spec, variants)])
     found = [row for n, k in shapes for s in stored for row in measured(devices, n, k, s, args.type, rows, variants, args.row_invariant)]
     for s in stored:
         for m in rows:

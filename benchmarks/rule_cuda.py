@@ -3,8 +3,8 @@
 
 Sizes are drawn evenly in their logarithm: m of 1 to 2048, n and k of 256 to 16384, in multiples of 32; the storage evenly. The rule knows
 no table of winners and no tuning file. Against it stand the points that ship and --budget others, drawn from the families' search
-spaces (kernels/variants.toml), one of each in turn. Each is timed as in rows_cuda.py, in a row; the fastest five and the rule's once more, by turns. Of each
-result up to three rows are checked against the bound.
+spaces (kernels/variants.toml), one of each in turn. Each is timed as in rows_cuda.py, in a row; the fastest five and the rule's once
+more, by turns. Of each result up to three rows are checked against the bound.
 
 --compile CAPABILITY compiles all kernels into the cache, such as 90 for an H200, on a machine without a GPU. METALMM_CACHE names the cache.
 
@@ -18,13 +18,14 @@ import json
 import math
 import random
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import metalmm
 import numpy as np
 from metalmm import manifest, tuning
-from peers_cuda import CALLS, compile_all, medians, of_ours
-from rows_cuda import CACHE
+from peers_cuda import compile_all, medians
+from rows_cuda import checked, copies_on, turns_of
 
 STORED = ("dense", "q8_0", "q4_0", "affine4")
 
@@ -59,22 +60,15 @@ def measured(device: metalmm.Device, spec: metalmm.MatmulSpec, ids: list[metalmm
     w = (rng.standard_normal((spec.n, spec.k)) / 8).astype(np.float16)
     b = w if dense else metalmm.quantize(w, spec.b_storage)
     options = {"transpose_b": True} if dense else {}
-    copies = max(3, min(64, CACHE // b.nbytes + 1))
-    held, turns = [device.array(b) if dense else b.to(device) for _ in range(copies)], 1 if spec.m >= 512 else -(-CALLS // copies)
+    held = copies_on(device, b)
+    calls = len(held) * turns_of(spec.m, len(held))
     a = rng.standard_normal((spec.m, spec.k)).astype(np.float16)
     some = sorted({0, spec.m // 2, spec.m - 1})
-    reference, bound = metalmm.reference(a[some], b, **options), metalmm.error_bound(a[some], b, **options)
-    left, runs = device.array(a), {}
-    for v in ids:
-        out = device.empty((spec.m, spec.n), "float16")
-        run = of_ours(device, [device.prepare(v, left, each, out=out, **options) for each in held] * turns)
-        run()
-        if not (abs(np.asarray(out)[some] - reference) <= bound).all():
-            raise SystemExit(f"{spec!r}: {v} is WRONG")
-        runs[v] = run
+    expected = some, metalmm.reference(a[some], b, **options), metalmm.error_bound(a[some], b, **options)
+    runs = {v: checked(device, v, a, held, expected, repr(spec), **options) for v in ids}
     first = dict(zip(runs, medians(list(runs.values()), 2), strict=True))
     last = list(dict.fromkeys([rule, *sorted(first, key=lambda v: first[v])[:5]]))
-    us = {v: t / copies / turns for v, t in zip(last, medians([runs[v] for v in last], 9), strict=True)}
+    us = {v: t / calls for v, t in zip(last, medians([runs[v] for v in last], 9), strict=True)}
     best = min(us, key=lambda v: us[v])
     print(
         f"{spec.m} x {spec.n} x {spec.k} {spec.b_storage}: {us[rule]:.1f} µs {rule}; of {len(ids)} {us[best]:.1f} {best}: {us[best] / us[rule]:.2f}",
@@ -94,7 +88,7 @@ def main() -> None:
     ids = {spec: points(device or "cuda", spec, args.budget, draw) for spec in drawn(args.seed, args.count)}
     print(f"seed {args.seed}: {sum(map(len, ids.values()))} times of {len({v for vs in ids.values() for v in vs})} points")
     calls = [(v, spec) for spec, vs in ids.items() for v in vs]
-    compile_all(args.compile or int(device.info["compute_capability"]), calls)
+    compile_all(device.info["compute_capability"] if device else args.compile, calls)
     if not device:
         return
     found = []
@@ -104,7 +98,7 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(found, indent=1))
     ratios = [min(row["us"].values()) / row["us"][row["rule"]] for row in found]
-    print(f"the best by the rule's: {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f} in geometric mean, at least {min(ratios):.2f}")
+    print(f"the best by the rule's: {geometric_mean(ratios):.3f} in geometric mean, at least {min(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -232,11 +232,7 @@ class _Entry:
             raise self.fail(f"two of its kernels take {twice[1]} of {twice[0]}")
         if v.library and kinds != [("dense", "1")]:
             raise self.fail("a library multiplies one dense B")
-        v.alike_by = self.words("alike_by") if "alike_by" in self.table else None
-        if any(key not in v.numbers() for key in v.alike_by or ()) or len(set(v.alike_by or ())) < len(v.alike_by or ()):
-            raise self.fail(
-                f"alike_by is {harmless(str(list(v.alike_by or ())))}; it lists parameters, each once: {', '.join(v.numbers())}"
-            )
+        v.alike_by = self.some_of("alike_by", list(v.numbers())) if "alike_by" in self.table else None
         v.baseline = tuple(v.supports["layouts"]) if self.table.get("baseline") is True else self.some_of("baseline", LAYOUTS, [])
         return v
 

@@ -255,7 +255,7 @@ def choose(device: Device, spec: _core.MatmulSpec, libraries: bool = True) -> tu
     libraries: whether it may be a library's matmul. One that does not take the operation is never chosen. Raises UnsupportedError where none takes it, TuningError for a file that is broken.
     """
     stand_in, takes = _stands_for(spec, device, libraries)
-    return _for_more_rows(device, spec, *_choose(device, stand_in, Key.of(spec), takes), takes)
+    return _for_more_rows(device, spec, *_choose(device, stand_in, takes), takes)
 
 
 def _for_more_rows(device: Device, spec: _core.MatmulSpec, name: str, why: str, takes: _Takes) -> tuple[str, str]:
@@ -267,7 +267,10 @@ def _for_more_rows(device: Device, spec: _core.MatmulSpec, name: str, why: str, 
     return name, why
 
 
-def _choose(device: Device, spec: _core.MatmulSpec, key: Key, takes: _Takes) -> tuple[str, str]:
+def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str, str]:
+    """The first of what `choose` lists, and why."""
+    key = Key.of(spec)
+
     def nearest(choices: Iterable[Choice]) -> list[Choice]:
         near = (c for c in choices if (c.key == key if key.row_invariant else key.distance(c.key) <= math.log2(_NEAR)))
         return sorted(near, key=lambda c: (c.key != key, key.distance(c.key), key.epilogues_apart(c.key)))
@@ -287,12 +290,12 @@ def _choose(device: Device, spec: _core.MatmulSpec, key: Key, takes: _Takes) -> 
     def measured_at(storage: str, layout: str, n: int, k: int, v: Variant) -> Key:
         limits = v.supports.get("m")  # what takes no m of 1 was measured at m of 2 and 8, and is as good between
         m = key.m if isinstance(limits, Mapping) and limits.get("min", 1) > 1 and key.m <= 8 else 1
-        return Key(m, n, k, 1, layout, False, False, False, "float16", storage, row_invariant=key.row_invariant)
+        return Key(m, n, k, 1, layout, False, False, False, "float16", storage)
 
     measured = [
         (measured_at(stored, layout, n, k, manifest.get(name)), name)
-        for stored, layout, n, k, name in device.backend.winners
-        if takes(name) and not spec.row_invariant
+        for stored, layout, n, k, name in (() if spec.row_invariant else device.backend.winners)
+        if takes(name)
     ]
     for distance, name, n, k in sorted((key.distance(at), name, at.n, at.k) for at, name in measured):
         if distance <= math.log2(_NEAR_A_WINNER):
@@ -335,15 +338,15 @@ def _offered(device: Device, spec: _core.MatmulSpec) -> Iterator[str | Splits | 
 def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     """What the rule takes on a device of that kind, of which nobody here knows more than that; no library's matmul. Raises UnsupportedError."""
     device: Any = SimpleNamespace(name=backend, backend=backends.get(backend), info={})
-    asked, (spec, usable_there) = spec, _stands_for(spec, backend, libraries=False)
+    stand_in, usable_there = _stands_for(spec, backend, libraries=False)
 
     def takes(name: str) -> bool:
         return usable_there(name) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
 
-    name, why = _preferred(device, spec, takes)
+    name, why = _preferred(device, stand_in, takes)
     if not name:
-        raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {spec!r}")
-    return _for_more_rows(device, asked, name, why, takes)
+        raise UnsupportedError(f"auto: nothing that device {backend} prefers takes {stand_in!r}")
+    return _for_more_rows(device, spec, name, why, takes)
 
 
 def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) -> Iterator[tuple[str, str]]:
@@ -357,14 +360,18 @@ def _tiles(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) 
 
     for name in sorted(times, key=cost):
         ns, of_core = times[name]
-        v, cores = manifest.get(name), device.backend.cores(device) or device.backend.usual_cores
-        what = f"{cores} cores has {math.ceil(of_core)} of {v.tile[0]} x {v.tile[1]} results, {tiles.ns[name][3]} at once"
-        yield name, f"the busiest of {what}, whose products take it about {ns / 1000:.3g} µs"
+        bm, bn = manifest.get(name).tile
+        what = f"{math.ceil(of_core)} of {bm} x {bn} results, {tiles.ns[name][3]} at once"
+        yield name, f"the busiest of {_cores(device)} cores has {what}, whose products take it about {ns / 1000:.3g} µs"
+
+
+def _cores(device: Device) -> int:
+    return device.backend.cores(device) or device.backend.usual_cores
 
 
 def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) -> dict[str, tuple[float, float]]:
     """By variant what the busiest core takes, in ns, and how many tiles it has; none in float32, of which tensor cores have no products."""
-    cores, found = device.backend.cores(device) or device.backend.usual_cores, {}
+    cores, found = _cores(device), {}
     for name, of_tile in tiles.ns.items() if spec.dtype != "float32" else ():
         if takes(name):
             of_core, steps = Tiles.work(manifest.get(name), spec, cores)
@@ -375,10 +382,10 @@ def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) 
 def _best_of_most_rows(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> dict[RowBits, tuple[float, str]]:
     """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns. What is offered for few rows
     alone takes them a few at a time."""
-    few = spec_of(Key.of(spec))
-    spec = spec_of(replace(Key.of(spec), m=_core._ROWS_ALIKE))
-    offered = [tiles.ns for one in (few, spec) for tiles in _offered(device, one) if isinstance(tiles, Tiles)]
-    times = _times(device, spec, Tiles({name: ns for table in offered for name, ns in table.items()}), takes)
+    key = Key.of(spec)
+    tables = [offered.ns for offered in _offered(device, spec_of(key)) if isinstance(offered, Tiles)]  # those for few rows first
+    all_of_them = Tiles({name: ns for table in tables for name, ns in table.items()})
+    times = _times(device, spec_of(replace(key, m=_core._ROWS_ALIKE)), all_of_them, takes)
     found = dict[RowBits, tuple[float, str]]()
     for name, (ns, _) in times.items():
         bits = manifest.get(name).row_bits
@@ -394,7 +401,7 @@ def _splits(device: Device, spec: _core.MatmulSpec, in_flight: float, variants: 
     - The part of the loads that is in B, to the power of 1 / 4: a load that is skipped costs little.
     - 0.97 for each time that K is halved, 0.995 for each round.
     """
-    cores, found = device.backend.cores(device) or device.backend.usual_cores, []
+    cores, found = _cores(device), []
     for v in variants:
         if loads := v.loads(spec):
             rounds, _, together = loads
