@@ -30,6 +30,11 @@ struct Cluster<SPLIT, true> {
   }
 };
 
+template <class T>
+METAL_FUNC uint ones() {
+  return as_type<uint>(metal::vec<T, 2>(T(1.0f)));
+}
+
 // Of a lane's two rows in each sixteen, that of the first eight or of the last.
 template <int PITCH, int TN>
 METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup float* rows, uint lane) {
@@ -55,30 +60,38 @@ struct Products<T, 2, TN, TOGETHER> {
     for (uint i = 0; i < 4 * TN; i++) few[i] = 0.0f;
   }
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint, uint) thread {
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint, WeightsAt) thread {
     a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
     metal::multiply_group(few, a, b);
   }
   template <class Step>
   METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt w) thread {
     metal::wait_for_groups<1>();
-    if (++steps >= metal::min(w.k / SURE, 8u)) settle();
+    if (++steps >= metal::min(w.k / SURE, 8u)) take();
   }
-  METAL_FUNC void settle() thread {
+  template <class Step>
+  METAL_FUNC void settle(uint3, uint) thread {
+    take();
+  }
+  template <int PITCH>
+  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
+    put_rows<PITCH>(of, i % 2, rows, lane);
+  }
+
+ private:
+  METAL_FUNC void take() thread {
     metal::wait_for_groups<0>();
     metal::take_sums(few);
     steps = 0;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4 * TN; i++) of[i / 4][i % 4] += few[i], few[i] = 0.0f;
   }
-  template <int PITCH>
-  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
-    put_rows<PITCH>(of, i % 2, rows, lane);
-  }
 };
 
 // Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
-// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up.
+// 32 of k, to which the columns' factors then belong, or, where the groups of weights with a bias are longer, 64 (products.h). While they
+// multiply the step's second 32 of k, the sums of the first are added up. What a bias adds, of the sums of A's rows, comes a step later: a
+// simdgroup adds up some rows, for all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -88,24 +101,40 @@ struct Products<T, TM, TN, TURNED> {
   METAL_FUNC void clear() thread {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[i] = few[0][i] = few[1][i] = 0.0f;
+    before = nullptr;
   }
-  METAL_FUNC void settle() thread {}
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < 2; i++) {
-      by[i] = load_factors<Step>(b, i, from.y, lane);
-      take<typename Step::B>(left[i], b, i, from.y, lane, low);
-      metal::multiply_group(few[i], left[i], a + (from.x * Step::K + 32 * i));
+    if (Step::SCALING != WITH_REST) {
+      multiply<Step, false>(0, 0, a, b, from, lane, w.low_byte);
+      multiply<Step, false>(1, 1, a, b, from, lane, w.low_byte);
+      return;
     }
+    at_once = w.shift > 5 && w.k >= 2 * SURE;
+    if (at_once)
+      add_all<Step, true>(a, b, from, lane, w.low_byte);
+    else
+      add_all<Step, false>(a, b, from, lane, w.low_byte);
+    before = b;
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T*, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt) thread {
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt) thread {
+    if (Step::SCALING == WITH_REST) return;
     metal::wait_for_groups<1>();
-    add_up<Step>(0, b, from, lane);
+    add_up(0);
     metal::wait_for_groups<0>();
-    add_up<Step>(1, b, from, lane);
+    add_up(1);
+  }
+  template <class Step>
+  METAL_FUNC void settle(uint3 from, uint lane) thread {
+    if (Step::SCALING != WITH_REST || before == nullptr) return;
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    if (at_once)
+      add_rest<Step, true>(from, lane);
+    else
+      add_rest<Step, false>(from, lane);
+    before = nullptr;
   }
   // The ith eight rows.
   template <int PITCH>
@@ -115,28 +144,57 @@ struct Products<T, TM, TN, TURNED> {
   }
 
  private:
-  metal::uint4 left[2][2];  // of each 32 of k
-  float4 by[2];
+  metal::uint4 left[2][2];      // of each 32 of k
+  float2 by[2];                 // of the lane's two columns
+  bool at_once;                 // all of a step's k
+  const threadgroup T* before;  // the tile whose rest is to be added
 
-  // Of the lane's two columns: scale and rest of each.
-  template <class Step>
-  static METAL_FUNC float4 load_factors(const threadgroup T* b, uint block, uint column, uint lane) {
-    const threadgroup Factor* own = Step::B::factors(b) + (block * Step::COLUMNS + column + lane / 4);
-    Factor x = own[0], y = own[8];
-    return float4(x.scale, y.scale, x.rest, y.rest);
+  // Begins the step's ith 32 of k; ADDS: to what few has, by whose factors they are.
+  template <class Step, bool ADDS>
+  METAL_FUNC void multiply(uint i, uint to, const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+    const threadgroup Factor* own = factors<Step>(b, i, from, lane);
+    if (!ADDS) by[to] = float2(own[0].scale, own[8].scale);
+    take<typename Step::B>(left[i], b, i, from.y, lane, low);
+    metal::multiply_group<ADDS>(few[to], left[i], a + (from.x * Step::K + 32 * i));
+  }
+  // The rest of the step before, and all of this one's products: `few` is one, so that more threadgroups find registers.
+  template <class Step, bool AT_ONCE>
+  METAL_FUNC void add_all(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+    Step::B::template add_rows<typename Step::A, AT_ONCE>(a, b, from, lane);  // first: tensor cores keep the order
+    multiply<Step, false>(0, 0, a, b, from, lane, low);
+    if (AT_ONCE) multiply<Step, true>(1, 0, a, b, from, lane, low);
+    if (before != nullptr) add_rest<Step, AT_ONCE>(from, lane);
+    metal::wait_for_groups<0>();
+    add_up(0);
+    if (AT_ONCE) return;
+    multiply<Step, false>(1, 0, a, b, from, lane, low);
+    metal::wait_for_groups<0>();
+    add_up(0);
   }
   template <class Step>
-  METAL_FUNC void add_up(uint block, const threadgroup T* b, uint3 from, uint lane) thread {
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint block, uint3 from, uint lane) {
+    return Step::B::factors(b) + (block * Step::COLUMNS + from.y + lane / 4);
+  }
+  METAL_FUNC void add_up(uint block) thread {
     metal::take_sums(few[block]);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[i] = metal::fma(by[block][i / 2 % 2], few[block][i], of[i]);
-    if (Step::SCALING != WITH_REST) return;
-    const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(b, block, from.x + lane % 4 * 2));
+  }
+  template <class Step, bool AT_ONCE>
+  METAL_FUNC void add_rest(uint3 from, uint lane) thread {
+#pragma clang loop unroll(full)
+    for (uint block = 0; block < (AT_ONCE ? 1 : 2); block++) add_rest_of<Step>(block, from, lane);
+  }
+  template <class Step>
+  METAL_FUNC void add_rest_of(uint block, uint3 from, uint lane) thread {
+    const threadgroup Factor* own = factors<Step>(before, block, from, lane);
+    float2 rest = {own[0].rest, own[8].rest};
+    const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, block, from.x + lane % 4 * 2));
 #pragma clang loop unroll(full)
     for (uint j = 0; j < EACH / 8; j++) {
       float4 four = of_a[j];
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(by[block][2 + i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
+      for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(rest[i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
     }
   }
   // 16 columns by the block's 32 of k, as wgmma has its left operand: by eight of k, two columns of each.

@@ -19,6 +19,7 @@ struct TileCopies<true> {
   static METAL_FUNC void copy(threadgroup uint* to, const device T* from, bool there) {
     metal::copy_later(to, from, there);
   }
+  static METAL_FUNC uint kept(uint x) { return metal::kept(x); }
   static METAL_FUNC void close() { metal::close_copies(); }
   template <uint AHEAD>
   static METAL_FUNC void wait() {
@@ -72,9 +73,10 @@ struct Products<T, TM, TN, PAIRS> {
 #pragma clang loop unroll(full)
       for (uint j = 0; j < TN; j++) of[i][j] = metal::float4(0.0f);
   }
-  METAL_FUNC void settle() thread {}
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint3, uint, uint) thread {}
+  METAL_FUNC void settle(uint3, uint) thread {}
+  template <class Step>
+  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint3, uint, WeightsAt) thread {}
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
     constexpr uint K = Step::K, MOST = Step::SCALING == WITH_REST && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
@@ -122,7 +124,7 @@ struct Products<T, TM, TN, PAIRS> {
           uint r = from.x + matrix % 2 * 8, at = from.z + k + 16 * s + matrix / 2 * 8;
           left[s] = A::TRANSPOSED ? metal::load_transposed(a + A::at(r + 16 * i, at + row))
                                   : metal::load_matrices(a + A::at(r + row, at) + 16 * i * A::PITCH);  // of eight lines keys are alike
-          if (Step::SCALING == WITH_REST) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones()));
+          if (Step::SCALING == WITH_REST) of_a[s / OF_ONE] = metal::mma_16x8x16<T>(of_a[s / OF_ONE], left[s], metal::uint2(ones<T>()));
         }
 #pragma clang loop unroll(full)
         for (uint j = 0; j < TN; j += 2) {
@@ -141,7 +143,6 @@ struct Products<T, TM, TN, PAIRS> {
       }
     }
   }
-  static METAL_FUNC uint ones() { return as_type<uint>(metal::vec<T, 2>(T(1.0f))); }
   template <class Step>
   static METAL_FUNC void add_scaled(thread metal::float4& to, metal::float4 sum, metal::float4 of_a, const thread Factor (&two)[2]) {
     if (Step::SCALING == PLAIN) {

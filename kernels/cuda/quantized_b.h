@@ -29,16 +29,18 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Stored::FACTORS)
   };
   const device uchar* next[EACH];
+  uint place;  // the first piece's in the tile
   Cursor factor[BLOCKS_EACH];
   By by[BLOCKS_EACH];
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
+    static_assert(TG % PIECES == 0, "a thread's pieces are the same of their columns");
+    uint at = tid % PIECES * 4;
+    place = metal::kept((at / WORDS * BN + tid / PIECES) * WORDS + at % WORDS);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) {
-      uint piece = tid + i * TG, at = piece % PIECES * 4;
-      next[i] = Stored::at(w, col0 + piece / PIECES, k + at / WORDS * 32).values + at % WORDS * 4;
-    }
+    for (uint i = 0; i < EACH; i++)
+      next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + at / WORDS * 32).values + at % WORDS * 4;
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG, k_i = k + i % ALONG * 32;
@@ -51,9 +53,8 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < (WHOLE ? EACH : 0); i++) {
-      uint piece = tid + i * TG, at = piece % PIECES * 4;
-      if (PIECES * BN % TG != 0 && piece >= PIECES * BN) continue;
-      metal::copy_later(words + (at / WORDS * BN + piece / PIECES) * WORDS + at % WORDS, next[i]);
+      if (PIECES * BN % TG != 0 && tid + i * TG >= PIECES * BN) continue;
+      metal::copy_later(words + (place + i * (TG / PIECES * WORDS)), next[i]);
       next[i] += Storage::bytes_along(w, ALONG);
     }
     for (uint eight = tid; eight < (WHOLE ? 0 : Stored::EIGHTS); eight += TG) {
@@ -138,7 +139,8 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   }
 };
 
-// The same with the sums of A's rows over each 32 of k, of weights with a bias. A lane's rows, two of each eight, are neighbours.
+// The same with the sums of A's rows over each 32 of k, or over 64, of weights with a bias. A lane's rows, two of each eight, are
+// neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> Base;
@@ -153,21 +155,28 @@ struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
   static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint block, uint row) {
     return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(block, row);
   }
-  // A thread has of A what it brought, so that nobody waits: of four neighbours 32 of k.
-  template <class A>
-  METAL_FUNC void put(WeightsAt, const threadgroup T* a, threadgroup T* tile, uint tid) const thread {
-    static_assert(S::TG / A::ACROSS % 8 == 0, "a thread's rows are the same of eight");
-    threadgroup float* to = reinterpret_cast<threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(tid % A::ACROSS / 4, tid / A::ACROSS);
+  // The simdgroup's sixteen rows, by products with ones. To be read after a barrier. A lane has two rows of each eight, as seven others do.
+  template <class A, bool AT_ONCE>
+  static METAL_FUNC void add_rows(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane) {
+    static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup two times eight rows, two blocks");
+    uint row = from.x + from.y;  // another for each simdgroup
+    threadgroup float* to = reinterpret_cast<threadgroup float*>(const_cast<threadgroup T*>(b) + OF_SUMS / sizeof(T));
+    metal::uint4 x[2][2];
+    metal::float4 sum[2][2];
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < (Base::HAS_BIAS ? ROWS * A::ACROSS / S::TG : 0); i++) {
-      OctetBits<T> bits = {*reinterpret_cast<const threadgroup metal::uint4*>(a + A::template place<S::TG>(tid, i))};
-      Octet<T> x = octet_of(bits);
-      metal::float4 both = metal::float4(x.low) + metal::float4(x.high);
-      float sum = (both.x + both.y) + (both.z + both.w);
-      sum += metal::simd_shuffle_xor(sum, 1);
-      sum += metal::simd_shuffle_xor(sum, 2);
-      if (tid % 4 == 0) to[i * (S::TG / A::ACROSS / 4)] = sum;
+    for (uint i = 0; i < 4; i++) {
+      x[i / 2][i % 2] = metal::load_matrices(a + A::at(row + i % 2 * 8 + lane % 8, i / 2 * 32 + lane / 8 * 8));
+      sum[i / 2][i % 2] = metal::float4(0.0f);
     }
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 8; i++) {  // neighbours do not wait for each other
+      metal::uint4 own = x[i / 4][i % 2];
+      thread metal::float4& to_add = sum[AT_ONCE ? 0 : i / 4][i % 2];
+      to_add = metal::mma_16x8x16<T>(to_add, metal::uint4(ones<T>()), i / 2 % 2 == 0 ? own.xy : own.zw);
+    }
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < (AT_ONCE ? 2 : 4); i++)
+      if (lane < 4) *reinterpret_cast<threadgroup metal::float2*>(to + place(i / 2, row + i % 2 * 8 + 2 * lane)) = sum[i / 2][i % 2].xy;
   }
 };
 #endif

@@ -19,12 +19,12 @@ struct DenseTile {
   }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Weights<T, DENSE, false>::one(w, column, k); }
 };
-template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>
+template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT, bool ROOM = false>
 struct DenseB {
   typedef DenseTile<T, BN, TB> Stored;
   typedef Tile<BK, BN, TB, STRAIGHT> Layout;
   enum : uint { BYTES = Layout::SIZE * sizeof(T) };
-  TileLoads<T, Layout, TG> brought;
+  TileLoads<T, Layout, TG, ROOM> brought;
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {

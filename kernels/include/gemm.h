@@ -92,7 +92,7 @@ template <bool TA, bool WHOLE, class S, class B, class T>
 struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
-  TileLoads<T, A, S::TG> of_a;
+  TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
   B of_b;
 
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k) thread {
@@ -128,24 +128,25 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     Copies::close();
   }
   if (k < end) loads.of_b.put_factors(memory.tile_b(0), task.index());
+  if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
   for (uint stage = 0; k < end; k += BK) {
     Copies::template wait<AHEAD>();
-    // Order: what this step still lacks is stored; products begin; the next step's factors and tiles of the step that is AHEAD are loaded;
-    // products end; those factors are stored.
+    // Order: what this step still lacks is stored; products begin; the next step's factors are stored; those of the step after it and the
+    // tiles of the step that is AHEAD are asked for; products end.
     loads.put(task, memory, stage);
     if (S::GROUPED) Copies::show();
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w.low_byte);
-    if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
+    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES, next = stage + 1 == STAGES ? 0 : stage + 1;
+    if (k + BK < end) loads.of_b.put_factors(memory.tile_b(next), task.index());
+    if (k + 2 * BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + 2 * BK, task.index());
     if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
     Copies::close();
     sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, task.me.lane, task.w);
-    if (k + BK < end) loads.of_b.put_factors(memory.tile_b(next), task.index());
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     stage = next;
   }
-  sums.settle();
+  sums.template settle<Each>(from, task.me.lane);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 

@@ -37,7 +37,7 @@ struct QuantizedTile {
   template <bool WHOLE>
   static METAL_FUNC By scales(WeightsAt w, Cursor c, uint k) {
     By x = By::none();
-    if (k < w.k) x = By::load(c);
+    if (WHOLE || k < w.k) x = By::load(c);
     if (!WHOLE && k / 32 * 32 + 16 >= w.k) x = first_half(x);
     return x;
   }

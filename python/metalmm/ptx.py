@@ -90,6 +90,7 @@ $mm_next_{unique}:
 	@%mm_p bra 	$mm_next_{unique};
 """
 _NOWHERE = "	setp.ne.u64 	%mm_may, %mm_at, %mm_at;\n"
+_IF_NOTHING = "	setp.eq.u32 	%mm_may, {}, 0;\n"  # bytes that cp.async brings, of those that it stores
 _ELSEWHERE = "	isspacep.const 	%mm_may, %mm_at;\n" + "".join(
     f"	isspacep.{space} 	%mm_p, %mm_at;\n	or.pred 	%mm_may, %mm_may, %mm_p;\n" for space in ("param", "local", "shared")
 )
@@ -160,9 +161,11 @@ def _asked(found: re.Match[str], site: int, unique: str) -> str:
     threadgroup = any(w.startswith("shared") for w in what) and found["kind"] != "cp.async"
     if found["kind"] == "cp.async":
         register, offset = addresses[1]
-        size = int(found["rest"].split(",")[2])
+        _, _, stored, *brought = found["rest"].split(",")
+        size, nowhere = int(stored), _IF_NOTHING.format(brought[0].strip()) if brought else _NOWHERE
     else:
         register, offset = addresses[0]
+        nowhere = _NOWHERE if "global" in what else _ELSEWHERE
         bits, two = next(m.groups() for w in reversed(what) if (m := _TYPE.match(w)))
         size = int(bits) // 8 * (2 if two else 1) * next((int(w[1]) for w in what if w in ("v2", "v4", "v8")), 1)
     address = f"add.s64 \t%mm_at, {register}, {offset or 0}"
@@ -170,7 +173,7 @@ def _asked(found: re.Match[str], site: int, unique: str) -> str:
         address = f"mov.u64 \t%mm_at, {register};\n\tadd.s64 \t%mm_at, %mm_at, {offset or 0}"
     elif not register.startswith("%rd"):
         address = f"cvt.u64.u32 \t%mm_at, {register};\n\tadd.s64 \t%mm_at, %mm_at, {offset or 0}"
-    reach = _IN_THREADGROUP if threadgroup else (_NOWHERE if "global" in what else _ELSEWHERE) + _IN_A_SPAN
+    reach = _IN_THREADGROUP if threadgroup else nowhere + _IN_A_SPAN
     return _ASKED.format(
         unless=f"@{'' if found['unless'] else '!'}{found['given']} bra $mm_skip_{unique};\n\t" if found["given"] else "",
         address=address,

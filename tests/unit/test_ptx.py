@@ -58,6 +58,7 @@ def watched(*lines: str) -> str:
         ("ld.global.u32 \t%r1, [lut+4];", 4, 0, "mov.u64 \t%mm_at, lut;\n\tadd.s64 \t%mm_at, %mm_at, 4;"),
         ("st.shared.u32 \t[tile+280000], %r1;", 4, 5, "mov.u64 \t%mm_at, tile;\n\tadd.s64 \t%mm_at, %mm_at, 280000;"),
         ("cp.async.cg.shared.global [%r1], [%rd5], 16;", 16, 0, "add.s64 \t%mm_at, %rd5, 0;"),
+        ("cp.async.cg.shared.global [%r1], [%rd5], 16, %r2;", 16, 0, "setp.eq.u32 \t%mm_may, %r2, 0;"),
         ("@%p3 ld.global.u16 \t%rs1, [%rd5];", 2, 0, "@!%p3 bra $mm_skip"),
         ("@!%p3 st.global.u16 \t[%rd5], %rs1;", 2, 1, "@%p3 bra $mm_skip"),
     ],

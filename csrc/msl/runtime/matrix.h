@@ -172,6 +172,7 @@ METALMM_ONCE uint pick_bytes(uint low, uint high, uint which) {
   for (uint i = 0; i < 4; i++) picked |= uint(bytes >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return picked;
 }
+METALMM_INLINE uint kept(uint x) { return x; }
 METALMM_INLINE void close_copies() {}
 METALMM_INLINE void show_group() {}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
@@ -210,7 +211,7 @@ template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUN
   for (uint i = 0; i < 128; i++) x[i / 64][i % 64] = element_of(a, row + i / 64 * 8, i % 64);
   add_to_group(sum, x, b);
 }
-template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
+template <bool ADDS, class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
   float x[2][32];
   for (uint i = 0; i < 8; i++) {  // of four lanes two times 16 of k
     uint from = i % 4;
@@ -221,7 +222,7 @@ template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUN
       x[j % 2][k] = static_cast<float>(two.x), x[j % 2][k + 1] = static_cast<float>(two.y);
     }
   }
-  for (float& s : sum) s = 0.0f;
+  for (float& s : sum) s = ADDS ? s : 0.0f;
   add_to_group(sum, x, b);
 }
 METALMM_INLINE void begin_next(bool) {}

@@ -312,7 +312,7 @@ namespace metal {
 METALMM_SIMD_NAMES(METALMM_EXPORT)
 // ours: kernels/cuda
 using metalmm::msl::library::mma_16x8x16, metalmm::msl::library::load_matrices, metalmm::msl::library::load_transposed;
-using metalmm::msl::library::copy_later, metalmm::msl::library::close_copies, metalmm::msl::library::wait_for_copies;
+using metalmm::msl::library::kept, metalmm::msl::library::copy_later, metalmm::msl::library::close_copies, metalmm::msl::library::wait_for_copies;
 using metalmm::msl::library::pick_bytes, metalmm::msl::library::begin_next, metalmm::msl::library::show_group;
 using metalmm::msl::library::multiply_group, metalmm::msl::library::wait_for_groups, metalmm::msl::library::take_sums, metalmm::msl::library::HAS_CLUSTERS, metalmm::msl::library::meet_cluster,
     metalmm::msl::library::in_cluster;

@@ -149,6 +149,11 @@ METALMM_INLINE void copy_later(void* to, const void* from, bool there = true) {
                : "r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16u : 0u)
                : "memory");
 }
+// x, of which the compiler forgets how it came about: else it works it out anew at each turn of a loop.
+METALMM_INLINE uint kept(uint x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 METALMM_INLINE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <uint N> METALMM_INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
 
