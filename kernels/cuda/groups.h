@@ -89,9 +89,11 @@ struct Products<T, 2, TN, TOGETHER> {
 };
 
 // Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
-// 32 of k, to which the columns' factors then belong, or, where the groups of weights with a bias are longer, 64 (products.h). While they
-// multiply the step's second 32 of k, the sums of the first are added up. What a bias adds, of the sums of A's rows, comes a step later: a
-// simdgroup adds up some rows, for all.
+// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up.
+//
+// Of weights with a bias one sum is on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums
+// are 9 parts more), else of 32, which is waited for. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup adds up
+// some rows, for all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");

@@ -70,8 +70,8 @@ def test_quantized_weights(
 ) -> None:
     """Groups of one step and of more; K that ends in a group, and in a tile; a last scale that is infinite."""
     rng = np.random.default_rng(2)
-    sizes = ((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 96), (33, 40, 352))
-    for (m, n, k), group in zip(sizes, (64, 32, 32, 64, 64), strict=True):
+    sizes = ((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 96), (33, 40, 352), (33, 40, 289), (17, 33, 384))
+    for (m, n, k), group in zip(sizes, (64, 32, 32, 64, 64, 64, 128), strict=True):
         a, w = operand(rng, dtype, m, k), operand(rng, dtype, n, k)
         q = metalmm.quantize(w, storage, group=group if storage.startswith("affine") else None, layout=layout)
         found = metalmm.matmul(on_cpu[variant], a, q, device=large).astype(np.float64)
