@@ -30,6 +30,9 @@ struct Cluster<SPLIT, true> {
   }
 };
 
+// Whether 64 of k have one factor and may be added at once: products.h says why.
+METAL_FUNC bool adds_64(WeightsAt w) { return w.shift > 5 && w.k >= 2 * SURE; }
+
 template <class T>
 METAL_FUNC uint ones() {
   return as_type<uint>(metal::vec<T, 2>(T(1.0f)));
@@ -60,7 +63,7 @@ struct Products<T, 2, TN, TOGETHER> {
     for (uint i = 0; i < 4 * TN; i++) few[i] = 0.0f;
   }
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint, WeightsAt) thread {
+  METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint, WeightsAt) thread {
     a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
     metal::multiply_group(few, a, b);
   }
@@ -70,7 +73,7 @@ struct Products<T, 2, TN, TOGETHER> {
     if (++steps >= metal::min(w.k / SURE, 8u)) take();
   }
   template <class Step>
-  METAL_FUNC void settle(uint3, uint) thread {
+  METAL_FUNC void settle(uint3, uint, WeightsAt) thread {
     take();
   }
   template <int PITCH>
@@ -106,15 +109,14 @@ struct Products<T, TM, TN, TURNED> {
     before = nullptr;
   }
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
+  METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
     if (Step::SCALING != WITH_REST) {
       multiply<Step, false>(0, 0, a, b, from, lane, w.low_byte);
       multiply<Step, false>(1, 1, a, b, from, lane, w.low_byte);
       return;
     }
-    at_once = w.shift > 5 && w.k >= 2 * SURE;
-    if (at_once)
+    if (adds_64(w))
       add_all<Step, true>(a, b, from, lane, w.low_byte);
     else
       add_all<Step, false>(a, b, from, lane, w.low_byte);
@@ -129,13 +131,10 @@ struct Products<T, TM, TN, TURNED> {
     add_up(1);
   }
   template <class Step>
-  METAL_FUNC void settle(uint3 from, uint lane) thread {
+  METAL_FUNC void settle(uint3 from, uint lane, WeightsAt w) thread {
     if (Step::SCALING != WITH_REST || before == nullptr) return;
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    if (at_once)
-      add_rest<Step, true>(from, lane);
-    else
-      add_rest<Step, false>(from, lane);
+    add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
     before = nullptr;
   }
   // The ith eight rows.
@@ -148,7 +147,6 @@ struct Products<T, TM, TN, TURNED> {
  private:
   metal::uint4 left[2][2];      // of each 32 of k
   float2 by[2];                 // of the lane's two columns
-  bool at_once;                 // all of a step's k
   const threadgroup T* before;  // the tile whose rest is to be added
 
   // Begins the step's ith 32 of k; ADDS: to what few has, by whose factors they are.
@@ -161,11 +159,11 @@ struct Products<T, TM, TN, TURNED> {
   }
   // The rest of the step before, and all of this one's products: `few` is one, so that more threadgroups find registers.
   template <class Step, bool AT_ONCE>
-  METAL_FUNC void add_all(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+  METAL_FUNC void add_all(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, uint low) thread {
     Step::B::template add_rows<typename Step::A, AT_ONCE>(a, b, from, lane);  // first: tensor cores keep the order
     multiply<Step, false>(0, 0, a, b, from, lane, low);
     if (AT_ONCE) multiply<Step, true>(1, 0, a, b, from, lane, low);
-    if (before != nullptr) add_rest<Step, AT_ONCE>(from, lane);
+    if (before != nullptr) add_rest<Step>(AT_ONCE ? 1 : 2, from, lane);
     metal::wait_for_groups<0>();
     add_up(0);
     if (AT_ONCE) return;
@@ -182,21 +180,20 @@ struct Products<T, TM, TN, TURNED> {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++) of[i] = metal::fma(by[block][i / 2 % 2], few[block][i], of[i]);
   }
-  template <class Step, bool AT_ONCE>
-  METAL_FUNC void add_rest(uint3 from, uint lane) thread {
-#pragma clang loop unroll(full)
-    for (uint block = 0; block < (AT_ONCE ? 1 : 2); block++) add_rest_of<Step>(block, from, lane);
-  }
   template <class Step>
-  METAL_FUNC void add_rest_of(uint block, uint3 from, uint lane) thread {
-    const threadgroup Factor* own = factors<Step>(before, block, from, lane);
-    float2 rest = {own[0].rest, own[8].rest};
-    const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, block, from.x + lane % 4 * 2));
+  METAL_FUNC void add_rest(uint blocks, uint3 from, uint lane) thread {
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < EACH / 8; j++) {
-      float4 four = of_a[j];
+    for (uint block = 0; block < 2; block++) {
+      if (block == blocks) break;
+      const threadgroup Factor* own = factors<Step>(before, block, from, lane);
+      float2 rest = {own[0].rest, own[8].rest};
+      const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, block, from.x + lane % 4 * 2));
 #pragma clang loop unroll(full)
-      for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(rest[i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
+      for (uint j = 0; j < EACH / 8; j++) {
+        float4 four = of_a[j];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(rest[i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
+      }
     }
   }
   // 16 columns by the block's 32 of k, as wgmma has its left operand: by eight of k, two columns of each.

@@ -74,13 +74,13 @@ struct Products<T, TM, TN, PAIRS> {
       for (uint j = 0; j < TN; j++) of[i][j] = metal::float4(0.0f);
   }
   template <class Step>
-  METAL_FUNC void settle(uint3, uint) thread {}
+  METAL_FUNC void settle(uint3, uint, WeightsAt) thread {}
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, uint3, uint, WeightsAt) thread {}
+  METAL_FUNC void begin(const threadgroup T*, threadgroup T*, uint3, uint, WeightsAt) thread {}
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
     constexpr uint K = Step::K, MOST = Step::SCALING == WITH_REST && Step::EACH == 32 && K % 64 == 0 ? 4 : K % 32 == 0 ? 2 : 1;
-    bool most = MOST < 4 || (w.shift > 5 && w.k >= 2 * SURE);
+    bool most = MOST < 4 || adds_64(w);
     if (most)
       add_blocks<Step, MOST>(a, b, from, lane, w.low_byte);
     else

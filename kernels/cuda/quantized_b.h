@@ -74,8 +74,7 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
       by[j] = Stored::template scales<WHOLE>(w, factor[j], k);
     }
   }
-  template <class A>
-  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T*, uint) const thread {}
+  METAL_FUNC void put(WeightsAt, threadgroup T*, uint) const thread {}
   METAL_FUNC void put_factors(threadgroup T* tile, uint tid) const thread {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
@@ -157,10 +156,10 @@ struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
   }
   // The simdgroup's sixteen rows, by products with ones. To be read after a barrier. A lane has two rows of each eight, as seven others do.
   template <class A, bool AT_ONCE>
-  static METAL_FUNC void add_rows(const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane) {
+  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane) {
     static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup two times eight rows, two blocks");
     uint row = from.x + from.y;  // another for each simdgroup
-    threadgroup float* to = reinterpret_cast<threadgroup float*>(const_cast<threadgroup T*>(b) + OF_SUMS / sizeof(T));
+    threadgroup float* to = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T));
     metal::uint4 x[2][2];
     metal::float4 sum[2][2];
 #pragma clang loop unroll(full)

@@ -38,10 +38,7 @@ struct DenseB {
   }
   template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
-  template <class A>
-  METAL_FUNC void put(WeightsAt, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
-    brought.put(tile, tid);
-  }
+  METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread { brought.put(tile, tid); }
   METAL_FUNC void put_factors(threadgroup T*, uint) const thread {}
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(tile);

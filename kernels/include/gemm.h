@@ -106,7 +106,7 @@ struct StepLoads {
   }
   METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
     of_a.put(memory.tile_a(stage), task.index());
-    of_b.template put<A>(task.w, memory.tile_a(stage), memory.tile_b(stage), task.index());
+    of_b.put(task.w, memory.tile_b(stage), task.index());
   }
 };
 
@@ -146,7 +146,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     stage = next;
   }
-  sums.template settle<Each>(from, task.me.lane);
+  sums.template settle<Each>(from, task.me.lane, task.w);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 

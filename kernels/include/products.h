@@ -50,7 +50,7 @@ struct Products {
   }
   // What goes on while loads are asked for.
   template <class Step>
-  METAL_FUNC void begin(const threadgroup T*, const threadgroup T*, metal::uint3, uint, WeightsAt) thread {}
+  METAL_FUNC void begin(const threadgroup T*, threadgroup T*, metal::uint3, uint, WeightsAt) thread {}
   // a, b: the tiles; from: the simdgroup's first row, column and k; place: of the lane.
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, const threadgroup T* b, metal::uint3 from, Place place, uint, WeightsAt) thread {
@@ -90,7 +90,7 @@ struct Products {
   }
   // Adds what is on its way.
   template <class Step>
-  METAL_FUNC void settle(metal::uint3, uint) thread {}
+  METAL_FUNC void settle(metal::uint3, uint, WeightsAt) thread {}
   // The ith eight rows, to PITCH floats from row to row.
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint) thread {

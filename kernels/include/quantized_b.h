@@ -90,8 +90,7 @@ struct QuantizedB {
       by[i] = Stored::template scales<WHOLE>(w, c, k);
     }
   }
-  template <class A>
-  METAL_FUNC void put(WeightsAt w, const threadgroup T*, threadgroup T* tile, uint tid) const thread {
+  METAL_FUNC void put(WeightsAt w, threadgroup T* tile, uint tid) const thread {
     threadgroup Factor* to = reinterpret_cast<threadgroup Factor*>(tile + Layout::SIZE);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)

@@ -76,8 +76,8 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
   }
 }
 
-// Begins to make sum, or add to it, the products of 32 of k: 64 lines in registers, 16 of a simdgroup as PTX says of wgmma's A, by 2 * COUNT of b. Until they
-// are through, left stays as it is.
+// Begins to make sum, or with ADDS to add to it, the products of 32 of k: 64 lines in registers, 16 of a simdgroup as PTX says of wgmma's A,
+// by 2 * COUNT of b. Until they are through, left stays as it is.
 template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b) {
   static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long y = described(b);
@@ -100,10 +100,7 @@ template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sum[i]) : : "memory");
 }
 #else
-template <class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
-  static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
-}
-template <bool ADDS, class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
+template <bool ADDS = false, class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
   static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
 }
 constexpr bool HAS_CLUSTERS = false;
