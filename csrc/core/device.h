@@ -15,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "../msl/runtime/abi.h"
 #include "dtype.h"
 #include "error.h"
 
@@ -78,6 +79,7 @@ class Buffer {
 using Size3 = std::array<uint32_t, 3>;
 
 constexpr uint32_t kMaxBuffers = 31;  // as in Metal
+constexpr uint32_t kMapsIndex = 8;
 
 // One buffer, or one dynamic piece of threadgroup memory, that a kernel takes.
 struct KernelArgument {
@@ -113,6 +115,10 @@ class Pipeline {
   bool writes(uint32_t index) const {
     auto is = [&](const KernelArgument& a) { return a.kind == KernelArgument::Kind::buffer && a.index == index && !a.is_const; };
     return std::any_of(arguments.begin(), arguments.end(), is);
+  }
+  // A matmul's kernel that wants an abi::TileMaps has it last.
+  bool takes_maps() const {
+    return !arguments.empty() && arguments.back().index == kMapsIndex && arguments.back().bytes == sizeof(abi::TileMaps);
   }
   // A module has what its compiler knew of the arguments: all but the names of types.
   void take_types(const std::vector<KernelArgument>& said);

@@ -49,7 +49,17 @@ MatmulSpec fuse(const std::vector<FusedPart>& parts, bool swiglu);
 void check_outs_apart(const std::vector<FusedPart>& parts);
 
 // Buffer indices of every matmul kernel.
-enum MatmulIndex : uint32_t { kIndexA, kIndexB, kIndexD, kIndexC, kIndexBias, kIndexParams, kIndexScales, kIndexBiases };
+enum MatmulIndex : uint32_t {
+  kIndexA,
+  kIndexB,
+  kIndexD,
+  kIndexC,
+  kIndexBias,
+  kIndexParams,
+  kIndexScales,
+  kIndexBiases,
+  kIndexMaps = kMapsIndex
+};
 
 inline Size3 matmul_grid(const Tiling& v, const MatmulSpec& s) {
   auto tiles = [](uint32_t size, uint32_t tile) { return tile ? (size - 1) / tile + 1 : 1; };
@@ -85,8 +95,11 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexD, &out.buffer, out.offset},           {kIndexC, &c.buffer, c.offset},
                                    {kIndexBias, &bias.buffer, bias.offset},      {kIndexScales, &scales.buffer, scales.offset},
                                    {kIndexBiases, &biases.buffer, biases.offset}};
-  const BytesBinding params = {kIndexParams, &plan.params, sizeof(plan.params)};
-  Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, &params, 1, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
+  abi::TileMaps maps{};  // device cuda makes them
+  maps.rows_of_a = v.bm, maps.rows_of_b = v.bn;
+  const BytesBinding bytes[] = {{kIndexParams, &plan.params, sizeof(plan.params)}, {kIndexMaps, &maps, sizeof(maps)}};
+  size_t bytes_count = pipeline->takes_maps() ? 2 : 1;
+  Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, bytes, bytes_count, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
   give_threadgroup_memory(d);
   return use(d);
 }

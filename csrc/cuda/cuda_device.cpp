@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "pipeline.h"
+#include "tile_maps.h"
 
 namespace metalmm::cuda {
 namespace {
@@ -218,13 +219,23 @@ void CudaDevice::launch_blas(const Dispatch& d, Stream stream, AddressOf&& addre
   pipeline.blas->launch(p, o, stream, workspace_->address());
 }
 
+// Of a matmul, which has A and B first, and its parameters.
+template <class AddressOf>
+void put_maps(const Dispatch& d, uint8_t* to, AddressOf&& address_of) {
+  MatmulParams p;
+  std::memcpy(&p, d.bytes[0].data, sizeof(p));
+  auto& maps = *reinterpret_cast<abi::TileMaps*>(to);
+  maps.rows_of_b *= static_cast<const CudaPipeline&>(**d.pipeline).table.cluster;  // each adds up a part of the tile's columns
+  make_maps(maps, p, d.buffer_count > kIndexScales, address_of(d.buffers[kIndexA]), address_of(d.buffers[kIndexB]));
+}
+
 template <class AddressOf, class Settle>
 std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vector<Temporary>& kept, Span next, const Order& order,
                                       AddressOf&& address_of, Settle&& settle) {
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
-  alignas(16) uint8_t block[4096];
+  alignas(kInlineAt) uint8_t block[4096];
   auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
   size_t shared = 0;
   std::vector<Bound> bound;
@@ -257,6 +268,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
       if (row.inlined) {
         std::memcpy(block + row.inlined, b.data, row.bytes);
         put_word(row, 0);
+        if (row.index == kIndexMaps && pipeline.takes_maps()) put_maps(d, block + row.inlined, address_of);
       } else {
         kept.emplace_back(pool_, std::max<size_t>(b.size, 1));
         if (b.size) home_->check(cu.copy_in(kept.back().address(), b.data, b.size, stream), "copying numbers to the GPU");
@@ -276,8 +288,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
     head->ahead_bytes = static_cast<uint32_t>(share);
     head->ahead_groups = static_cast<uint32_t>(std::min<uint64_t>(bytes / share, groups));
   }
-  size_t size = table.size;
-  void* extra[] = {reinterpret_cast<void*>(1), block, reinterpret_cast<void*>(2), &size, nullptr};
+  void* parameters[] = {block};  // where the kernel has it is the driver's to know: it stands on 64 bytes
   LaunchConfig config{};
   config.block[0] = d.threadgroup[0] * d.threadgroup[1] * d.threadgroup[2], config.block[1] = config.block[2] = 1;
   uint32_t of_masks = table.masks ? 4 * config.block[0] : 0;
@@ -303,7 +314,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
         config.grid[1] = std::min(kGridYZ, grid[1] - y);
         config.grid[2] = std::min(kGridYZ, grid[2] - z);
         if (pipeline.watched) pipeline.watched->allow(*home_, bound, of_masks, stream);
-        if (Result r = cu.launch(&config, pipeline.function, nullptr, extra))
+        if (Result r = cu.launch(&config, pipeline.function, parameters, nullptr))
           home_->check(r, ("launching kernel '" + pipeline.name + "'").c_str());
         if (!pipeline.watched) continue;
         settle();

@@ -34,6 +34,8 @@ constexpr int kFunctionMaxThreads = 0, kFunctionSharedBytes = 1, kFunctionLocalB
               kFunctionMaxDynamicSharedBytes = 8;
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 constexpr int kCaptureThreadLocal = 1;
+// CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+constexpr int kTileUint8 = 0, kTileUint16 = 1, kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3, kTilePromote256 = 3;
 // CU_LAUNCH_ATTRIBUTE_
 constexpr int kAttributeCluster = 4, kAttributeProgrammaticSerialization = 6;
 
@@ -93,7 +95,9 @@ struct LaunchConfig {
   X(event_record, cuEventRecord, (Event, Stream))                                            \
   X(event_query, cuEventQuery, (Event))                                                      \
   X(event_elapsed, cuEventElapsedTime, (float*, Event, Event))                               \
-  X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))
+  X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))               \
+  X(encode_tiles, cuTensorMapEncodeTiled,                                                    \
+    (void*, int, unsigned, Address, const uint64_t*, const uint64_t*, const unsigned*, const unsigned*, int, int, int, int))
 
 struct Driver {
 #define METALMM_DECLARE(name, symbol, parameters) Result(*name) parameters = nullptr;

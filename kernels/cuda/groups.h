@@ -111,9 +111,10 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
-    if (Step::SCALING != WITH_REST) {
-      multiply<Step, false>(0, 0, a, b, from, lane, w.low_byte);
-      multiply<Step, false>(1, 1, a, b, from, lane, w.low_byte);
+    if (Step::SCALING != WITH_REST) {  // all is read before products take threadgroup memory's time
+      Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);
+      multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
+      multiply<Step, false>(1, 1, second, a, b, from, lane, w.low_byte);
       return;
     }
     if (adds_64(w))
@@ -149,25 +150,41 @@ struct Products<T, TM, TN, TURNED> {
   float2 by[2];                 // of the lane's two columns
   const threadgroup T* before;  // the tile whose rest is to be added
 
+  // 16 columns by a block of 32 of k as they are stored, and their factors.
+  template <class Step>
+  struct Lines {
+    typename Step::B::Stood columns[2];
+    float2 by;
+    METAL_FUNC Lines(const threadgroup T* b, uint block, uint3 from, uint lane) {
+      columns[0] = Step::B::stood(b, 32 * block, from.y, 0, lane), columns[1] = Step::B::stood(b, 32 * block, from.y, 8, lane);
+      const threadgroup Factor* own = factors<Step>(b, block, from, lane);
+      by = float2(own[0].scale, own[8].scale);
+    }
+  };
   // Begins the step's ith 32 of k; ADDS: to what few has, by whose factors they are.
   template <class Step, bool ADDS>
-  METAL_FUNC void multiply(uint i, uint to, const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
-    const threadgroup Factor* own = factors<Step>(b, i, from, lane);
-    if (!ADDS) by[to] = float2(own[0].scale, own[8].scale);
-    take<typename Step::B>(left[i], b, i, from.y, lane, low);
+  METAL_FUNC void multiply(uint i, uint to, Lines<Step> x, const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane,
+                           uint low) thread {
+    if (!ADDS) by[to] = x.by;
+    // As wgmma has its left operand: by eight of k, two columns of each.
+    metal::uint4 first = Step::B::eight_columns(x.columns[0], b, 32 * i, from.y, 0, lane, low);
+    metal::uint4 second = Step::B::eight_columns(x.columns[1], b, 32 * i, from.y, 8, lane, low);
+    left[i][0] = metal::uint4(first.x, second.x, first.y, second.y);
+    left[i][1] = metal::uint4(first.z, second.z, first.w, second.w);
     metal::multiply_group<ADDS>(few[to], left[i], a + (from.x * Step::K + 32 * i));
   }
   // The rest of the step before, and all of this one's products: `few` is one, so that more threadgroups find registers.
   template <class Step, bool AT_ONCE>
   METAL_FUNC void add_all(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, uint low) thread {
     Step::B::template add_rows<typename Step::A, AT_ONCE>(a, b, from, lane);  // first: tensor cores keep the order
-    multiply<Step, false>(0, 0, a, b, from, lane, low);
-    if (AT_ONCE) multiply<Step, true>(1, 0, a, b, from, lane, low);
+    Lines<Step> lines(b, 0, from, lane), further(b, 1, from, lane);
+    multiply<Step, false>(0, 0, lines, a, b, from, lane, low);
+    if (AT_ONCE) multiply<Step, true>(1, 0, further, a, b, from, lane, low);
     if (before != nullptr) add_rest<Step>(AT_ONCE ? 1 : 2, from, lane);
     metal::wait_for_groups<0>();
     add_up(0);
     if (AT_ONCE) return;
-    multiply<Step, false>(1, 0, a, b, from, lane, low);
+    multiply<Step, false>(1, 0, further, a, b, from, lane, low);
     metal::wait_for_groups<0>();
     add_up(0);
   }
@@ -195,14 +212,6 @@ struct Products<T, TM, TN, TURNED> {
         for (uint i = 0; i < 8; i++) of[8 * j + i] = metal::fma(rest[i / 2 % 2], four[i / 4 * 2 + i % 2], of[8 * j + i]);
       }
     }
-  }
-  // 16 columns by the block's 32 of k, as wgmma has its left operand: by eight of k, two columns of each.
-  template <class B>
-  static METAL_FUNC void take(thread metal::uint4 (&left)[2], const threadgroup T* b, uint block, uint column, uint lane, uint low) {
-    metal::uint4 first = B::eight_columns(b, 32 * block, column, 0, lane, low);
-    metal::uint4 second = B::eight_columns(b, 32 * block, column, 8, lane, low);
-    left[0] = metal::uint4(first.x, second.x, first.y, second.y);
-    left[1] = metal::uint4(first.z, second.z, first.w, second.w);
   }
 };
 #endif

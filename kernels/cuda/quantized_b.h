@@ -6,11 +6,14 @@
 #include "groups.h"
 
 #ifdef __METALMM_CUDA__
-// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. Their order is
-// [32 of k][column][word]. Scales come by way of registers, one step ahead. Neighbouring threads load those of one column: each other
-// line of memory is another access.
-template <class T, class Storage, int BK, int BN, int TG>
-struct QuantizedB<T, Storage, BK, BN, TG, true> {
+// Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. What a column has stays
+// together, for each part of a line of memory is another access; columns are off the power of two by 16 bytes, so that those of eight have
+// other banks. Scales come by way of registers, one step ahead. Neighbouring threads load those of one column.
+//
+// SWIZZLED, columns are at powers of two, and their sixteen bytes change places, as copies.h brings them.
+template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
+struct StoredB {
+  typedef StoredB Self;
   typedef QuantizedTile<T, Storage, BK, BN, true> Stored;
   typedef typename Stored::Bits Bits;
   typedef typename Stored::By By;
@@ -20,27 +23,38 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     WORDS = Storage::BLOCK / 4,    // of a block
     ALONG = BK / 32,               // blocks of a column
     PIECES = ALONG * (WORDS / 4),  // of a column: 16 bytes each
+    LENGTH = ALONG * WORDS,        // of a column, words
+    PITCH = LENGTH + (SWIZZLED ? 0 : 4),
     EACH = (PIECES * BN + TG - 1) / TG,
     BLOCKS = ALONG * BN,
     BLOCKS_EACH = (BLOCKS + TG - 1) / TG,
-    OF_FACTORS = BLOCKS * WORDS,  // words
+    OF_FACTORS = BN * PITCH,  // words
     OF_ZEROS = OF_FACTORS + Stored::FACTORS * (sizeof(Factor) / 4),
     OF_HIGH = OF_ZEROS + HAS_BIAS * Stored::FACTORS,
     BYTES = 4 * (OF_HIGH + (Pack::HIGH > 0) * Stored::FACTORS)
   };
   const device uchar* next[EACH];
-  uint place;  // the first piece's in the tile
+  uint place, place_of_factor;  // the first piece's in the tile, and the first factor's
   Cursor factor[BLOCKS_EACH];
   By by[BLOCKS_EACH];
 
+  // Where the tile has that word of the column.
+  static METAL_FUNC uint at(uint column, uint word) {
+    uint key = !SWIZZLED ? 0 : LENGTH == 16 ? column / 2 % 4 : column / 4 % 2;
+    return column * PITCH + ((word / 4 ^ key) * 4 + word % 4);
+  }
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
+    static_assert(!SWIZZLED || LENGTH == 16 || LENGTH == 8, "columns of 64 bytes or 32");
     static_assert(TG % PIECES == 0, "a thread's pieces are the same of their columns");
     uint at = tid % PIECES * 4;
-    place = metal::kept((at / WORDS * BN + tid / PIECES) * WORDS + at % WORDS);
+    place = metal::kept(Self::at(tid / PIECES, at));
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)
-      next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + at / WORDS * 32).values + at % WORDS * 4;
+      next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + at / WORDS * 32).values + at % WORDS * 4 -
+                Storage::bytes_along(w, ALONG);
+    place_of_factor = tid % ALONG * (Pack::HALVES * BN) + tid / ALONG;
+    if (SWIZZLED) place_of_factor = metal::kept(place_of_factor);
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG, k_i = k + i % ALONG * 32;
@@ -52,15 +66,14 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   METAL_FUNC void load(WeightsAt w, uint k0, uint col0, threadgroup T* tile, uint tid) thread {
     threadgroup uint* words = reinterpret_cast<threadgroup uint*>(tile);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < (WHOLE ? EACH : 0); i++) {
-      if (PIECES * BN % TG != 0 && tid + i * TG >= PIECES * BN) continue;
-      metal::copy_later(words + (place + i * (TG / PIECES * WORDS)), next[i]);
-      next[i] += Storage::bytes_along(w, ALONG);
-    }
+    for (uint i = 0; i < (WHOLE ? EACH : 0); i++) next[i] += Storage::bytes_along(w, ALONG);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < (WHOLE ? EACH : 0); i++)
+      if (PIECES * BN % TG == 0 || tid + i * TG < PIECES * BN) metal::copy_later(words + (place + i * (TG / PIECES * PITCH)), next[i]);
     for (uint eight = tid; eight < (WHOLE ? 0 : Stored::EIGHTS); eight += TG) {
       uint column = eight / Stored::ACROSS, along = eight % Stored::ACROSS, k = k0 + along * 8;
       Bits y = Stored::some(w, Stored::at(w, col0 + column, k), k);
-      threadgroup uint* to = words + (along / 4 * BN + column) * WORDS + along % 4 * Bits::WORDS;
+      threadgroup uint* to = words + Self::at(column, along / 4 * WORDS + along % 4 * Bits::WORDS);
       to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
     }
   }
@@ -84,8 +97,9 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
       Terms<Pack::ID> terms = Terms<Pack::ID>::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
-        uint at = (i % ALONG * Pack::HALVES + h) * BN + i / ALONG;
-        reinterpret_cast<threadgroup Factor*>(words + OF_FACTORS)[at] = terms.factor[h];
+        uint at = place_of_factor + h * BN + j * (TG / ALONG);
+        Factor both = terms.factor[h];
+        reinterpret_cast<threadgroup float2*>(words + OF_FACTORS)[at] = float2(both.scale, both.rest);
         if (HAS_BIAS) words[OF_ZEROS + at] = as_type<uint>(terms.offset[h]);
         if (Pack::HIGH > 0) words[OF_HIGH + at] = terms.high(2 * h);
       }
@@ -94,11 +108,25 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* tile) {
     return reinterpret_cast<const threadgroup Factor*>(reinterpret_cast<const threadgroup uint*>(tile) + OF_FACTORS);
   }
-  // As lanes hold B: eight columns by 32 of k, two products' worth. Of each eight of k a lane has two neighbours.
-  static METAL_FUNC metal::uint4 eight_columns(const threadgroup T* tile, uint k, uint from, uint beyond, uint lane, uint low) {
+  // As they are stored, for eight columns by 32 of k: of column lane / 4 of these, sixteen bytes or two times.
+  struct Stood {
+    metal::uint4 bits[WORDS / 4];
+  };
+  static METAL_FUNC Stood stood(const threadgroup T* tile, uint k, uint from, uint beyond, uint lane) {
     const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
-    uint column = from + lane / 4, further = k / 32 * BN + beyond;
-    const threadgroup metal::uint4* bits = reinterpret_cast<const threadgroup metal::uint4*>(words + column * WORDS + further * WORDS);
+    Stood x;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < WORDS / 4; i++)  // of column + beyond keys are alike
+      x.bits[i] = *reinterpret_cast<const threadgroup metal::uint4*>(words + at(from + lane / 4, k / 32 * WORDS + 4 * i) + beyond * PITCH);
+    return x;
+  }
+  static METAL_FUNC metal::uint4 eight_columns(const threadgroup T* tile, uint k, uint from, uint beyond, uint lane, uint low) {
+    return eight_columns(stood(tile, k, from, beyond, lane), tile, k, from, beyond, lane, low);
+  }
+  // As lanes hold B: eight columns by 32 of k, two products' worth. Of each eight of k a lane has two neighbours.
+  static METAL_FUNC metal::uint4 eight_columns(Stood x, const threadgroup T* tile, uint k, uint from, uint beyond, uint lane, uint low) {
+    const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
+    uint column = from + lane / 4;
     metal::half2 zero[Pack::HALVES];
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++)
@@ -107,11 +135,11 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
     uint high[Pack::HALVES];
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Pack::HALVES; h++) high[h] = Pack::HIGH > 0 ? (words + OF_HIGH + column)[(k / Stored::EACH + h) * BN + beyond] : 0;
-    metal::uint4 x[2] = {bits[0], bits[WORDS / 4 - 1]};
     metal::uint4 y;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) {
-      uint first = Pack::BITS == 8 ? x[i / 2][i % 2 * 2] : x[0][i], second = Pack::BITS == 8 ? x[i / 2][i % 2 * 2 + 1] : first;
+      uint first = Pack::BITS == 8 ? x.bits[i / 2][i % 2 * 2] : x.bits[0][i],
+           second = Pack::BITS == 8 ? x.bits[i / 2][i % 2 * 2 + 1] : first;
       uint own = metal::pick_bytes(first, second, which(lane));
       uint half_index = i / 2 % Pack::HALVES, more = 0;
       if (Pack::HIGH > 0)
@@ -138,12 +166,18 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> {
   }
 };
 
-// The same with the sums of A's rows over each 32 of k, or over 64, of weights with a bias. A lane's rows, two of each eight, are
+template <class T, class Storage, int BK, int BN, int TG>
+struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG, false> {};
+
+// Those of wgmma, with the sums of A's rows over each 32 of k, or over 64, of weights with a bias. A lane's rows, two of each eight, are
 // neighbours.
 template <class T, class Storage, class S>
-struct TurnedB : QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> {
-  typedef QuantizedB<T, Storage, S::BK, S::BN, S::TG, true> Base;
+struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
+  typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;
   enum : uint {
+    IN_ROWS = !Storage::IS_CANONICAL,
+    BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // copies.h
+    IN_A_BYTE = Base::Pack::PER_BYTE,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,

@@ -19,17 +19,17 @@ struct DenseTile {
   }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Weights<T, DENSE, false>::one(w, column, k); }
 };
-template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT, bool ROOM = false>
+template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>
 struct DenseB {
   typedef DenseTile<T, BN, TB> Stored;
   typedef Tile<BK, BN, TB, STRAIGHT> Layout;
-  enum : uint { BYTES = Layout::SIZE * sizeof(T) };
-  TileLoads<T, Layout, TG, ROOM> brought;
+  enum : uint { BYTES = Layout::SIZE * sizeof(T), IN_ROWS = TB, BYTES_COPIED = BYTES, IN_A_BYTE = 1 };  // of copies.h
+  TileLoads<T, Layout, TG> brought;
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
-    brought.template begin<WHOLE>(reinterpret_cast<const device T*>(w.values), w.ldb, TB ? uint2(k, col0) : uint2(col0, k), TB ? w.n : w.k,
-                                  tid);
+    uint2 from = {k, col0};
+    brought.template begin<WHOLE>(reinterpret_cast<const device T*>(w.values), w.ldb, TB ? from : from.yx, TB ? w.n : w.k, tid);
   }
   template <bool WHOLE>
   METAL_FUNC void load(WeightsAt w, uint k, uint col0, threadgroup T* tile, uint tid) thread {

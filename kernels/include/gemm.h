@@ -3,12 +3,14 @@
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 
+#include "../cuda/copies.h"
 #include "../cuda/products.h"
 #include "dense_b.h"
 #include "next.h"
 #include "products.h"
 #include "quantized_b.h"
 #include "results.h"
+#include "step_loads.h"
 #include "weights.h"
 
 // BM x BN outputs of a threadgroup, BK of k at a time; WM x WN simdgroups for each of WK parts of these k.
@@ -50,32 +52,6 @@ struct SumsOf {
   typedef Products<T, S::TM, S::TN, S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
 };
 
-// Threadgroup memory: tiles, then results.
-template <class T, class A, class B, class S>
-struct Memory {
-  enum : uint {
-    OF_B = A::SIZE * sizeof(T),  // bytes
-    TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
-    MOST = TileCopies<A::SWIZZLED>::MOST_STAGES,
-    ROOM = (A::SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
-    STAGES = S::STAGES > 0 ? S::STAGES
-    : ROOM == 0            ? 1
-    : ROOM < MOST          ? ROOM
-                           : MOST,
-    IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
-    AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
-    METALMM_CLUSTER = S::SPLIT,
-    ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
-    RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
-    BYTES = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS
-  };
-  static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
-  float4 all[BYTES / 16];
-
-  METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
-  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
-};
-
 // Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first,
 // then those of the next column. So threadgroups that run together share A's and B's lines in the cache.
 template <class S>
@@ -87,72 +63,49 @@ METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
   return {at / high, 16 * band + at % high};
 }
 
-// What a thread loads for one step.
-template <bool TA, bool WHOLE, class S, class B, class T>
-struct StepLoads {
-  typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
-  typedef Memory<T, A, B, S> Sizes;
-  TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
-  B of_b;
-
-  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k) thread {
-    of_a.template begin<WHOLE>(task.a, p.lda, TA ? metal::uint2(task.row0, k) : metal::uint2(k, task.row0), TA ? p.k : p.m, task.index());
-    of_b.template begin<WHOLE>(task.w, k, task.col0, task.index());
-  }
-  METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
-    metal::uint2 left = {p.k - k, p.m - task.row0};
-    of_a.template load<WHOLE>(TA ? left.yx : left, S::BK * (TA ? p.lda : 1), memory.tile_a(stage), task.index());
-    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), task.index());
-  }
-  METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
-    of_a.put(memory.tile_a(stage), task.index());
-    of_b.put(task.w, memory.tile_b(stage), task.index());
-  }
-};
-
 // From k to `end`; WHOLE: all of it is.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
                           threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
-  typedef typename StepLoads<TA, WHOLE, S, B, T>::A A;
-  typedef typename StepLoads<TA, WHOLE, S, B, T>::Sizes Sizes;
-  typedef TileCopies<A::SWIZZLED> Copies;
-  typedef TileStep<A, B, S::BK / S::WK> Each;
+  typedef StepLoads<TA, WHOLE, S, B, T> Loads;
+  typedef typename Loads::Sizes Sizes;
+  typedef TileCopies<Loads::A::SWIZZLED> Copies;
+  typedef TileStep<typename Loads::A, B, S::BK / S::WK> Each;
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
   metal::uint3 from = S::first(task.me.simdgroup);
-  StepLoads<TA, WHOLE, S, B, T> loads;
-  loads.begin(task, p, k);
+  uint lane = task.me.lane;
+  if (S::GROUPED) from.y = Copies::kept(from.y), lane = Copies::kept(lane);
+  Loads loads;
+  loads.begin(task, p, k, memory);
 #pragma clang loop unroll(full)
   for (uint d = 0; d < AHEAD; d++) {
     if (k + d * BK < end) loads.load(task, p, k + d * BK, memory, d % STAGES);
-    Copies::close();
+    loads.close();
   }
   if (k < end) loads.of_b.put_factors(memory.tile_b(0), task.index());
   if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
   for (uint stage = 0; k < end; k += BK) {
-    Copies::template wait<AHEAD>();
-    // Order: what this step still lacks is stored; products begin; the next step's factors are stored; those of the step after it and the
+    // Order: what this step still lacks comes; products begin; the next step's factors are stored; those of the step after it and the
     // tiles of the step that is AHEAD are asked for; products end.
-    loads.put(task, memory, stage);
-    if (S::GROUPED) Copies::show();
+    loads.wait(task, memory, stage);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.me.lane, task.w);
+    sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
     uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES, next = stage + 1 == STAGES ? 0 : stage + 1;
     if (k + BK < end) loads.of_b.put_factors(memory.tile_b(next), task.index());
     if (k + 2 * BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + 2 * BK, task.index());
     if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
-    Copies::close();
-    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, task.me.lane, task.w);
+    loads.close();
+    sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, lane, task.w);
     if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     stage = next;
   }
-  sums.template settle<Each>(from, task.me.lane, task.w);
+  sums.template settle<Each>(from, lane, task.w);
   metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 }
 
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
-                         threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory) {
+                         threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory, constant void* maps = nullptr) {
   typedef Cluster<S::SPLIT> Own;
   constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D, WIDTH = 8 * TN / (Own::IS_MANY ? S::SPLIT : 1);  // of what it stores
   typedef typename StepLoads<TA, true, S, B, T>::Sizes Sizes;
@@ -160,14 +113,14 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   if (!Own::IS_MANY && rank > 0) return;
   metal::uint2 tile = tile_of<S>(p, group);
   uint batch = group.z, row0 = tile.y * S::BM, col0 = tile.x * S::BN, lane = me.lane, simdgroup = me.simdgroup;
-  Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}};
-  if (B::Stored::SCALING != PLAIN) {
+  Task<T> task = {a + batch * p.stride_a, w, row0, col0, me, {0, 0}, batch, maps};
+  if (B::Stored::SCALING != PLAIN && !S::GROUPED) {
     task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
   typename SumsOf<T, S>::Type sums;
   sums.clear();
-  bool whole = a_in_vectors(p, 8) && (!TA || row0 + S::BM <= p.m) && B::Stored::is_whole(p, col0);
+  bool whole = StepLoads<TA, true, S, B, T>::is_whole(task, p);
   if (Own::IS_MANY) {
     uint each = ((p.k - 1) / (S::BK * S::SPLIT) + 1) * S::BK;
     begin = metal::min(rank * each, p.k), last = metal::min(begin + each, p.k);

@@ -16,6 +16,8 @@ struct Task {
   uint row0, col0;  // of the tile: its first row and column
   Thread me;
   Place place;
+  uint batch;
+  constant void* maps;  // of ../cuda/copies.h
 
   METAL_FUNC uint index() const thread { return me.simdgroup * 32 + me.lane; }
 };

@@ -19,6 +19,21 @@ constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
 constexpr u32 kMaxPayload = 64;  // bytes a lane may bring to a simdgroup operation
 constexpr u32 kNoLane = ~0u;
 
+// What a copy of part of a matrix goes by, as NVIDIA's driver writes it; as the fake of that driver does; and those of a matmul's A and B,
+// which may not be there. rows: of a copy.
+struct alignas(64) TileMap {
+  u64 words[16];
+};
+struct FakeTileMap {
+  const u8* data;
+  u64 pitch[2], size[3];
+  u32 box[2], bytes;
+};
+struct TileMaps {
+  TileMap a, b;
+  u32 there, rows_of_a, rows_of_b;
+};
+
 // Where in the .metal file a lane waits.
 struct Site {
   const char* file;

@@ -177,6 +177,26 @@ METALMM_INLINE void close_copies() {}
 METALMM_INLINE void show_group() {}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
+// As cuda/group.h says, at once. The fake of NVIDIA's driver has written what a map says: tests/fakes/fake_cuda.
+constexpr bool HAS_TILES = true;
+METALMM_INLINE void begin_ready(ulong* ready) { *ready = 0; }
+METALMM_INLINE void expect_tiles(ulong* ready, uint bytes) {
+  if (*ready != 0) __builtin_trap();
+  *ready = bytes;
+}
+METALMM_ONCE void copy_tile(void* to, const abi::TileMap& map, uint x, uint y, uint z, ulong* ready) {
+  const auto& of = reinterpret_cast<const abi::FakeTileMap&>(map);
+  uint each = of.bytes, line = of.box[0] * each;
+  for (uint row = 0; row < of.box[1]; row++)
+    for (uint i = 0; i < line; i++) {
+      ulong at = reinterpret_cast<ulong>(to) + row * line + i;
+      bool there = x + i / each < of.size[0] && y + row < of.size[1] && z < of.size[2];
+      ulong from = (x + i / each) * ulong(each) + i % each + (y + row) * of.pitch[0] + z * of.pitch[1];
+      *reinterpret_cast<unsigned char*>(at ^ (at >> 7 & (line / 16 - 1)) << 4) = there ? of.data[from] : 0;
+    }
+  *ready -= of.box[1] * line;
+}
+METALMM_INLINE void wait_for_tiles(ulong*, uint) {}
 constexpr bool HAS_CLUSTERS = false;
 METALMM_INLINE void meet_cluster() {}
 METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }

@@ -191,6 +191,33 @@ FAKE_EXPORT Result cuMemAlloc_v2(Address* out, size_t size) {
   return 0;
 }
 
+// As the CPU's runtime reads it (csrc/msl/runtime/matrix.h): where the matrix is in this process's memory.
+FAKE_EXPORT Result cuTensorMapEncodeTiled(void* map, int type, unsigned rank, Address address, const uint64_t* sizes,
+                                          const uint64_t* pitches, const unsigned* box, const unsigned* steps, int interleave, int swizzle,
+                                          int promote, int fill) {
+  FAKE_CALL("encode_tiles");
+  unsigned bytes = type == kTileUint8 ? 1 : type == kTileUint16 ? 2 : 0, line = box[0] * bytes;
+  bool known = bytes && rank == 3 && !interleave && !fill && promote == kTilePromote256 && steps[0] == 1 && steps[1] == 1 && steps[2] == 1;
+  known &= line == (16u << swizzle) && swizzle >= kSwizzle32 && swizzle <= kSwizzle128 && box[1] >= 1 && box[1] <= 256 && box[2] == 1;
+  if (!known || reinterpret_cast<uintptr_t>(map) % 64)
+    return call.wrong(kInvalidValue, "size", "a map that the fake does not know, or not at 64 bytes");
+  if (settings.capability < 90) return kNotSupported;
+  uint64_t end = sizes[0] * bytes;
+  for (unsigned i = 0; i < 3; i++)
+    if (!sizes[i] || sizes[i] > uint64_t{1} << 32) return call.wrong(kInvalidValue, "size", "a map of " + number(sizes[i]));
+  for (unsigned i = 0; i < 2; i++) {
+    if (!pitches[i] || pitches[i] % 16 || pitches[i] >> 40) return call.wrong(kInvalidValue, "size", "a pitch of " + number(pitches[i]));
+    end += (sizes[i + 1] - 1) * pitches[i];
+  }
+  auto memory = memory_at(address, end);
+  if (address % 16 || !memory)
+    return call.wrong(kInvalidValue, "size", "a map of " + number(end) + " bytes at " + hex(address) + ", not in live memory");
+  metalmm::abi::FakeTileMap own = {
+      memory->host + (address - memory->address), {pitches[0], pitches[1]}, {sizes[0], sizes[1], sizes[2]}, {box[0], box[1]}, bytes};
+  std::memcpy(map, &own, sizeof(own));
+  return 0;
+}
+
 FAKE_EXPORT Result cuMemFree_v2(Address address) {
   FAKE_CALL("free", true, true);
   auto it = world.memory.find(address);

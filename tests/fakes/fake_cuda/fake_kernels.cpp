@@ -53,12 +53,12 @@ KernelTable table_of(const metalmm::abi::KernelInfo& info, const uint8_t* number
            static_cast<uint32_t>(sizeof(LaunchHead) + 8 * i),
            0,
            0};
-    if (arg.kind != ArgKind::buffer || !numbers[i] || inlined + arg.bytes + 16 > kMaxInline) continue;
-    at = (at + 15) / 16 * 16;
+    if (arg.kind != ArgKind::buffer || !numbers[i] || inlined + arg.bytes + kInlineAt > kMaxInline) continue;
+    at = (at + kInlineAt - 1) / kInlineAt * kInlineAt;
     row.inlined = at;
     row.only_inlined = only_inlined;
     at += arg.bytes;
-    inlined += (arg.bytes + 15) / 16 * 16;
+    inlined += (arg.bytes + kInlineAt - 1) / kInlineAt * kInlineAt;
   }
   table.size = (at + 15) / 16 * 16;
   return table;
@@ -126,7 +126,7 @@ struct Launch {
   size_t shared;
   std::vector<uint8_t*> buffers;
   uint32_t offsets[64] = {};
-  alignas(16) uint8_t block[4096];
+  alignas(kInlineAt) uint8_t block[4096];
 
   Result run() {
     Result injected = 0, refused = 0;
@@ -326,14 +326,6 @@ FAKE_EXPORT Result cuFuncSetAttribute(Function f, int which, int value) {
   return 0;
 }
 
-// The block that `extra` names, and its size; null: a rule is broken.
-static const uint8_t* block_of(Call& call, void** params, void** extra, size_t* size) {
-  if (params || !extra || extra[0] != reinterpret_cast<void*>(1) || extra[2] != reinterpret_cast<void*>(2) || extra[4])
-    return call.wrong(kInvalidValue, "launch", "arguments otherwise than as one block, in `extra`"), nullptr;
-  *size = *static_cast<size_t*>(extra[3]);
-  return static_cast<const uint8_t*>(extra[1]);
-}
-
 FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void** params, void** extra) {
   Call call("launch");
   if (call.result) return call.result;
@@ -356,13 +348,9 @@ FAKE_EXPORT Result cuLaunchKernelEx(const LaunchConfig* config, Function f, void
   auto launch = std::make_shared<Launch>();
   launch->module = function->module.lock();
   const KernelTable& table = launch->module->table;
-  size_t size = 0;
-  const uint8_t* block = block_of(call, params, extra, &size);
-  if (!block) return call.result;
-  if (size != table.size)
-    return call.wrong(kInvalidValue, "launch", "a block of " + number(size) + " bytes; the kernel takes " + number(table.size));
-  std::memcpy(launch->block, block, size);
-  std::memcpy(&launch->head, block, sizeof(LaunchHead));
+  if (!params || !params[0] || extra) return call.wrong(kInvalidValue, "launch", "arguments otherwise than as one block, in `params`");
+  std::memcpy(launch->block, params[0], table.size);
+  std::memcpy(&launch->head, params[0], sizeof(LaunchHead));
   std::copy(config->grid, config->grid + 3, launch->grid);
   launch->shared = config->shared_bytes;
   if (std::string wrong = wrong_shape(*config, launch->head, table); !wrong.empty()) return call.wrong(kInvalidValue, "launch", wrong);

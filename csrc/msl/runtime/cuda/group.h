@@ -7,6 +7,33 @@ namespace metalmm::msl::library {
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Copies of a box of a matrix, which one thread asks for: zeros beyond the matrix. Who reads them waits at a `ready`, which begin_ready
+// makes, and show_group shows. At each turn, 0 and 1 by turns, two threads say how many bytes will come: expect_tiles.
+#ifdef METALMM_WATCHED
+constexpr bool HAS_TILES = false;  // python/metalmm/ptx.py knows no such copy
+#else
+constexpr bool HAS_TILES = true;
+#endif
+METALMM_INLINE uint shared_address(const void* p) { return static_cast<uint>(__cvta_generic_to_shared(p)); }
+METALMM_INLINE void begin_ready(ulong* ready) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" : : "r"(shared_address(ready)) : "memory");
+}
+METALMM_INLINE void expect_tiles(ulong* ready, uint bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(shared_address(ready)), "r"(bytes) : "memory");
+}
+METALMM_INLINE void copy_tile(void* to, const abi::TileMap& map, uint x, uint y, uint z, ulong* ready) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+               :
+               : "r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(ready))
+               : "memory");
+}
+METALMM_INLINE void wait_for_tiles(ulong* ready, uint turn) {
+  asm volatile("{ .reg .pred there; again: mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1; @!there bra again; }"
+               :
+               : "r"(shared_address(ready)), "r"(turn)
+               : "memory");
+}
+
 // A cluster: threadgroups that read each other's threadgroup memory. KernelTable says how many along x.
 constexpr bool HAS_CLUSTERS = true;
 // All threads of its threadgroups; what they stored to threadgroup memory is seen.
@@ -103,6 +130,11 @@ template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
 template <bool ADDS = false, class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
   static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
 }
+constexpr bool HAS_TILES = false;
+METALMM_INLINE void begin_ready(ulong*) {}
+METALMM_INLINE void expect_tiles(ulong*, uint) {}
+METALMM_INLINE void copy_tile(void*, const abi::TileMap&, uint, uint, uint, ulong*) {}
+METALMM_INLINE void wait_for_tiles(ulong*, uint) {}
 constexpr bool HAS_CLUSTERS = false;
 METALMM_INLINE void meet_cluster() {}
 METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }

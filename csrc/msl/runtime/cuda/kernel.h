@@ -160,11 +160,12 @@ struct Signature<void (*)(P...)> {
       row.is_const = is_const[i];
       row.bytes = S[i].kind == ArgKind::threadgroup ? own[i] : bytes[i];
       row.word = sizeof(LaunchHead) + 8 * i;
-      if (device && number[i] && inlined + bytes[i] + 16 <= cuda::kMaxInline) {
-        at = (at + 15) / 16 * 16;
+      constexpr u32 each = cuda::kInlineAt;
+      if (device && number[i] && inlined + bytes[i] + each <= cuda::kMaxInline) {
+        at = (at + each - 1) / each * each;
         row.inlined = at;
         at += bytes[i];
-        inlined += (bytes[i] + 15) / 16 * 16;
+        inlined += (bytes[i] + each - 1) / each * each;
 #ifdef METALMM_MATMUL  // whose parameters are never a buffer
         row.only_inlined = 1;
 #endif
@@ -198,6 +199,16 @@ METALMM_INLINE void begin_launch(const LaunchHead& head) {
   if (waits_first) asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+// A copy waits for its map, the first time for long: it is asked for before the launch waits.
+template <class P>
+METALMM_INLINE void ask_for_maps(const cuda::ArgumentRow&, const u8*) {}
+#if __CUDA_ARCH__ >= 900 && !defined METALMM_WATCHED
+template <>
+METALMM_INLINE void ask_for_maps<const abi::TileMaps&>(const cuda::ArgumentRow& row, const u8* block) {
+  auto& maps = *reinterpret_cast<const abi::TileMaps*>(block + row.inlined);
+  if (threadIdx.x == 0 && maps.there) asm volatile("prefetch.tensormap [%0]; prefetch.tensormap [%1];" ::"l"(&maps.a), "l"(&maps.b));
+}
+#endif
 METALMM_INLINE void end_launch(const LaunchHead& head) {
 #if __CUDA_ARCH__ >= 900
   if (head.beside) asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -205,7 +216,7 @@ METALMM_INLINE void end_launch(const LaunchHead& head) {
 }
 
 template <u32 Size>
-struct alignas(16) Block {
+struct alignas(cuda::kInlineAt) Block {
   u8 bytes[Size];
 };
 
@@ -219,8 +230,13 @@ struct Entry<Fn, S, T, void (*)(P...)> {
                   "an argument with a buffer or threadgroup index is a pointer or a reference, and a position is neither");
     Fn(Fetched<P>::get(S[I], T->rows[I], block, place)...);
   }
+  template <int... I>
+  static METALMM_INLINE void ask([[maybe_unused]] const u8* block, Indices<I...>) {
+    (ask_for_maps<P>(T->rows[I], block), ...);
+  }
   static METALMM_INLINE void run(const u8* block) {
     const LaunchHead& head = *reinterpret_cast<const LaunchHead*>(block);
+    ask(block, typename MakeIndices<sizeof...(P)>::type{});
     begin_launch(head);
     Place place = place_of(head);
     bool runs = !counts_threads(head) || place.lane < place.threads;

@@ -1,0 +1,48 @@
+// Whole tiles by copies that the GPU makes itself (compute capability 9.0): a thread asks for them, all lines of a tile at once. To
+// threadgroup memory they come swizzled, as Tile and StoredB have them. Threads wait for a stage at its `ready`, whose turns are 0 and 1.
+#pragma once
+#include "../include/step_loads.h"
+
+#ifdef __METALMM_CUDA__
+template <class S, class B, class T>
+struct StepLoads<false, true, S, B, T, true> {
+  typedef Tile<S::BM, S::BK, false, true> A;
+  typedef Memory<T, A, B, S> Sizes;
+  enum : uint { STAGES = Sizes::STAGES, SIMDGROUPS = S::TG / 32 };
+  B of_b;  // its factors
+  uint turn;
+
+  static METAL_FUNC constant metal::TileMaps& maps(thread const Task<T>& task) {
+    return *reinterpret_cast<constant metal::TileMaps*>(task.maps);
+  }
+  static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
+  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
+    turn = 0;
+    of_b.template begin<true>(task.w, k, task.col0, task.index());
+    if (task.index() == 0) {
+#pragma clang loop unroll(full)
+      for (uint stage = 0; stage < STAGES; stage++) metal::begin_ready(memory.ready(stage));
+      metal::show_group();
+    }
+    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  }
+  // Simdgroups take turns, for a copy takes its thread a while.
+  METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
+    constant metal::TileMaps& of = maps(task);
+    threadgroup ulong* ready = memory.ready(stage);
+    if (task.index() == stage % SIMDGROUPS * 32) {
+      metal::expect_tiles(ready, Sizes::OF_B);
+      metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, p.stride_a > 0 ? task.batch : 0, ready);
+    }
+    if (task.index() == (stage + SIMDGROUPS / 2) % SIMDGROUPS * 32) {
+      metal::expect_tiles(ready, B::BYTES_COPIED);
+      metal::copy_tile(memory.tile_b(stage), of.b, k / B::IN_A_BYTE, task.col0, p.stride_b > 0 ? task.batch : 0, ready);
+    }
+  }
+  METAL_FUNC void close() thread {}
+  METAL_FUNC void wait(thread const Task<T>&, threadgroup Sizes& memory, uint stage) thread {
+    metal::wait_for_tiles(memory.ready(stage), turn);
+    if (stage + 1 == STAGES) turn ^= 1;
+  }
+};
+#endif

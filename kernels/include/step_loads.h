@@ -1,0 +1,87 @@
+// What of A and B comes to threadgroup memory for a step of a GEMM.
+#pragma once
+#include <metal_stdlib>
+
+#include "params.h"
+#include "products.h"
+#include "results.h"
+#include "tile.h"
+
+// Threadgroup memory: tiles, then results.
+template <class T, class A, class B, class S>
+struct Memory {
+  enum : uint {
+    OF_B = A::SIZE * sizeof(T),  // bytes
+    TILES = S::GROUPED ? (OF_B + B::BYTES + 1023) / 1024 * 1024 : OF_B + B::BYTES,
+    MOST = TileCopies<A::SWIZZLED>::MOST_STAGES,
+    ROOM = (A::SWIZZLED ? 48 * 1024 : 32 * 1024) / TILES,
+    STAGES = S::STAGES > 0 ? S::STAGES
+    : ROOM == 0            ? 1
+    : ROOM < MOST          ? ROOM
+                           : MOST,
+    IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
+    AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
+    METALMM_CLUSTER = S::SPLIT,
+    ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
+    RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
+    OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
+    BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
+  };
+  static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
+  float4 all[BYTES / 16];
+
+  METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
+  METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
+  // Where it is counted which tiles have come: ../cuda/copies.h.
+  METAL_FUNC threadgroup ulong* ready(uint stage) threadgroup { return reinterpret_cast<threadgroup ulong*>(all + OF_READY / 16) + stage; }
+};
+
+// Whether whole tiles come by copies of ../cuda/copies.h: of a matrix's rows as they are. Not dense ones of a cluster: it has few steps,
+// and would wait for its maps (docs/lab/cuda.md).
+template <class S, class B, bool GROUPED = (S::GROUPED > 0)>
+struct ByMaps {
+  enum { VALUE = 0 };
+};
+#ifdef __METALMM_CUDA__
+template <class S, class B>
+struct ByMaps<S, B, true> {
+  enum { VALUE = metal::HAS_TILES && B::IN_ROWS && (S::SPLIT == 1 || B::Stored::SCALING != PLAIN) };
+};
+#endif
+
+// What a thread loads for one step.
+template <bool TA, bool WHOLE, class S, class B, class T, bool BY_MAPS = WHOLE && ByMaps<S, B>::VALUE>
+struct StepLoads {
+  typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
+  typedef Memory<T, A, B, S> Sizes;
+  typedef TileCopies<A::SWIZZLED> Copies;
+  TileLoads<T, A, S::TG> of_a;
+  B of_b;
+
+  static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams& p) {
+    return a_in_vectors(p, 8) && (!TA || task.row0 + S::BM <= p.m) && B::Stored::is_whole(p, task.col0);
+  }
+  METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes&) thread {
+    metal::uint2 from = {k, task.row0};
+    of_a.template begin<WHOLE>(task.a, p.lda, TA ? from.yx : from, TA ? p.k : p.m, task.index());
+    of_b.template begin<WHOLE>(task.w, k, task.col0, task.index());
+  }
+  METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
+    metal::uint2 left = {p.k - k, p.m - task.row0};
+    of_a.template load<WHOLE>(TA ? left.yx : left, S::BK * (TA ? p.lda : 1), memory.tile_a(stage), task.index());
+    of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), task.index());
+  }
+  METAL_FUNC void close() thread { Copies::close(); }
+  // Until the stage's tiles are there; after a barrier they are there for all.
+  METAL_FUNC void wait(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) thread {
+    Copies::template wait<Sizes::AHEAD>();
+    put(task, memory, stage);
+    if (S::GROUPED) Copies::show();
+  }
+
+ private:
+  METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
+    of_a.put(memory.tile_a(stage), task.index());
+    of_b.put(task.w, memory.tile_b(stage), task.index());
+  }
+};

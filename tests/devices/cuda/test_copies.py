@@ -1,0 +1,90 @@
+"""Tiles that the GPU's copies bring, kernels/cuda/copies.h: what a copy's map says of A and B is made at each launch (csrc/cuda/tile_maps.cpp)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import metalmm
+import numpy as np
+import pytest
+from support.here import DEVICE
+from support.operands import DTYPES
+
+pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="of device cuda")
+
+
+@pytest.fixture(scope="module")
+def gpu(device: metalmm.Device) -> metalmm.Device:
+    if "wgmma" in device.lacking:
+        pytest.skip("such copies are of compute capability 9.0")
+    return device
+
+
+def operand(seed: int, *shape: int, dtype: str = "float16") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[dtype])
+
+
+def computes(gpu: metalmm.Device, point: str, a: Any, b: Any, **options: Any) -> None:
+    found = np.asarray(metalmm.matmul(f"gemm_wgmma/{point}", a, b, device=gpu, **options)).astype(np.float64)
+    a, b = (np.asarray(x) if isinstance(x, metalmm.Array) else x for x in (a, b))
+    assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
+
+
+@pytest.mark.parametrize(
+    ("storage", "point"),
+    [
+        *(("dense", x) for x in ("bm64_bn64_s3", "bm128_bn64_s4", "bm64_bn64_k2")),
+        *(("q8_0", "bm128_bn128"), ("q8_0:canonical", "bm64_bn64_s3"), ("q4_0", "bm128_bn64_s4"), ("affine4", "bm64_bn64_s3")),
+        ("q5_k", "bm64_bn64_k2"),
+    ],
+)
+def test_more_steps_than_stages_and_edges(gpu: metalmm.Device, storage: str, point: str) -> None:
+    """Tiles that rows, columns and K end in; of bfloat, too."""
+    form, _, layout = storage.partition(":")
+    for i, (m, n, k) in enumerate(((128, 128, 1024), (65, 72, 1088), (17, 200, 544), (130, 33, 256))):
+        dtype = "bfloat16" if i % 2 else "float16"
+        a, w = operand(1, m, k, dtype=dtype), operand(2, n, k, dtype=dtype)
+        if form == "dense":
+            computes(gpu, point, gpu.array(a), gpu.array(w), transpose_b=True)
+        else:
+            computes(gpu, point, a, metalmm.quantize(w, form, layout=layout or "nk"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_has_its_own_b_or_one(gpu: metalmm.Device, shared: bool) -> None:
+    a, b = operand(3, 3, 70, 256), operand(4, *(() if shared else (3,)), 80, 256)
+    computes(gpu, "bm64_bn64_s4", a, b, transpose_b=True)
+
+
+def test_what_lies_between_rows_is_not_read(gpu: metalmm.Device) -> None:
+    """Views whose rows and matrices are apart: a NaN times anything would be seen, where K ends in a step."""
+    a, b = np.full((2, 70, 272), np.nan, np.float16), np.full((80, 288), np.nan, np.float16)
+    a[:, :65, :200], b[:72, :200] = operand(5, 2, 65, 200), operand(6, 72, 200)
+    computes(gpu, "bm64_bn64_s4", a[:, :65, :200], b[:72, :200], transpose_b=True)
+
+
+@pytest.mark.parametrize("of_a", [True, False])
+def test_rows_that_no_copy_could_begin_at(gpu: metalmm.Device, of_a: bool) -> None:
+    """Off 16 bytes: each element is loaded for itself."""
+    for a, b in (
+        (operand(7, 66, 136)[:, 1:129], operand(8, 64, 128)),
+        (operand(7, 66, 132)[:, :128], operand(8, 64, 128)),
+        (operand(7, 66, 128), operand(8, 64, 136)[:, 3:131]),
+    )[slice(0, 2) if of_a else slice(2, 3)]:
+        computes(gpu, "bm64_bn64_s4", a, b, transpose_b=True)
+
+
+def test_a_recording_keeps_its_maps(gpu: metalmm.Device) -> None:
+    """Replayed, with other numbers in the same arrays."""
+    a, b, out = gpu.array(operand(9, 64, 256)), gpu.array(operand(10, 64, 256)), gpu.empty((64, 64), "float16")
+    batch = gpu.batch()
+    batch.add(gpu.prepare("gemm_wgmma/bm64_bn64_s4", a, b, transpose_b=True, out=out))
+    recording = batch.record()
+    for seed in (11, 12):
+        x = operand(seed, 64, 256)
+        a.write(x)
+        recording.replay()
+        recording.wait()
+        y = b.numpy()
+        bound = metalmm.error_bound(x, y, transpose_b=True)
+        assert (abs(out.numpy().astype(np.float64) - metalmm.reference(x, y, transpose_b=True)) <= bound).all()
