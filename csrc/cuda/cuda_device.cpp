@@ -235,7 +235,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
   auto& pipeline = static_cast<const CudaPipeline&>(**d.pipeline);
   const KernelTable& table = pipeline.table;
   const Driver& cu = driver();
-  alignas(kInlineAt) uint8_t block[4096];
+  alignas(kBlockAt) uint8_t block[4096];
   auto put_word = [&](const ArgumentRow& row, unsigned long long word) { std::memcpy(block + row.word, &word, sizeof(word)); };
   size_t shared = 0;
   std::vector<Bound> bound;
@@ -268,7 +268,7 @@ std::string CudaDevice::launch_kernel(const Dispatch& d, Stream stream, std::vec
       if (row.inlined) {
         std::memcpy(block + row.inlined, b.data, row.bytes);
         put_word(row, 0);
-        if (row.index == kIndexMaps && pipeline.takes_maps()) put_maps(d, block + row.inlined, address_of);
+        if (row.only_inlined && row.index == kIndexMaps && pipeline.takes_maps()) put_maps(d, block + row.inlined, address_of);
       } else {
         kept.emplace_back(pool_, std::max<size_t>(b.size, 1));
         if (b.size) home_->check(cu.copy_in(kept.back().address(), b.data, b.size, stream), "copying numbers to the GPU");

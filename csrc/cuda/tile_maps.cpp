@@ -15,6 +15,8 @@ struct Lines {
 bool encode(const Lines& x, uint32_t rows, abi::TileMap& map) {
   uint64_t sizes[] = {(x.k - 1) / x.per_byte + 1, x.count, x.batch}, pitches[] = {x.apart * x.element, x.matrices_apart * x.element};
   if (!x.matrices_apart) sizes[2] = 1, pitches[1] = pitches[0];
+  for (uint64_t size : sizes)
+    if (size > INT32_MAX) return false;  // a copy's place has a sign
   if (x.address % 16 || pitches[0] % 16 || pitches[1] % 16 || !pitches[0]) return false;
   unsigned box[] = {kAlong / x.per_byte, rows, 1}, steps[] = {1, 1, 1}, bytes = box[0] * x.element;
   int swizzle = bytes == 128 ? kSwizzle128 : bytes == 64 ? kSwizzle64 : kSwizzle32;

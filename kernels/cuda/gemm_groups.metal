@@ -8,10 +8,10 @@ template <class T, class S>
 [[kernel, max_total_threads_per_threadgroup(int(S::TG))]] void gemm_groups(
     const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], constant metal::TileMaps& maps [[buffer(8)]],
-    threadgroup typename StepLoads<false, true, S, DenseB<T, S::BK, S::BN, S::TG, true, true>, T>::Sizes& memory [[threadgroup(0)]],
+    threadgroup typename StepLoads<false, true, S, DenseB<T, S::BK, S::BN, S::TG, true, true, true>, T>::Sizes& memory [[threadgroup(0)]],
     uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  typedef DenseB<T, S::BK, S::BN, S::TG, true, true> OfB;
+  typedef DenseB<T, S::BK, S::BN, S::TG, true, true, true> OfB;
   multiply<false, S, OfB>(A, OfB::Stored::weights(B, p, group.z), Output<T>{D, C, bias}, p, group, Thread{simdgroup, lane}, memory, &maps);
 }
 

@@ -20,10 +20,11 @@ struct StoredB {
   typedef typename Stored::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
-    WORDS = Storage::BLOCK / 4,    // of a block
-    ALONG = BK / 32,               // blocks of a column
-    PIECES = ALONG * (WORDS / 4),  // of a column: 16 bytes each
-    LENGTH = ALONG * WORDS,        // of a column, words
+    KEEPS = SWIZZLED && Pack::BITS == 4,  // in registers what follows from a lane's number; of bytes that was slower
+    WORDS = Storage::BLOCK / 4,           // of a block
+    ALONG = BK / 32,                      // blocks of a column
+    PIECES = ALONG * (WORDS / 4),         // of a column: 16 bytes each
+    LENGTH = ALONG * WORDS,               // of a column, words
     PITCH = LENGTH + (SWIZZLED ? 0 : 4),
     EACH = (PIECES * BN + TG - 1) / TG,
     BLOCKS = ALONG * BN,
@@ -54,7 +55,7 @@ struct StoredB {
       next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + at / WORDS * 32).values + at % WORDS * 4 -
                 Storage::bytes_along(w, ALONG);
     place_of_factor = tid % ALONG * (Pack::HALVES * BN) + tid / ALONG;
-    if (SWIZZLED) place_of_factor = metal::kept(place_of_factor);
+    if (KEEPS) place_of_factor = metal::kept(place_of_factor);
 #pragma clang loop unroll(full)
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG, k_i = k + i % ALONG * 32;

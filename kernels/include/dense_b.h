@@ -19,12 +19,12 @@ struct DenseTile {
   }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Weights<T, DENSE, false>::one(w, column, k); }
 };
-template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT>
+template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT, bool ROOM = false>
 struct DenseB {
   typedef DenseTile<T, BN, TB> Stored;
   typedef Tile<BK, BN, TB, STRAIGHT> Layout;
-  enum : uint { BYTES = Layout::SIZE * sizeof(T), IN_ROWS = TB, BYTES_COPIED = BYTES, IN_A_BYTE = 1 };  // of copies.h
-  TileLoads<T, Layout, TG> brought;
+  enum : uint { BYTES = Layout::SIZE * sizeof(T), KEEPS = 0, IN_ROWS = TB, BYTES_COPIED = BYTES, IN_A_BYTE = 1 };  // of copies.h
+  TileLoads<T, Layout, TG, ROOM> brought;
 
   template <bool WHOLE>
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {

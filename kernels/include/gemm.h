@@ -74,7 +74,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
   metal::uint3 from = S::first(task.me.simdgroup);
   uint lane = task.me.lane;
-  if (S::GROUPED) from.y = Copies::kept(from.y), lane = Copies::kept(lane);
+  if (B::KEEPS) from.y = Copies::kept(from.y), lane = Copies::kept(lane);
   Loads loads;
   loads.begin(task, p, k, memory);
 #pragma clang loop unroll(full)

@@ -64,7 +64,7 @@ template <class T, class Storage, int BK, int BN, int TG, bool STRAIGHT>
 struct QuantizedB {
   typedef QuantizedTile<T, Storage, BK, BN, STRAIGHT> Stored;
   typedef Tile<BK, BN, true, false> Layout;
-  enum : uint { EACH = (Stored::EIGHTS + TG - 1) / TG, BYTES = Layout::SIZE * sizeof(T) + Stored::FACTORS * sizeof(Factor) };
+  enum : uint { KEEPS = 0, EACH = (Stored::EIGHTS + TG - 1) / TG, BYTES = Layout::SIZE * sizeof(T) + Stored::FACTORS * sizeof(Factor) };
   typename Stored::Bits bits[EACH];
   typename Stored::By by[EACH];
 

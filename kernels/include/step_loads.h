@@ -55,7 +55,7 @@ struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
   typedef TileCopies<A::SWIZZLED> Copies;
-  TileLoads<T, A, S::TG> of_a;
+  TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
   B of_b;
 
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams& p) {

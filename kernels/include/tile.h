@@ -60,15 +60,16 @@ struct TileCopies {
   }
 };
 
-// What one of TG threads brings of a tile: eights of its lines. Straight ones at equal distances need one address.
-template <class T, class Tile, int TG>
+// What one of TG threads brings of a tile: eights of its lines. Straight ones at equal distances need one address, unless there is ROOM in
+// registers for one each: with them most dense tiles on wgmma are faster (docs/lab/cuda.md).
+template <class T, class Tile, int TG, bool ROOM = false>
 struct TileLoads {
   enum : uint {
     STRAIGHT = Tile::SWIZZLED,
     EIGHTS = Tile::LINES * Tile::ACROSS,
     EACH = (EIGHTS + TG - 1) / TG,
     LINES_APART = TG / Tile::ACROSS,
-    ONE = STRAIGHT && TG % Tile::ACROSS == 0 && LINES_APART % 8 == 0,
+    ONE = STRAIGHT && !ROOM && TG % Tile::ACROSS == 0 && LINES_APART % 8 == 0,
     ADDRESSES = ONE ? 1 : EACH
   };
   OctetBits<T> bits[STRAIGHT ? 1 : EACH];

@@ -88,3 +88,16 @@ def test_a_recording_keeps_its_maps(gpu: metalmm.Device) -> None:
         y = b.numpy()
         bound = metalmm.error_bound(x, y, transpose_b=True)
         assert (abs(out.numpy().astype(np.float64) - metalmm.reference(x, y, transpose_b=True)) <= bound).all()
+
+
+def test_a_kernel_of_the_users_keeps_what_is_bound_there(device: metalmm.Device) -> None:
+    """As large as the maps, at their index, and last."""
+    source = """#include <metal_stdlib>
+struct alignas(64) Large { ulong x[40]; };
+kernel void k(device ulong* y [[buffer(0)]], constant Large& large [[buffer(8)]], uint i [[thread_position_in_grid]]) {
+  y[i] = large.x[i];
+}"""
+    numbers, y = np.arange(40, dtype=np.uint64) + 7, device.array(np.zeros(40, np.uint64))
+    kernel = device.compile(source).kernel("k")
+    kernel(y, numbers.tobytes(), grid=1, threadgroup=40)
+    np.testing.assert_array_equal(y.numpy(), numbers)

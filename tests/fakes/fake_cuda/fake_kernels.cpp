@@ -32,8 +32,8 @@ namespace {
 
 constexpr std::chrono::microseconds us(long long n) { return std::chrono::microseconds(n); }
 
-// As Signature::table in csrc/msl/runtime/cuda/kernel.h lays it out. numbers: of each argument, whether it is a reference that may
-// travel in the block.
+// As Signature::table in csrc/msl/runtime/cuda/kernel.h lays it out. numbers: of each argument that is a reference that may travel in
+// the block where it begins there, at a multiple; else 0.
 KernelTable table_of(const metalmm::abi::KernelInfo& info, const uint8_t* numbers, bool only_inlined, bool stops) {
   KernelTable table{};
   table.version = kArgumentsVersion;
@@ -53,12 +53,12 @@ KernelTable table_of(const metalmm::abi::KernelInfo& info, const uint8_t* number
            static_cast<uint32_t>(sizeof(LaunchHead) + 8 * i),
            0,
            0};
-    if (arg.kind != ArgKind::buffer || !numbers[i] || inlined + arg.bytes + kInlineAt > kMaxInline) continue;
-    at = (at + kInlineAt - 1) / kInlineAt * kInlineAt;
+    if (arg.kind != ArgKind::buffer || !numbers[i] || inlined + arg.bytes + numbers[i] > kMaxInline) continue;
+    at = (at + numbers[i] - 1) / numbers[i] * numbers[i];
     row.inlined = at;
     row.only_inlined = only_inlined;
     at += arg.bytes;
-    inlined += (arg.bytes + kInlineAt - 1) / kInlineAt * kInlineAt;
+    inlined += (arg.bytes + numbers[i] - 1) / numbers[i] * numbers[i];
   }
   table.size = (at + 15) / 16 * 16;
   return table;
@@ -126,7 +126,7 @@ struct Launch {
   size_t shared;
   std::vector<uint8_t*> buffers;
   uint32_t offsets[64] = {};
-  alignas(kInlineAt) uint8_t block[4096];
+  alignas(metalmm::cuda::kBlockAt) uint8_t block[4096];
 
   Result run() {
     Result injected = 0, refused = 0;

@@ -60,7 +60,7 @@ unsigned long metalmm_own[] = {0};
 const char* const kNumbers = R"(
 namespace metalmm_fake {
 template <class P> struct metalmm_fake_number { static constexpr unsigned char metalmm_fake_value = 0; };
-template <class T> struct metalmm_fake_number<const T&> { static constexpr unsigned char metalmm_fake_value = sizeof(T) <= 1024; };
+template <class T> struct metalmm_fake_number<const T&> { static constexpr unsigned char metalmm_fake_value = sizeof(T) > 1024 ? 0 : alignof(T) > 16 ? alignof(T) : 16; };
 template <class P, class = void> struct metalmm_fake_shares { static constexpr unsigned char metalmm_fake_value = 1; };
 template <class T> struct metalmm_fake_shares<T&, decltype(void(T::METALMM_CLUSTER))> { static constexpr unsigned char metalmm_fake_value = T::METALMM_CLUSTER; };
 template <class F> struct metalmm_fake_all;

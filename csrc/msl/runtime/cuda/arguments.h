@@ -13,7 +13,7 @@ constexpr u32 kArgumentsVersion = 7;
 constexpr u32 kMaxArguments = 64;
 constexpr u32 kMaxBarrier = 256;  // bytes of threadgroup memory of the barrier that lanes may skip: lanes.h
 constexpr u32 kMaxInline = 3072;  // bytes of numbers that travel in the block itself; CUDA takes 4,096 in all
-constexpr u32 kInlineAt = 64;     // where they may begin: at a multiple
+constexpr u32 kBlockAt = 64;      // where the block begins, at a multiple: maps stand so
 
 // First in the block; a word for each argument follows (a buffer's address, or a threadgroup block's offset), then what is inline.
 struct LaunchHead {

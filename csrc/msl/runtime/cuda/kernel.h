@@ -56,21 +56,21 @@ METALMM_INLINE constexpr decltype(auto) promoted(A&& a) {
     return static_cast<A&&>(a);
 }
 
-// What a parameter's type says of it. `number`: a reference to what may travel in the block itself.
+// What a parameter's type says of it. `number`: where a reference to what may travel in the block itself begins, at a multiple; else 0.
 template <class P>
 struct Argument {
-  static constexpr bool is_memory = false, is_const = true, number = false;
-  static constexpr u32 bytes = 0;
+  static constexpr bool is_memory = false, is_const = true;
+  static constexpr u32 bytes = 0, number = 0;
 };
 template <class T>
 struct Argument<T*> {
-  static constexpr bool is_memory = true, is_const = is_const_type<T>, number = false;
-  static constexpr u32 bytes = Element<T>::bytes;
+  static constexpr bool is_memory = true, is_const = is_const_type<T>;
+  static constexpr u32 bytes = Element<T>::bytes, number = 0;
 };
 template <class T>
 struct Argument<T&> {
-  static constexpr bool is_memory = true, is_const = is_const_type<T>, number = is_const_type<T> && sizeof(T) <= 1024;
-  static constexpr u32 bytes = sizeof(T);
+  static constexpr bool is_memory = true, is_const = is_const_type<T>;
+  static constexpr u32 bytes = sizeof(T), number = is_const && bytes <= 1024 ? (alignof(T) > 16 ? alignof(T) : 16) : 0;
 };
 
 // How many threadgroups share the memory that a kernel takes as a T&: T::METALMM_CLUSTER, where it has that.
@@ -148,8 +148,8 @@ struct Signature<void (*)(P...)> {
 #ifdef METALMM_WATCHED
     t.watched = 1;
 #endif
-    constexpr bool is_const[] = {Argument<P>::is_const..., false}, number[] = {Argument<P>::number..., false};
-    constexpr u32 bytes[] = {Argument<P>::bytes..., 0}, own[] = {own_bytes<P>..., 0};
+    constexpr bool is_const[] = {Argument<P>::is_const..., false};
+    constexpr u32 bytes[] = {Argument<P>::bytes..., 0}, number[] = {Argument<P>::number..., 0}, own[] = {own_bytes<P>..., 0};
     u32 at = sizeof(LaunchHead) + 8 * count, inlined = 0;
     for (u32 i = 0; i < count; i++) {
       bool device = S[i].kind == ArgKind::buffer;
@@ -160,8 +160,8 @@ struct Signature<void (*)(P...)> {
       row.is_const = is_const[i];
       row.bytes = S[i].kind == ArgKind::threadgroup ? own[i] : bytes[i];
       row.word = sizeof(LaunchHead) + 8 * i;
-      constexpr u32 each = cuda::kInlineAt;
-      if (device && number[i] && inlined + bytes[i] + each <= cuda::kMaxInline) {
+      u32 each = number[i];
+      if (device && each && inlined + bytes[i] + each <= cuda::kMaxInline) {
         at = (at + each - 1) / each * each;
         row.inlined = at;
         at += bytes[i];
@@ -216,7 +216,7 @@ METALMM_INLINE void end_launch(const LaunchHead& head) {
 }
 
 template <u32 Size>
-struct alignas(cuda::kInlineAt) Block {
+struct alignas(cuda::kBlockAt) Block {
   u8 bytes[Size];
 };
 
