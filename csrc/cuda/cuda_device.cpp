@@ -225,7 +225,8 @@ void put_maps(const Dispatch& d, uint8_t* to, AddressOf&& address_of) {
   MatmulParams p;
   std::memcpy(&p, d.bytes[0].data, sizeof(p));
   auto& maps = *reinterpret_cast<abi::TileMaps*>(to);
-  maps.rows_of_b *= static_cast<const CudaPipeline&>(**d.pipeline).table.cluster;  // each adds up a part of the tile's columns
+  // A threadgroup's results are a part of the columns that it loads.
+  maps.rows_of_b *= static_cast<const CudaPipeline&>(**d.pipeline).table.cluster;
   make_maps(maps, p, d.buffer_count > kIndexScales, address_of(d.buffers[kIndexA]), address_of(d.buffers[kIndexB]));
 }
 

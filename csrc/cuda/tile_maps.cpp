@@ -5,22 +5,23 @@ namespace {
 
 constexpr unsigned kAlong = 64;  // of k
 
-// A matrix whose lines are k numbers, or `per_byte` of them a byte; `apart`: elements between lines, and between the matrices of a batch.
+// A matrix of `count` lines of k numbers, `per_byte` of them a byte. Pitches count elements, of that many bytes.
 struct Lines {
   Address address;
-  unsigned element, per_byte;
-  uint64_t k, count, apart, batch, matrices_apart;
+  unsigned element_bytes, per_byte;
+  uint64_t k, count, pitch, batch, batch_pitch;
 };
 
 bool encode(const Lines& x, uint32_t rows, abi::TileMap& map) {
-  uint64_t sizes[] = {(x.k - 1) / x.per_byte + 1, x.count, x.batch}, pitches[] = {x.apart * x.element, x.matrices_apart * x.element};
-  if (!x.matrices_apart) sizes[2] = 1, pitches[1] = pitches[0];
+  uint64_t sizes[] = {(x.k - 1) / x.per_byte + 1, x.count, x.batch},
+           pitches[] = {x.pitch * x.element_bytes, x.batch_pitch * x.element_bytes};
+  if (!x.batch_pitch) sizes[2] = 1, pitches[1] = pitches[0];
   for (uint64_t size : sizes)
     if (size > INT32_MAX) return false;  // a copy's place has a sign
   if (x.address % 16 || pitches[0] % 16 || pitches[1] % 16 || !pitches[0]) return false;
-  unsigned box[] = {kAlong / x.per_byte, rows, 1}, steps[] = {1, 1, 1}, bytes = box[0] * x.element;
+  unsigned box[] = {kAlong / x.per_byte, rows, 1}, steps[] = {1, 1, 1}, bytes = box[0] * x.element_bytes;
   int swizzle = bytes == 128 ? kSwizzle128 : bytes == 64 ? kSwizzle64 : kSwizzle32;
-  return !driver().encode_tiles(&map, x.element == 1 ? kTileUint8 : kTileUint16, 3, x.address, sizes, pitches, box, steps, 0, swizzle,
+  return !driver().encode_tiles(&map, x.element_bytes == 1 ? kTileUint8 : kTileUint16, 3, x.address, sizes, pitches, box, steps, 0, swizzle,
                                 kTilePromote256, 0);
 }
 
@@ -28,7 +29,8 @@ bool encode(const Lines& x, uint32_t rows, abi::TileMap& map) {
 
 void make_maps(abi::TileMaps& maps, const MatmulParams& p, bool quantized, Address a, Address b) {
   Lines of_a = {a, 2, 1, p.k, p.m, p.lda, p.batch, p.stride_a}, of_b = {b, 2, 1, p.k, p.n, p.ldb, p.batch, p.stride_b};
-  if (quantized) of_b.element = 1, of_b.per_byte = p.ldb < p.k ? 2 : 1;
+  // Rows of quantized weights have no gaps: fewer bytes than weights are two weights a byte.
+  if (quantized) of_b.element_bytes = 1, of_b.per_byte = p.ldb < p.k ? 2 : 1;
   maps.there = encode(of_a, maps.rows_of_a, maps.a) && encode(of_b, maps.rows_of_b, maps.b);
 }
 

@@ -1,4 +1,4 @@
-// Maps by which a kernel's copies find their part of A and of B: kernels/cuda/copies.h.
+// Maps by which a kernel's copies find their part of A and of B: kernels/cuda/tma.h.
 #pragma once
 #include "../core/matmul.h"
 #include "../msl/runtime/abi.h"
@@ -6,8 +6,8 @@
 
 namespace metalmm::cuda {
 
-// Makes those of a matmul's operands at these addresses; the rows of a copy are said. They are not there where a copy could not begin at
-// each row, at a multiple of 16 bytes, or the driver refuses.
+// Fills in a and b of `maps`, whose rows are given. `there` stays 0 where an address or a pitch is off 16 bytes, a size is past 2^31 - 1,
+// or the driver refuses.
 void make_maps(abi::TileMaps& maps, const MatmulParams& p, bool quantized, Address a, Address b);
 
 }  // namespace metalmm::cuda

@@ -10,7 +10,7 @@
 // together, for each part of a line of memory is another access; columns are off the power of two by 16 bytes, so that those of eight have
 // other banks. Scales come by way of registers, one step ahead. Neighbouring threads load those of one column.
 //
-// SWIZZLED, columns are at powers of two, and their sixteen bytes change places, as copies.h brings them.
+// SWIZZLED, columns are at powers of two, and a column's sixteen bytes are permuted by its number, as TMA does it.
 template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
 struct StoredB {
   typedef StoredB Self;
@@ -20,7 +20,7 @@ struct StoredB {
   typedef typename Stored::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
-    KEEPS = SWIZZLED && Pack::BITS == 4,  // in registers what follows from a lane's number; of bytes that was slower
+    KEEPS = SWIZZLED && Pack::BITS == 4,  // in registers, what follows from a lane's number; with 8 bits that was slower
     WORDS = Storage::BLOCK / 4,           // of a block
     ALONG = BK / 32,                      // blocks of a column
     PIECES = ALONG * (WORDS / 4),         // of a column: 16 bytes each
@@ -117,7 +117,7 @@ struct StoredB {
     const threadgroup uint* words = reinterpret_cast<const threadgroup uint*>(tile);
     Stood x;
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < WORDS / 4; i++)  // of column + beyond keys are alike
+    for (uint i = 0; i < WORDS / 4; i++)  // `beyond` is 0 or 8: the key is the same
       x.bits[i] = *reinterpret_cast<const threadgroup metal::uint4*>(words + at(from + lane / 4, k / 32 * WORDS + 4 * i) + beyond * PITCH);
     return x;
   }
@@ -177,8 +177,8 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;
   enum : uint {
     IN_ROWS = !Storage::IS_CANONICAL,
-    BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // copies.h
-    IN_A_BYTE = Base::Pack::PER_BYTE,
+    BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
+    PER_BYTE = Base::Pack::PER_BYTE,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,

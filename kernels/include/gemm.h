@@ -3,8 +3,8 @@
 #include <metal_simdgroup_matrix>
 #include <metal_stdlib>
 
-#include "../cuda/copies.h"
 #include "../cuda/products.h"
+#include "../cuda/tma.h"
 #include "dense_b.h"
 #include "next.h"
 #include "products.h"
@@ -85,8 +85,8 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   if (k < end) loads.of_b.put_factors(memory.tile_b(0), task.index());
   if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
   for (uint stage = 0; k < end; k += BK) {
-    // Order: what this step still lacks comes; products begin; the next step's factors are stored; those of the step after it and the
-    // tiles of the step that is AHEAD are asked for; products end.
+    // Order: what this step still lacks comes; all meet; products begin; the next step's factors are stored. Then factors of the step after
+    // it are asked for, and tiles of the step that is AHEAD. Products end last.
     loads.wait(task, memory, stage);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);

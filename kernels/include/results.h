@@ -17,7 +17,7 @@ struct Task {
   Thread me;
   Place place;
   uint batch;
-  constant void* maps;  // of ../cuda/copies.h
+  constant void* maps;  // of ../cuda/tma.h, whose type no other device knows
 
   METAL_FUNC uint index() const thread { return me.simdgroup * 32 + me.lane; }
 };

@@ -27,30 +27,30 @@ struct Memory {
     OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
     BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
   };
-  static_assert(!A::SWIZZLED || STAGES > 1, "what is brought a step ahead needs a stage of its own");
+  static_assert(!A::SWIZZLED || STAGES > uint(IN_USE), "what is brought a step ahead needs a stage that no product reads");
   float4 all[BYTES / 16];
 
   METAL_FUNC threadgroup T* tile_a(uint stage) threadgroup { return reinterpret_cast<threadgroup T*>(all) + stage * (TILES / sizeof(T)); }
   METAL_FUNC threadgroup T* tile_b(uint stage) threadgroup { return tile_a(stage) + OF_B / sizeof(T); }
-  // Where it is counted which tiles have come: ../cuda/copies.h.
+  // The stage's mbarrier, of ../cuda/tma.h.
   METAL_FUNC threadgroup ulong* ready(uint stage) threadgroup { return reinterpret_cast<threadgroup ulong*>(all + OF_READY / 16) + stage; }
 };
 
-// Whether whole tiles come by copies of ../cuda/copies.h: of a matrix's rows as they are. Not dense ones of a cluster: it has few steps,
-// and would wait for its maps (docs/lab/cuda.md).
+// Whether whole tiles come by TMA: ../cuda/tma.h. Canonical blocks do not, for a column's are apart. Nor do dense tiles of a cluster: it
+// has few steps, and waits for its maps (docs/lab/cuda.md).
 template <class S, class B, bool GROUPED = (S::GROUPED > 0)>
-struct ByMaps {
+struct ByTma {
   enum { VALUE = 0 };
 };
 #ifdef __METALMM_CUDA__
 template <class S, class B>
-struct ByMaps<S, B, true> {
-  enum { VALUE = metal::HAS_TILES && B::IN_ROWS && (S::SPLIT == 1 || B::Stored::SCALING != PLAIN) };
+struct ByTma<S, B, true> {
+  enum { VALUE = metal::HAS_TMA && B::IN_ROWS && (S::SPLIT == 1 || B::Stored::SCALING != PLAIN) };
 };
 #endif
 
 // What a thread loads for one step.
-template <bool TA, bool WHOLE, class S, class B, class T, bool BY_MAPS = WHOLE && ByMaps<S, B>::VALUE>
+template <bool TA, bool WHOLE, class S, class B, class T, bool BY_TMA = WHOLE && ByTma<S, B>::VALUE>
 struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;

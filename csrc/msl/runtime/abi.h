@@ -19,16 +19,18 @@ constexpr u32 kMaxGroups = kMaxThreads / kSimdWidth;
 constexpr u32 kMaxPayload = 64;  // bytes a lane may bring to a simdgroup operation
 constexpr u32 kNoLane = ~0u;
 
-// What a copy of part of a matrix goes by, as NVIDIA's driver writes it; as the fake of that driver does; and those of a matmul's A and B,
-// which may not be there. rows: of a copy.
+// NVIDIA's CUtensorMap: where a copy finds its box of a matrix.
 struct alignas(64) TileMap {
   u64 words[16];
 };
+// What the fake of the driver writes there.
 struct FakeTileMap {
   const u8* data;
   u64 pitch[2], size[3];
   u32 box[2], bytes;
 };
+static_assert(sizeof(TileMap) == 128 && sizeof(FakeTileMap) <= sizeof(TileMap), "the driver and its fake fill one size");
+// Of a matmul's A and B. rows_of: of a copy. there: 0 where threads bring the tiles.
 struct TileMaps {
   TileMap a, b;
   u32 there, rows_of_a, rows_of_b;

@@ -178,7 +178,7 @@ METALMM_INLINE void show_group() {}
 template <uint N> METALMM_INLINE void wait_for_groups() {}
 template <int COUNT> METALMM_INLINE void take_sums(float (&)[COUNT]) {}
 // As cuda/group.h says, at once. The fake of NVIDIA's driver has written what a map says: tests/fakes/fake_cuda.
-constexpr bool HAS_TILES = true;
+constexpr bool HAS_TMA = true;
 METALMM_INLINE void begin_ready(ulong* ready) { *ready = 0; }
 METALMM_INLINE void expect_tiles(ulong* ready, uint bytes) {
   if (*ready != 0) __builtin_trap();

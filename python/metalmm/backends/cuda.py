@@ -52,7 +52,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted by
 # benchmarks/fit_tiles.py on an H200 (docs/lab/cuda.md, "Whole turns, and one row's bits for sixteen"); those of `gemm` and `gemm_wgmma` scaled
-# since ("Steps with less work of the warps' own").
+# since ("Tiles by the GPU's own copies").
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 # Timed up to eight rows, and taken beyond: of more rows there are more tiles.

@@ -7,12 +7,12 @@ namespace metalmm::msl::library {
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// Copies of a box of a matrix, which one thread asks for: zeros beyond the matrix. Who reads them waits at a `ready`, which begin_ready
-// makes, and show_group shows. At each turn, 0 and 1 by turns, two threads say how many bytes will come: expect_tiles.
+// One thread asks for a copy of a box of a matrix (TMA); beyond the matrix are zeros. `ready` is an mbarrier: begin_ready makes it,
+// show_group shows it to copies. A turn, 0 or 1, ends when two threads have said how many bytes come, and these have come.
 #ifdef METALMM_WATCHED
-constexpr bool HAS_TILES = false;  // python/metalmm/ptx.py knows no such copy
+constexpr bool HAS_TMA = false;  // python/metalmm/ptx.py knows no such copy
 #else
-constexpr bool HAS_TILES = true;
+constexpr bool HAS_TMA = true;
 #endif
 METALMM_INLINE uint shared_address(const void* p) { return static_cast<uint>(__cvta_generic_to_shared(p)); }
 METALMM_INLINE void begin_ready(ulong* ready) {
@@ -130,7 +130,7 @@ template <int COUNT> METALMM_INLINE void take_sums(float (&sum)[COUNT]) {
 template <bool ADDS = false, class T, int COUNT, class Left> METALMM_INLINE void multiply_group(float (&)[COUNT], const Left&, const T*) {
   static_assert(sizeof(T) == 0, "wgmma is of compute capability 9.0 and of this package's kernels");
 }
-constexpr bool HAS_TILES = false;
+constexpr bool HAS_TMA = false;
 METALMM_INLINE void begin_ready(ulong*) {}
 METALMM_INLINE void expect_tiles(ulong*, uint) {}
 METALMM_INLINE void copy_tile(void*, const abi::TileMap&, uint, uint, uint, ulong*) {}

@@ -1,5 +1,5 @@
-// Whole tiles by copies that the GPU makes itself (compute capability 9.0): a thread asks for them, all lines of a tile at once. To
-// threadgroup memory they come swizzled, as Tile and StoredB have them. Threads wait for a stage at its `ready`, whose turns are 0 and 1.
+// Whole tiles by TMA (compute capability 9.0). One thread asks for A's tile and one for B's. They come swizzled, as Tile and StoredB have
+// them. A stage has an mbarrier, `ready`; `turn` is its parity, for which all threads wait.
 #pragma once
 #include "../include/step_loads.h"
 
@@ -15,6 +15,7 @@ struct StepLoads<false, true, S, B, T, true> {
   static METAL_FUNC constant metal::TileMaps& maps(thread const Task<T>& task) {
     return *reinterpret_cast<constant metal::TileMaps*>(task.maps);
   }
+  // Lines past the edge come as zeros: each tile is whole, but where K ends in it.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
     turn = 0;
@@ -31,12 +32,12 @@ struct StepLoads<false, true, S, B, T, true> {
     constant metal::TileMaps& of = maps(task);
     threadgroup ulong* ready = memory.ready(stage);
     if (task.index() == stage % SIMDGROUPS * 32) {
-      metal::expect_tiles(ready, Sizes::OF_B);
+      metal::expect_tiles(ready, A::SIZE * sizeof(T));
       metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, p.stride_a > 0 ? task.batch : 0, ready);
     }
     if (task.index() == (stage + SIMDGROUPS / 2) % SIMDGROUPS * 32) {
       metal::expect_tiles(ready, B::BYTES_COPIED);
-      metal::copy_tile(memory.tile_b(stage), of.b, k / B::IN_A_BYTE, task.col0, p.stride_b > 0 ? task.batch : 0, ready);
+      metal::copy_tile(memory.tile_b(stage), of.b, k / B::PER_BYTE, task.col0, p.stride_b > 0 ? task.batch : 0, ready);
     }
   }
   METAL_FUNC void close() thread {}

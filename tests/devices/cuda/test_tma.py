@@ -1,4 +1,5 @@
-"""Tiles that the GPU's copies bring, kernels/cuda/copies.h: what a copy's map says of A and B is made at each launch (csrc/cuda/tile_maps.cpp)."""
+"""Tiles that the GPU's own copies bring, kernels/cuda/tma.h: what a copy's map says of A and B is made with a launch (csrc/cuda/tile_maps.cpp).
+Canonical blocks and dense tiles of a cluster are brought by threads."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
+from support.cuda import FAKE, needs_fake
 from support.here import DEVICE
 from support.operands import DTYPES
 
@@ -33,7 +35,7 @@ def computes(gpu: metalmm.Device, point: str, a: Any, b: Any, **options: Any) ->
 @pytest.mark.parametrize(
     ("storage", "point"),
     [
-        *(("dense", x) for x in ("bm64_bn64_s3", "bm128_bn64_s4", "bm64_bn64_k2")),
+        *(("dense", x) for x in ("bm64_bn64_s3", "bm128_bn128", "bm64_bn64_k2")),
         *(("q8_0", "bm128_bn128"), ("q8_0:canonical", "bm64_bn64_s3"), ("q4_0", "bm128_bn64_s4"), ("affine4", "bm64_bn64_s3")),
         ("q5_k", "bm64_bn64_k2"),
     ],
@@ -63,15 +65,13 @@ def test_what_lies_between_rows_is_not_read(gpu: metalmm.Device) -> None:
     computes(gpu, "bm64_bn64_s4", a[:, :65, :200], b[:72, :200], transpose_b=True)
 
 
-@pytest.mark.parametrize("of_a", [True, False])
-def test_rows_that_no_copy_could_begin_at(gpu: metalmm.Device, of_a: bool) -> None:
+@pytest.mark.parametrize("case", ["the first element of A", "the rows of A", "the first element of B"])
+def test_rows_that_no_copy_could_begin_at(gpu: metalmm.Device, case: str) -> None:
     """Off 16 bytes: each element is loaded for itself."""
-    for a, b in (
-        (operand(7, 66, 136)[:, 1:129], operand(8, 64, 128)),
-        (operand(7, 66, 132)[:, :128], operand(8, 64, 128)),
-        (operand(7, 66, 128), operand(8, 64, 136)[:, 3:131]),
-    )[slice(0, 2) if of_a else slice(2, 3)]:
-        computes(gpu, "bm64_bn64_s4", a, b, transpose_b=True)
+    a, b = operand(7, 66, 136), operand(8, 64, 136)
+    views = {"the first element of A": (a[:, 1:129], b[:, :128]), "the first element of B": (a[:, :128], b[:, 3:131])}
+    a, b = views.get(case, (operand(9, 66, 132)[:, :128], b[:, :128]))
+    computes(gpu, "bm64_bn64_s4", a, b, transpose_b=True)
 
 
 def test_a_recording_keeps_its_maps(gpu: metalmm.Device) -> None:
@@ -101,3 +101,10 @@ kernel void k(device ulong* y [[buffer(0)]], constant Large& large [[buffer(8)]]
     kernel = device.compile(source).kernel("k")
     kernel(y, numbers.tobytes(), grid=1, threadgroup=40)
     np.testing.assert_array_equal(y.numpy(), numbers)
+
+
+@needs_fake
+def test_a_driver_that_refuses_a_map(gpu: metalmm.Device) -> None:
+    FAKE.inject("encode_tiles", 1, 801)
+    computes(gpu, "bm64_bn64_s4", operand(13, 64, 128), operand(14, 64, 128), transpose_b=True)
+    assert FAKE.clear_faults() == 0, "no map was asked for"
