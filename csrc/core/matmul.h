@@ -95,11 +95,11 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexD, &out.buffer, out.offset},           {kIndexC, &c.buffer, c.offset},
                                    {kIndexBias, &bias.buffer, bias.offset},      {kIndexScales, &scales.buffer, scales.offset},
                                    {kIndexBiases, &biases.buffer, biases.offset}};
-  abi::TileMaps maps{};  // device cuda makes them
-  maps.rows_of_a = v.bm, maps.rows_of_b = v.bn;
+  bool takes_maps = pipeline->takes_maps();
+  abi::TileMaps maps;
+  if (takes_maps) maps = {{}, {}, 0, v.bm, v.bn};  // device cuda makes them
   const BytesBinding bytes[] = {{kIndexParams, &plan.params, sizeof(plan.params)}, {kIndexMaps, &maps, sizeof(maps)}};
-  size_t bytes_count = pipeline->takes_maps() ? 2 : 1;
-  Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, bytes, bytes_count, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
+  Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, bytes, takes_maps ? 2u : 1u, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
   give_threadgroup_memory(d);
   return use(d);
 }

@@ -13,7 +13,6 @@
 // SWIZZLED, columns are at powers of two, and a column's sixteen bytes are permuted by its number, as TMA does it.
 template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
 struct StoredB {
-  typedef StoredB Self;
   typedef QuantizedTile<T, Storage, BK, BN, true> Stored;
   typedef typename Stored::Bits Bits;
   typedef typename Stored::By By;
@@ -48,11 +47,11 @@ struct StoredB {
   METAL_FUNC void begin(WeightsAt w, uint k, uint col0, uint tid) thread {
     static_assert(!SWIZZLED || LENGTH == 16 || LENGTH == 8, "columns of 64 bytes or 32");
     static_assert(TG % PIECES == 0, "a thread's pieces are the same of their columns");
-    uint at = tid % PIECES * 4;
-    place = metal::kept(Self::at(tid / PIECES, at));
+    uint word = tid % PIECES * 4;
+    place = metal::kept(at(tid / PIECES, word));
 #pragma clang loop unroll(full)
     for (uint i = 0; i < EACH; i++)
-      next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + at / WORDS * 32).values + at % WORDS * 4 -
+      next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + word / WORDS * 32).values + word % WORDS * 4 -
                 Storage::bytes_along(w, ALONG);
     place_of_factor = tid % ALONG * (Pack::HALVES * BN) + tid / ALONG;
     if (KEEPS) place_of_factor = metal::kept(place_of_factor);
@@ -74,7 +73,7 @@ struct StoredB {
     for (uint eight = tid; eight < (WHOLE ? 0 : Stored::EIGHTS); eight += TG) {
       uint column = eight / Stored::ACROSS, along = eight % Stored::ACROSS, k = k0 + along * 8;
       Bits y = Stored::some(w, Stored::at(w, col0 + column, k), k);
-      threadgroup uint* to = words + Self::at(column, along / 4 * WORDS + along % 4 * Bits::WORDS);
+      threadgroup uint* to = words + at(column, along / 4 * WORDS + along % 4 * Bits::WORDS);
       to[0] = y.word[0], to[Bits::WORDS - 1] = y.word[Bits::WORDS - 1];
     }
   }

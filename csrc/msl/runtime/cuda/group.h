@@ -3,6 +3,8 @@
 
 namespace metalmm::msl::library {
 
+METALMM_INLINE uint shared_address(const void* p) { return static_cast<uint>(__cvta_generic_to_shared(p)); }
+
 // After it and a barrier, wgmma sees what threads have stored to threadgroup memory.
 METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
@@ -14,7 +16,6 @@ constexpr bool HAS_TMA = false;  // python/metalmm/ptx.py knows no such copy
 #else
 constexpr bool HAS_TMA = true;
 #endif
-METALMM_INLINE uint shared_address(const void* p) { return static_cast<uint>(__cvta_generic_to_shared(p)); }
 METALMM_INLINE void begin_ready(ulong* ready) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" : : "r"(shared_address(ready)) : "memory");
 }
@@ -44,7 +45,7 @@ METALMM_INLINE void meet_cluster() {
 METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint rank) {
   uint address;
   vec<float, 4> there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(static_cast<uint>(__cvta_generic_to_shared(x))), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(x)), "r"(rank));
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(there.e[0]), "=f"(there.e[1]), "=f"(there.e[2]), "=f"(there.e[3])
                : "r"(address)
@@ -83,6 +84,7 @@ METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint rank) {
 // A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin
 // at a multiple of 1,024 bytes, since the swizzle goes by the address. Tile of kernels/include/tile.h stores them so.
 METALMM_INLINE unsigned long long described(const void* lines) {
+  // Not shared_address: with it q8_0 has five instructions more a step.
   unsigned long long address = static_cast<uint>(__cvta_generic_to_shared(lines));
   return 1ull << 62 | 64ull << 32 | 1ull << 16 | address >> 4;
 }

@@ -128,13 +128,13 @@ template <class T = half> METALMM_INLINE float4 mma_16x8x16(float4 sum, uint4 a,
 METALMM_INLINE uint4 load_matrices(const void* line) {
   uint4 x;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(static_cast<uint>(__cvta_generic_to_shared(line))) : "memory");
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(line)) : "memory");
   return x;
 }
 METALMM_INLINE uint4 load_transposed(const void* line) {
   uint4 x;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(static_cast<uint>(__cvta_generic_to_shared(line))) : "memory");
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(shared_address(line)) : "memory");
   return x;
 }
 
@@ -146,7 +146,7 @@ METALMM_INLINE uint pick_bytes(uint low, uint high, uint which) { return __byte_
 METALMM_INLINE void copy_later(void* to, const void* from, bool there = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
-               : "r"(static_cast<uint>(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16u : 0u)
+               : "r"(shared_address(to)), "l"(from), "r"(there ? 16u : 0u)
                : "memory");
 }
 // x, of which the compiler forgets how it came about: else it works it out anew at each turn of a loop.
