@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""From what rows_cuda.py --variants measured, the three times of each tile for `_TILES` of python/metalmm/backends/cuda.py, and how good they are.
+"""From what rows_cuda.py --variants or rule_cuda.py measured, the three times of each tile for `_TILES` of python/metalmm/backends/cuda.py,
+and how good they are.
 
 A tile's three times (python/metalmm/backends/protocol.py: Tiles) are those with the least squared error of the logarithm, in which a time
-of twice the fastest tile's counts a quarter. How many a core has at once is what the table says. Then shapes are drawn: times of a random
-half of them choose tiles for the other half, five times. "of the best" is the geometric mean over pairs of shape and format of the fastest
-tile's time by the chosen one's, and the least.
+of twice the fastest tile's counts a quarter. They are held near the table's, for few sizes say little. How many a core has at once is what
+the table says. Then shapes are drawn: times of a random half of them choose tiles for the other half, five times. "of the best" is the
+geometric mean over pairs of shape and format of the fastest tile's time by the chosen one's, and the least.
 
     python benchmarks/fit_tiles.py --cores 132 FILE.json [FILE.json ...]
 """
@@ -23,26 +24,25 @@ import metalmm
 import numpy as np
 from metalmm import manifest
 from metalmm.backends.cuda import _FEW, _TILES, weights_of
-from metalmm.backends.protocol import Tiles
+from metalmm.backends.protocol import Tiles, TileTimes
 
+HOLD = 0.01  # how much a number counts that is e times the table's, as an error of a tenth
 NAMES = ("dense", "8 bits", "4 bits", "affine", "halves", "floats")
 Pair = tuple[int, int, int, str]  # m, n, k, stored
 Times = Mapping[Pair, Mapping[str, float]]  # of each tile, µs
 
 
 def read(paths: Iterable[str]) -> dict[Pair, dict[str, float]]:
-    """In a row and alone, their geometric mean."""
+    """In a row."""
     found: dict[Pair, dict[str, float]] = {}
     for row in (row for path in paths for row in json.loads(Path(path).read_text())):
         times = found.setdefault((row["m"], row["n"], row["k"], row["stored"]), {})
-        for v in {name.split()[0] for name in row["us"]}:
-            times[v] = math.sqrt(row["us"][f"{v} chain"] * row["us"][f"{v} alone"])
+        times |= {name.removesuffix(" chain"): us for name, us in row["us"].items() if not name.endswith(" alone")}
     return found
 
 
-def at_once(weights: int, v: str) -> int:
-    """Of the table; 0 of what is in neither."""
-    return next((ns[3] for table in (_TILES, _FEW) if v in table and (ns := table[v][weights])), 0)
+def known(weights: int, v: str) -> TileTimes | None:
+    return next((ns for table in (_TILES, _FEW) if v in table and (ns := table[v][weights])), None)
 
 
 @functools.cache
@@ -54,15 +54,17 @@ def work(v: str, pair: Pair, cores: int) -> tuple[float, float]:
 def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
     found = {}
     for weights, v in {(weights_of(pair[3]), v) for pair in pairs for v in times[pair]}:
-        if not (number := at_once(weights, v)):
+        if not (table := known(weights, v)):
             continue
+        number, near = table[3], np.log(np.array(table[:3]) + 1)
         own = [pair for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
         rows = np.array([(*work(v, pair, cores), times[pair][v], min(times[pair].values())) for pair in own], float).T
 
-        def errors(ns: np.ndarray, rows: np.ndarray = rows, number: int = number) -> np.ndarray:
+        def errors(ns: np.ndarray, rows: np.ndarray = rows, number: int = number, near: np.ndarray = near) -> np.ndarray:
             of_core, steps, us, fastest = rows
             took = Tiles.took((*ns.T[:, :, None], number), of_core, steps)
-            return np.asarray(((fastest / us * np.log(took / us / 1000)) ** 2).sum(axis=1))
+            held = HOLD * ((np.log(ns + 1) - near) ** 2).sum(axis=1)
+            return np.asarray(((fastest / us * np.log(took / us / 1000)) ** 2).sum(axis=1) + held)
 
         rng = np.random.default_rng(0)
         ns, step = np.exp(rng.uniform((2, 2, 4), (6, 6, 8), (256, 3))), 0.6
@@ -78,9 +80,9 @@ def of_the_best(times: Times, pairs: Collection[Pair], ns: Mapping[tuple[int, st
     ratios = []
     for pair in pairs:
         weights = weights_of(pair[3])
-        known = {v: Tiles.took(ns[weights, v], *work(v, pair, cores)) for v in times[pair] if (weights, v) in ns}
-        if known:  # of a half of the shapes there may be none of its kind
-            ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
+        told = {v: Tiles.took(ns[weights, v], *work(v, pair, cores)) for v in times[pair] if (weights, v) in ns}
+        if told:  # of a half of the shapes there may be none of its kind
+            ratios.append(min(times[pair].values()) / times[pair][min(told, key=lambda v, told=told: told[v])])
     return f"{math.exp(np.mean(np.log(ratios))):.3f} of the best, at least {min(ratios):.2f}, {len(ratios)} pairs"
 
 

@@ -95,8 +95,8 @@ struct Products<T, 2, TN, TOGETHER> {
 // 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up.
 //
 // Of weights with a bias one sum is on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums
-// are 9 parts more), else of 32, which is waited for. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup adds up
-// some rows, for all.
+// are 9 parts more), else of 32, and the first is waited for. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup
+// adds up some rows, for all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -111,25 +111,32 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
-    if (Step::SCALING != WITH_REST) {  // all is read before products take threadgroup memory's time
-      Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);
-      multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
+    Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);  // all is read before products take threadgroup memory's time
+    multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
+    if (Step::SCALING != WITH_REST) {
       multiply<Step, false>(1, 1, second, a, b, from, lane, w.low_byte);
-      return;
+    } else if (adds_64(w)) {
+      multiply<Step, true>(1, 0, second, a, b, from, lane, w.low_byte);
+    } else {
+      metal::wait_for_groups<0>();
+      add_up(0);
+      multiply<Step, false>(1, 0, second, a, b, from, lane, w.low_byte);
     }
-    if (adds_64(w))
-      add_all<Step, true>(a, b, from, lane, w.low_byte);
-    else
-      add_all<Step, false>(a, b, from, lane, w.low_byte);
-    before = b;
   }
   template <class Step>
-  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt) thread {
-    if (Step::SCALING == WITH_REST) return;
-    metal::wait_for_groups<1>();
-    add_up(0);
+  METAL_FUNC void add(const threadgroup T* a, threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
+    if (Step::SCALING != WITH_REST) {
+      metal::wait_for_groups<1>();
+      add_up(0);
+      metal::wait_for_groups<0>();
+      add_up(1);
+      return;
+    }
+    if (before != nullptr) add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
     metal::wait_for_groups<0>();
-    add_up(1);
+    Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), from, lane);  // after the products: tensor cores keep the order
+    add_up(0);
+    before = b;
   }
   template <class Step>
   METAL_FUNC void settle(uint3 from, uint lane, WeightsAt w) thread {
@@ -172,21 +179,6 @@ struct Products<T, TM, TN, TURNED> {
     left[i][0] = metal::uint4(first.x, second.x, first.y, second.y);
     left[i][1] = metal::uint4(first.z, second.z, first.w, second.w);
     metal::multiply_group<ADDS>(few[to], left[i], a + (from.x * Step::K + 32 * i));
-  }
-  // The rest of the step before, and all of this one's products: `few` is one, so that more threadgroups find registers.
-  template <class Step, bool AT_ONCE>
-  METAL_FUNC void add_all(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, uint low) thread {
-    Step::B::template add_rows<typename Step::A, AT_ONCE>(a, b, from, lane);  // first: tensor cores keep the order
-    Lines<Step> lines(b, 0, from, lane), further(b, 1, from, lane);
-    multiply<Step, false>(0, 0, lines, a, b, from, lane, low);
-    if (AT_ONCE) multiply<Step, true>(1, 0, further, a, b, from, lane, low);
-    if (before != nullptr) add_rest<Step>(AT_ONCE ? 1 : 2, from, lane);
-    metal::wait_for_groups<0>();
-    add_up(0);
-    if (AT_ONCE) return;
-    multiply<Step, false>(1, 0, further, a, b, from, lane, low);
-    metal::wait_for_groups<0>();
-    add_up(0);
   }
   template <class Step>
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint block, uint3 from, uint lane) {

@@ -189,8 +189,8 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(block, row);
   }
   // The simdgroup's sixteen rows, by products with ones. To be read after a barrier. A lane has two rows of each eight, as seven others do.
-  template <class A, bool AT_ONCE>
-  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane) {
+  template <class A>
+  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool at_once, uint3 from, uint lane) {
     static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup two times eight rows, two blocks");
     uint row = from.x + from.y;  // another for each simdgroup
     threadgroup float* to = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T));
@@ -204,12 +204,16 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 8; i++) {  // neighbours do not wait for each other
       metal::uint4 own = x[i / 4][i % 2];
-      thread metal::float4& to_add = sum[AT_ONCE ? 0 : i / 4][i % 2];
+      thread metal::float4& to_add = sum[i / 4][i % 2];
       to_add = metal::mma_16x8x16<T>(to_add, metal::uint4(ones<T>()), i / 2 % 2 == 0 ? own.xy : own.zw);
     }
+    if (lane >= 4) return;
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < (AT_ONCE ? 2 : 4); i++)
-      if (lane < 4) *reinterpret_cast<threadgroup metal::float2*>(to + place(i / 2, row + i % 2 * 8 + 2 * lane)) = sum[i / 2][i % 2].xy;
+    for (uint i = 0; i < 2; i++) {
+      threadgroup float* own = to + place(0, row + i * 8 + 2 * lane);
+      *reinterpret_cast<threadgroup metal::float2*>(own) = at_once ? sum[0][i].xy + sum[1][i].xy : sum[0][i].xy;
+      if (!at_once) *reinterpret_cast<threadgroup metal::float2*>(own + place(1, 0)) = sum[1][i].xy;
+    }
   }
 };
 #endif

@@ -128,7 +128,9 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
-  let_next_begin();
+  // Of one row of dense tiles not each core has one. Those of the next kernel, begun early, would not be spread evenly (docs/lab/cuda.md).
+  constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16;
+  if (!LATER || p.m > S::BM) let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;

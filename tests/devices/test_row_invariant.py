@@ -239,7 +239,7 @@ def test_more_rows_than_what_was_tuned_takes_at_a_time(device: metalmm.Device, t
     """It stays where it takes them; else it is a point of the same bits."""
     if device.name != "cuda":
         pytest.skip("points of the same bits are for device cuda")
-    spec = metalmm.MatmulSpec(16, 96, 512, transpose_b=True, b_storage="q4_0", row_invariant=True)
+    spec = metalmm.MatmulSpec(16, 4096, 4096, transpose_b=True, b_storage="q4_0", row_invariant=True)
     for v, other in (("r2_t2_s4_d2_tg128", "r2_t2_s4_d2_tg128"), ("t4_s4_d4_tg128", None)):
         with tuned(device, tmp_path / "tuning.json", spec, f"small_m_mma/{v}"):
             chosen = tuning.choose(device, spec)[0]
