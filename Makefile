@@ -49,16 +49,21 @@ test-on-fake-metal: fake-metal
 	METALMM_DEVICE=metal $(ON_METAL) $(ARGS)
 test-on-fake-cuda: fake-cuda
 	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
-# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Metal's `tests/cli` takes a third of its run.
+# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Each device's is halved by folders.
+PARTS := on-cuda on-cuda-each $(if $(HAVE_METAL),on-metal on-metal-cli)
+.PHONY: $(PARTS)
+on-cuda:
+	@METALMM_DEVICE=cuda $(ON_CUDA) --ignore-glob '$(CURDIR)/tests/devices/test_*'
+on-cuda-each:  # what each device is asked
+	@METALMM_DEVICE=cuda $(ON_CUDA) tests/devices --ignore tests/devices/cuda
+on-metal:
+	@METALMM_DEVICE=metal $(ON_METAL) --ignore tests/cli
+on-metal-cli:
+	@METALMM_DEVICE=metal $(ON_METAL) tests/cli
 test-on-fakes: $(VENV)/.built
 	@$(MAKE) --no-print-directory -j2 fake-cuda $(if $(HAVE_METAL),fake-metal)
-ifneq ($(HAVE_METAL),)
-	@METALMM_DEVICE=cuda $(ON_CUDA) >build/on-fake-cuda.log 2>&1 & cuda=$$!; \
-	METALMM_DEVICE=metal $(ON_METAL) tests/cli >build/on-fake-metal.log 2>&1 & cli=$$!; \
-	METALMM_DEVICE=metal $(ON_METAL) --ignore tests/cli; metal=$$?; \
-	wait $$cuda; cuda=$$?; wait $$cli; cli=$$?; cat build/on-fake-metal.log build/on-fake-cuda.log; exit $$((metal + cli + cuda))
-else
-	@METALMM_DEVICE=cuda $(ON_CUDA)
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j4 $(PARTS)
+ifeq ($(HAVE_METAL),)
 	@echo "make test: no clang++ and gcc with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"
 endif
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.here import ALL_COMPILERS, ALL_OF_IT, ALL_OF_LANGUAGE, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
+from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
 
 import metalmm
 import pytest
@@ -38,7 +38,7 @@ _SKIPPED = {
         *_ON_A_FAKE,
         "cli/test_models.py",
         "devices/metal",
-        *([] if ALL_OF_LANGUAGE or REAL_GPU else ["fuzz", "conformance/test_functions.py"]),
+        *([] if ALL_OF_IT or REAL_GPU else ["fuzz", "conformance/test_functions.py"]),
     ],
 }
 collect_ignore = [*_SKIPPED[DEVICE if DEVICE in _SKIPPED else "cpu"], "fakes", "sanitize", "mutants"]
@@ -139,6 +139,22 @@ def _lacking() -> list[str]:
     with metalmm.Device(DEVICE) as device:
         found = [*device.lacking, *(["work after a fault", "memory shared with the host"] if DEVICE == "cuda" else [])]
         return [*found, *(["memory that the fake driver follows"] if FAKE_CUDA else [])]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with parameters of its own that asks for each compiler, one by turns; `make test-all` has all."""
+    turns, left_out = dict[str, dict[str, int]](), list[pytest.Item]()
+    for item in items if not ALL_OF_IT and DEVICE == "cpu" else ():
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if len(params) < 2 or "each_compiler" not in params:
+            continue
+        function, others = item.nodeid.partition("[")[0], repr({k: v for k, v in params.items() if k != "each_compiler"})
+        turn = turns.setdefault(function, {}).setdefault(others, len(turns[function]))
+        if params["each_compiler"] != COMPILERS[turn % len(COMPILERS)]:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from support.here import ALL_OF_LANGUAGE, COMPILERS, DEVICE
+from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.msl import FLOATS, INTEGERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -125,9 +125,9 @@ def value(kind: str, lane: int) -> Any:
     return float(x) if kind in FLOATS else x
 
 
-ON_CPU = ALL_OF_LANGUAGE and DEVICE == "cpu"
+ON_CPU = ALL_OF_IT and DEVICE == "cpu"
 CASES = [(by, around) for i, around in enumerate(AROUND) for by in (COMPILERS if ON_CPU else [COMPILERS[i % len(COMPILERS)]])]
-PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_LANGUAGE else 4 if DEVICE == "cpu" else 12
+PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_IT else 4 if DEVICE == "cpu" else 12
 
 
 @pytest.mark.parametrize(("compiler", "around"), CASES)
@@ -170,7 +170,7 @@ def test_of_a_simdgroup_or_a_quad(compiler: str, around: str, device: metalmm.De
 def in_memory(*kinds: str) -> list[tuple[str, str]]:
     """Each type with each memory, or with one in turn."""
     found = [(kind, memory) for kind in kinds for memory in ("device", "threadgroup")]
-    return [x for i, x in enumerate(found) if ALL_OF_LANGUAGE or i % 2 == i // 2 % 2]
+    return [x for i, x in enumerate(found) if ALL_OF_IT or i % 2 == i // 2 % 2]
 
 
 # Of an atomic in a memory: what threads do with it at once, and whether what they saw and what is left agree. x: a thread's operand; old:

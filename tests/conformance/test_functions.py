@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.four_threads import by_nvrtc
 from support.functions import Function, mistakes, sample, source
-from support.here import ALL_OF_LANGUAGE, DEVICE
+from support.here import ALL_OF_IT, DEVICE
 from support.library import OF_FLOATS, OF_INTEGERS, PACKED
 from support.msl import FLOATS, INTEGERS
 
@@ -63,7 +63,7 @@ def test_numbers_in_parts_of_a_word(kind: str, device: metalmm.Device) -> None:
         assert np.abs(ends[4] - 0.5).max() <= (0.17 if 2 in parts else 0.01), (name, ends[4])
 
 
-@pytest.mark.skipif(not ALL_OF_LANGUAGE or DEVICE != "cpu", reason="takes a minute")
+@pytest.mark.skipif(not ALL_OF_IT or DEVICE != "cpu", reason="takes a minute")
 @pytest.mark.parametrize("kind", [*FLOATS, *INTEGERS])
 def test_nvrtc_takes_them(kind: str) -> None:
     """Without a GPU; NVRTC has no function of its own for some."""

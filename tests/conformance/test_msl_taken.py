@@ -7,7 +7,7 @@ from typing import Any
 import metalmm
 import pytest
 from support.four_threads import HEAD, by_nvrtc, run
-from support.here import ALL_OF_LANGUAGE, DEVICE
+from support.here import ALL_OF_IT, DEVICE
 
 I = "uint i [[thread_position_in_grid]]"  # noqa: E741
 
@@ -592,7 +592,7 @@ def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatc
     assert run(device, source, **options) == expected
 
 
-@pytest.mark.skipif(not ALL_OF_LANGUAGE or DEVICE != "cpu", reason="takes a minute")
+@pytest.mark.skipif(not ALL_OF_IT or DEVICE != "cpu", reason="takes a minute")
 @pytest.mark.parametrize("name", TAKEN)
 def test_nvrtc_takes_it_too(name: str) -> None:
     source, options, _ = TAKEN[name]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import metalmm
 import numpy as np
 import pytest
-from support.here import ALL_OF_LANGUAGE, SEED
+from support.here import ALL_OF_IT, SEED
 from support.programs import THREADS, Program
 
-COUNT = 60 if ALL_OF_LANGUAGE else 4
+COUNT = 60 if ALL_OF_IT else 4
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + COUNT))

@@ -17,7 +17,7 @@ from metalmm.kernel_source import KernelText
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu
 from metalmm.msl.tokens import Source
-from support.here import ALL_OF_IT, ALL_OF_LANGUAGE, ROOT
+from support.here import ALL_OF_IT, ROOT
 from support.rows import kinds
 
 try:
@@ -40,12 +40,12 @@ def ptx_of(text: str) -> str:
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel one instance, by turns for 9.0 and 8.0; with METALMM_TEST_LANGUAGE of dense and of quantized
+    """By capability: of one variant of each kernel one instance, by turns for 9.0 and 8.0; with METALMM_TEST_ALL of dense and of quantized
     weights, of each end and use of tensor cores. With METALMM_TEST_ALL of each variant all, by turns."""
     asked = set[tuple[Path, str]]()
     ways = set[tuple[object, ...]]()
     for v in kinds(metalmm.variants()):
-        way = (v.kernel, *((v.storage == "dense", v.swiglu, v.params.get("mma")) if ALL_OF_LANGUAGE else ()))
+        way = (v.kernel, *((v.storage == "dense", v.swiglu, v.params.get("mma")) if ALL_OF_IT else ()))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
         found = every if ALL_OF_IT else of_first_type[-1:] if way not in ways else []
@@ -95,7 +95,7 @@ def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
 def test_what_the_language_tests_use(path: Path) -> None:
     text = metalmm.compiler.preprocess(path.read_text(), str(path), for_metal=True)
     names = Program(text, str(path)).kernel_names()
-    for kernel in names if ALL_OF_LANGUAGE else names[:1]:
+    for kernel in names if ALL_OF_IT else names[:1]:
         constants = {0: True, 1: 3} if kernel == "spaces" else {}
         for stops in (False, True) if ALL_OF_IT else (len(kernel) % 2 == 0,):
             cuda.build(KernelText(text, str(path), is_preprocessed=True), kernel, constants, 90, stops=stops)

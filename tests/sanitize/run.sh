@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the extension with ThreadSanitizer and with AddressSanitizer + UBSan, preloads the runtime into Python and runs
-# tests/sanitize/threads.py: several threads on one device, batches dropped in every state, errors, closing. Where clang and GNUstep
-# are there, the same on the fake Metal, and most of the test suite on it under AddressSanitizer + UBSan.
+# tests/sanitize/threads.py on each device: several threads on one device, batches dropped in every state, errors, closing. Where clang
+# and GNUstep are there, that is the build of the fake Metal, with device cpu in it, and most of the test suite runs on it under
+# AddressSanitizer + UBSan.
 #   bash tests/sanitize/run.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,32 +13,32 @@ export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIO
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
 seconds=${SECONDS_EACH:-10}
 
+threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
+  echo "== $name sanitizer, device $1 ${METALMM_FAKE:-}"
+  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
+    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$seconds"
+}
+has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || echo "")
 for kind in thread address,undefined; do
   name=${kind%%,*}
-  dir=build/sanitize-$name
-  CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
-  cmake --build "$dir" >/dev/null
-  stage "$dir"
-  runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
-  echo "== $name sanitizer, device cpu"
-  TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0" LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=cpu \
-    PYTHONPATH="$dir" timeout 300 "$python" tests/sanitize/threads.py "$seconds"
+  if [ -n "$has_metal" ]; then
+    export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
+    bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
+    # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
+    runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
+    threads cpu tests/fakes/on_fake_metal.py
+    threads metal tests/fakes/on_fake_metal.py
+    METALMM_FAKE=in_time=1,start_us=20,status_lag_us=50 threads metal tests/fakes/on_fake_metal.py  # a GPU in time, all that is optional on
+  else
+    dir=build/sanitize-$name
+    CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
+    cmake --build "$dir" >/dev/null
+    stage "$dir"
+    runtime=$(g++ -print-file-name="lib$([ $name = thread ] && echo tsan || echo asan).so")
+    PYTHONPATH="$dir" threads cpu
+  fi
 done
-
-command -v clang++ >/dev/null && command -v gnustep-config >/dev/null || { echo "== no clang and GNUstep: nothing checked on the fake Metal"; exit 0; }
-for kind in thread address,undefined; do
-  name=${kind%%,*}
-  export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
-  bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
-  # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
-  runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
-  # Also with a GPU in time, and all that is optional on.
-  for gpu in "" in_time=1,start_us=20,status_lag_us=50; do
-    echo "== $name sanitizer, device metal on the fake $gpu"
-    METALMM_FAKE=$gpu TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
-      LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 300 "$python" tests/fakes/on_fake_metal.py tests/sanitize/threads.py "$seconds"
-  done
-done
+[ -n "$has_metal" ] || { echo "== no clang and GNUstep: nothing checked on the fake Metal"; exit 0; }
 # To files: pytest has what a process says, and that is lost where it ends at once. (Tests that mean to die write there, too.)
 export ASAN_OPTIONS="$ASAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report" UBSAN_OPTIONS="$UBSAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report"
 rm -f "$METALMM_FAKE_BUILD"/report.*

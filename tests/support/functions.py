@@ -12,7 +12,7 @@ import metalmm
 import numpy as np
 import pytest
 
-from .here import ALL_OF_LANGUAGE, COMPILERS, DEVICE
+from .here import ALL_OF_IT, COMPILERS, DEVICE
 from .msl import FLOATS, INTEGERS
 
 WIDTHS = (1, 2, 3, 4)
@@ -136,7 +136,7 @@ def close(got: Any, want: Any, ulps: float, kind: str) -> Any:
 def sample(functions: Sequence[Function], kinds: Sequence[str]) -> list[Any]:
     """Parameters of a test: compiler, type, functions. Of each function one type that it has, by compilers in turn; or all by each."""
     compilers = COMPILERS if DEVICE == "cpu" else COMPILERS[-1:]
-    if ALL_OF_LANGUAGE:
+    if ALL_OF_IT:
         found = [(compiler, kind, [f for f in functions if f.has(kind)]) for compiler in compilers for kind in kinds]
     else:
         chosen = {

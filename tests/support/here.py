@@ -45,7 +45,6 @@ FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake 
 FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the fake driver of NVIDIA's GPUs, likewise
 REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
 ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
-ALL_OF_LANGUAGE = ALL_OF_IT or bool(os.environ.get("METALMM_TEST_LANGUAGE"))  # .ci/run: every function of every type
 SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))  # of what is drawn
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 LINUX = sys.platform.startswith("linux")
