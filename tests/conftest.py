@@ -142,9 +142,10 @@ def _lacking() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with parameters of its own that asks for each compiler, one by turns; `make test-all` has all."""
+    """Of a test with parameters of its own that asks for each compiler, one by turns; `make test-all` has all, as has who names a test."""
     turns, left_out = dict[str, dict[str, int]](), list[pytest.Item]()
-    for item in items if not ALL_OF_IT and DEVICE == "cpu" else ():
+    is_named = config.getoption("lf", False) or any("::" in arg for arg in config.args)
+    for item in items if DEVICE == "cpu" and not ALL_OF_IT and not is_named else ():
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         if len(params) < 2 or "each_compiler" not in params:
             continue

@@ -86,7 +86,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
   for (uint stage = 0; k < end; k += BK) {
     // Order: what this step still lacks comes; all meet; products begin; the next step's factors are stored. Then factors of the step after
-    // it are asked for, and tiles of the step that is AHEAD. Products end last.
+    // it are asked for, and tiles of the step that is AHEAD. Products end last; then affine weights add up A's rows.
     loads.wait(task, memory, stage);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
@@ -128,8 +128,8 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
-  // Of one row of dense tiles not each core has one. Those of the next kernel, begun early, would not be spread evenly (docs/lab/cuda.md).
-  constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16;
+  // Of one row of dense tiles the next kernel begins last: a row of calls took longer when it began early (docs/lab/cuda.md).
+  constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16 && S::BM <= 64;
   if (!LATER || p.m > S::BM) let_next_begin();
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not LINUX, reason="a GPU has 
 
 
 def early() -> Iterator[metalmm.Variant]:
-    """Of each strategy, each kind of format (in CI scaled ones, too), each end and each way through its kernel."""
+    """Of each strategy, each kind of format (with METALMM_TEST_ALL scaled ones, too), each end and each way through its kernel."""
     have = set[tuple[Any, ...]]()
     for v in (kind for known in metalmm.variants() for kind in known.kinds()):
         if not v.source or v.storage not in ("dense", "affine4", *(["q8_0"] if ALL_OF_IT else [])):

@@ -40,12 +40,12 @@ def ptx_of(text: str) -> str:
 
 
 def instances() -> Iterator[tuple[Path, str, int]]:
-    """By capability: of one variant of each kernel one instance, by turns for 9.0 and 8.0; with METALMM_TEST_ALL of dense and of quantized
-    weights, of each end and use of tensor cores. With METALMM_TEST_ALL of each variant all, by turns."""
+    """By capability: of each kernel with dense and with quantized weights, each end and use of tensor cores one instance, by turns for 9.0 and
+    8.0. With METALMM_TEST_ALL of each variant all, by turns."""
     asked = set[tuple[Path, str]]()
     ways = set[tuple[object, ...]]()
     for v in kinds(metalmm.variants()):
-        way = (v.kernel, *((v.storage == "dense", v.swiglu, v.params.get("mma")) if ALL_OF_IT else ()))
+        way = (v.kernel, v.storage == "dense", v.swiglu, v.params.get("mma"))
         every = list(v.instances())
         of_first_type = [x for x in every if x.partition(",")[0] == every[0].partition(",")[0]]
         found = every if ALL_OF_IT else of_first_type[-1:] if way not in ways else []

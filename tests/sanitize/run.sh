@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the extension with ThreadSanitizer and with AddressSanitizer + UBSan, preloads the runtime into Python and runs
 # tests/sanitize/threads.py on each device: several threads on one device, batches dropped in every state, errors, closing. Where clang
-# and GNUstep are there, that is the build of the fake Metal, with device cpu in it, and most of the test suite runs on it under
-# AddressSanitizer + UBSan.
+# and GNUstep are there, that is clang's build of the fake Metal, with device cpu in it, and most of the test suite runs on it under
+# AddressSanitizer + UBSan. Elsewhere it is g++'s build of device cpu.
 #   bash tests/sanitize/run.sh PYTHON
 set -euo pipefail
 cd "$(dirname "$0")/../.."

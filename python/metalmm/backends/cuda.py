@@ -51,7 +51,8 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted to an
-# H200's times at drawn sizes (docs/lab/cuda.md, "The rule, fitted to drawn sizes"); halves and floats are scaled as bytes changed.
+# H200's times (docs/lab/cuda.md, "Drawn sizes, and what affine4 waits for"). Halves and floats were not timed there: they are scaled by what
+# bytes changed, up to twice or half. `_FEW` is of before ("Whole turns, and one row's bits for sixteen").
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
