@@ -41,7 +41,7 @@ def read(paths: Iterable[str]) -> dict[Pair, dict[str, float]]:
     return found
 
 
-def known(weights: int, v: str) -> TileTimes | None:
+def in_table(weights: int, v: str) -> TileTimes | None:
     return next((ns for table in (_TILES, _FEW) if v in table and (ns := table[v][weights])), None)
 
 
@@ -54,7 +54,7 @@ def work(v: str, pair: Pair, cores: int) -> tuple[float, float]:
 def fitted(times: Times, pairs: Collection[Pair], cores: int) -> dict[tuple[int, str], np.ndarray]:
     found = {}
     for weights, v in {(weights_of(pair[3]), v) for pair in pairs for v in times[pair]}:
-        if not (table := known(weights, v)):
+        if not (table := in_table(weights, v)):
             continue
         number, near = table[3], np.log(np.array(table[:3]) + 1)
         own = [pair for pair in pairs if weights_of(pair[3]) == weights and v in times[pair]]
@@ -80,9 +80,9 @@ def of_the_best(times: Times, pairs: Collection[Pair], ns: Mapping[tuple[int, st
     ratios = []
     for pair in pairs:
         weights = weights_of(pair[3])
-        told = {v: Tiles.took(ns[weights, v], *work(v, pair, cores)) for v in times[pair] if (weights, v) in ns}
-        if told:  # of a half of the shapes there may be none of its kind
-            ratios.append(min(times[pair].values()) / times[pair][min(told, key=lambda v, told=told: told[v])])
+        known = {v: Tiles.took(ns[weights, v], *work(v, pair, cores)) for v in times[pair] if (weights, v) in ns}
+        if known:  # of a half of the shapes there may be none of its kind
+            ratios.append(min(times[pair].values()) / times[pair][min(known, key=lambda v, known=known: known[v])])
     return f"{math.exp(np.mean(np.log(ratios))):.3f} of the best, at least {min(ratios):.2f}, {len(ratios)} pairs"
 
 

@@ -66,7 +66,7 @@ def measured(device: metalmm.Device, spec: metalmm.MatmulSpec, ids: list[metalmm
     some = sorted({0, spec.m // 2, spec.m - 1})
     expected = some, metalmm.reference(a[some], b, **options), metalmm.error_bound(a[some], b, **options)
     runs = {v: checked(device, v, a, held, expected, repr(spec), **options) for v in ids}
-    first = dict(zip(runs, medians(list(runs.values()), 2), strict=True))
+    first = {v: t / calls for v, t in zip(runs, medians(list(runs.values()), 2), strict=True)}
     last = list(dict.fromkeys([rule, *sorted(first, key=lambda v: first[v])[:5]]))
     us = {v: t / calls for v, t in zip(last, medians([runs[v] for v in last], 9), strict=True)}
     best = min(us, key=lambda v: us[v])
@@ -82,7 +82,7 @@ def measured(device: metalmm.Device, spec: metalmm.MatmulSpec, ids: list[metalmm
         "stored": spec.b_storage,
         "rule": rule,
         "of_best": of_best,
-        "us": {v: t / calls for v, t in first.items()} | us,
+        "us": first | us,
     }
 
 

@@ -143,7 +143,7 @@ def _lacking() -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test with parameters of its own that asks for each compiler, one by turns; `make test-all` has all, as has who names a test."""
-    turns, left_out = dict[str, dict[str, int]](), list[pytest.Item]()
+    turns, left_out = dict[str, dict[str, int]](), dict[pytest.Item, None]()
     is_named = config.getoption("lf", False) or any("::" in arg for arg in config.args)
     for item in items if DEVICE == "cpu" and not ALL_OF_IT and not is_named else ():
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
@@ -152,10 +152,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         function, others = item.nodeid.partition("[")[0], repr({k: v for k, v in params.items() if k != "each_compiler"})
         turn = turns.setdefault(function, {}).setdefault(others, len(turns[function]))
         if params["each_compiler"] != COMPILERS[turn % len(COMPILERS)]:
-            left_out.append(item)
+            left_out[item] = None
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -130,7 +130,9 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
   // Of one row of dense tiles the next kernel begins last: a row of calls took longer when it began early (docs/lab/cuda.md).
   constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16 && S::BM <= 64;
-  if (!LATER || p.m > S::BM) let_next_begin();
+  if (!LATER || p.m > S::BM) {
+    let_next_begin();
+  }
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;

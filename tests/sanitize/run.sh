@@ -18,7 +18,7 @@ threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
     LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$seconds"
 }
-has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || echo "")
+has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || true)
 for kind in thread address,undefined; do
   name=${kind%%,*}
   if [ -n "$has_metal" ]; then
