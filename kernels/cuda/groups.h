@@ -85,14 +85,15 @@ struct Products<T, 2, TN, TOGETHER> {
   METAL_FUNC void take() thread {
     metal::wait_for_groups<0>();
     metal::take_sums(few);
-    steps = 0;
+    steps = metal::kept(0);  // else the compiler makes a loop of its own of what follows, and products wait for each other
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4 * TN; i++) of[i / 4][i % 4] += few[i], few[i] = 0.0f;
   }
 };
 
 // Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
-// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up.
+// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up;
+// or, with ONE_SUM, before.
 //
 // Of weights with a bias one sum is on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums
 // are 9 parts more), else of 32, and the first is waited for. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup
@@ -113,9 +114,9 @@ struct Products<T, TM, TN, TURNED> {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
     Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);  // all is read before products take threadgroup memory's time
     multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
-    if (Step::SCALING != WITH_REST) {
+    if (Step::SCALING != WITH_REST && !Step::ONE_SUM) {
       multiply<Step, false>(1, 1, second, a, b, from, lane, w.low_byte);
-    } else if (adds_64(w)) {
+    } else if (Step::SCALING == WITH_REST && adds_64(w)) {
       multiply<Step, true>(1, 0, second, a, b, from, lane, w.low_byte);
     } else {
       metal::wait_for_groups<0>();
@@ -126,10 +127,12 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
     if (Step::SCALING != WITH_REST) {
-      metal::wait_for_groups<1>();
-      add_up(0);
+      if (!Step::ONE_SUM) {
+        metal::wait_for_groups<1>();
+        add_up(0);
+      }
       metal::wait_for_groups<0>();
-      add_up(1);
+      add_up(Step::ONE_SUM ? 0 : 1);
       return;
     }
     if (before != nullptr) add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
@@ -141,7 +144,6 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void settle(uint3 from, uint lane, WeightsAt w) thread {
     if (Step::SCALING != WITH_REST || before == nullptr) return;
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
     before = nullptr;
   }

@@ -53,6 +53,10 @@ struct StoredB {
     for (uint i = 0; i < EACH; i++)
       next[i] = Stored::at(w, col0 + tid / PIECES + i * (TG / PIECES), k + word / WORDS * 32).values + word % WORDS * 4 -
                 Storage::bytes_along(w, ALONG);
+    begin_factors<WHOLE>(w, k, col0, tid);
+  }
+  template <bool WHOLE>
+  METAL_FUNC void begin_factors(WeightsAt w, uint k, uint col0, uint tid) thread {
     place_of_factor = tid % ALONG * (Pack::HALVES * BN) + tid / ALONG;
     if (KEEPS) place_of_factor = metal::kept(place_of_factor);
 #pragma clang loop unroll(full)
@@ -162,7 +166,7 @@ struct StoredB {
     uint mask = Pack::BITS == 8 ? low * 0x10001u : low / 17 * 0x100001u, signs = Pack::SIGNED ? 0x00800080u : 0;
     uint bits = signs != 0 ? (bytes & mask) ^ (0x64006400u | signs) : (bytes & mask) | 0x64006400u;
     metal::half2 x = as_type<metal::half2>(bits ^ more);
-    return Pack::BITS == 8 ? x + zero : metal::fma(x, metal::half2(half(1.0f), half(0.0625f)), zero);
+    return Pack::BITS == 8 ? x + zero : metal::fma(x, as_type<metal::half2>(low ^ 0x2c003cffu), zero);  // 1 and 1 / 16
   }
 };
 
@@ -174,6 +178,7 @@ struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG
 template <class T, class Storage, class S>
 struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;
+  typedef StoredB<T, Storage, S::BK, S::BN, S::THREADS - S::TG, true> OfOthers;  // its factors, by simdgroups that multiply nothing
   enum : uint {
     IN_ROWS = !Storage::IS_CANONICAL,
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h

@@ -1,15 +1,31 @@
-// Whole tiles by TMA (compute capability 9.0). One thread asks for A's tile and one for B's. They come swizzled, as Tile and StoredB have
-// them. A stage has an mbarrier, `ready`; `turn` is its parity, for which all threads wait.
+// Whole tiles by TMA (compute capability 9.0): simdgroups that multiply nothing bring them, while others multiply. One thread asks for A's
+// tile and B's. They come swizzled, as Tile and StoredB have them. A stage has an mbarrier, `ready`; `turn` is its parity, for which those
+// wait that multiply.
 #pragma once
 #include "../include/step_loads.h"
 
 #ifdef __METALMM_CUDA__
+// A core's 65,536 registers are shared out evenly. Those that bring keep LEFT and give the others the rest.
+template <class S, class Sizes>
+struct Registers<S, Sizes, true> {
+  // EACH is what a thread begins with.
+  enum : uint {
+    BESIDE = Sizes::METALMM_BESIDE > 0 ? Sizes::METALMM_BESIDE : 1,
+    EACH = 65536 / (BESIDE * S::THREADS) / 8 * 8,
+    LEFT = 24,
+    TAKEN = EACH + (EACH - LEFT) * (S::THREADS - S::TG) / S::TG
+  };
+  static_assert(EACH <= TAKEN && TAKEN <= 240, "who takes registers has fewer before, and at most 240 then");
+  static METAL_FUNC void take() { metal::take_registers<TAKEN>(); }
+  static METAL_FUNC void give() { metal::give_registers<LEFT>(); }
+};
+
 template <class S, class B, class T>
 struct StepLoads<false, true, S, B, T, true> {
   typedef Tile<S::BM, S::BK, false, true> A;
   typedef Memory<T, A, B, S> Sizes;
-  enum : uint { STAGES = Sizes::STAGES, SIMDGROUPS = S::TG / 32 };
-  B of_b;  // its factors
+  enum : uint { K = S::BK, APART = 1, STAGES = Sizes::STAGES };
+  typename B::OfOthers of_b;
   uint turn;
 
   static METAL_FUNC constant metal::TileMaps& maps(thread const Task<T>& task) {
@@ -17,31 +33,34 @@ struct StepLoads<false, true, S, B, T, true> {
   }
   // Lines past the edge come as zeros: each tile is whole, but where K ends in it.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
+  METAL_FUNC void start() thread { turn = 0; }
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
-    turn = 0;
-    of_b.template begin<true>(task.w, k, task.col0, task.index());
-    if (task.index() == 0) {
+    if (task.index() == S::TG) {
 #pragma clang loop unroll(full)
       for (uint stage = 0; stage < STAGES; stage++) metal::begin_ready(memory.ready(stage));
       metal::show_group();
     }
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+    of_b.template begin_factors<true>(task.w, k, task.col0, task.index() - S::TG);
   }
-  // Simdgroups take turns, for a copy takes its thread a while.
   METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
     constant metal::TileMaps& of = maps(task);
     threadgroup ulong* ready = memory.ready(stage);
-    if (task.index() == stage % SIMDGROUPS * 32) {
+    if (task.index() == S::TG) {
       metal::expect_tiles(ready, A::SIZE * sizeof(T));
       metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, p.stride_a > 0 ? task.batch : 0, ready);
-    }
-    if (task.index() == (stage + SIMDGROUPS / 2) % SIMDGROUPS * 32) {
       metal::expect_tiles(ready, B::BYTES_COPIED);
       metal::copy_tile(memory.tile_b(stage), of.b, k / B::PER_BYTE, task.col0, p.stride_b > 0 ? task.batch : 0, ready);
     }
   }
   METAL_FUNC void close() thread {}
-  METAL_FUNC void wait(thread const Task<T>&, threadgroup Sizes& memory, uint stage) thread {
+  METAL_FUNC void put_factors(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
+    of_b.put_factors(memory.tile_b(stage), task.index() - S::TG);
+  }
+  METAL_FUNC void load_factors(thread const Task<T>& task, uint k) thread {
+    of_b.template load_factors<true>(task.w, k, task.index() - S::TG);
+  }
+  METAL_FUNC void finish(thread const Task<T>&, threadgroup Sizes&, uint) thread {}
+  METAL_FUNC void wait(threadgroup Sizes& memory, uint stage) thread {
     metal::wait_for_tiles(memory.ready(stage), turn);
     if (stage + 1 == STAGES) turn ^= 1;
   }

@@ -24,6 +24,7 @@ struct DenseB {
   typedef DenseTile<T, BN, TB> Stored;
   typedef Tile<BK, BN, TB, STRAIGHT> Layout;
   enum : uint { BYTES = Layout::SIZE * sizeof(T), KEEPS = 0, IN_ROWS = TB, BYTES_COPIED = BYTES, PER_BYTE = 1 };  // of tma.h
+  typedef DenseB OfOthers;
   TileLoads<T, Layout, TG, ROOM> brought;
 
   template <bool WHOLE>
@@ -36,6 +37,8 @@ struct DenseB {
     uint2 left = {w.k - k, w.n - col0};
     brought.template load<WHOLE>(TB ? left : left.yx, BK * (TB ? 1 : w.ldb), tile, tid);
   }
+  template <bool WHOLE>
+  METAL_FUNC void begin_factors(WeightsAt, uint, uint, uint) thread {}
   template <bool WHOLE>
   METAL_FUNC void load_factors(WeightsAt, uint, uint) thread {}
   METAL_FUNC void put(WeightsAt, threadgroup T* tile, uint tid) const thread { brought.put(tile, tid); }

@@ -24,6 +24,7 @@ struct Blocks {
     WN = N_SIMDGROUPS,
     WK = K_SIMDGROUPS,
     TG = WM * WN * WK * 32,
+    THREADS = TG,      // and those that only bring tiles
     TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
@@ -39,12 +40,12 @@ struct Blocks {
 // Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction. SPLIT threadgroups are a cluster (../cuda/groups.h).
 template <int M, int N, int STAGES_, int SPLIT_>
 struct Groups : Blocks<M, N, 64, M / 16, 1, 1> {
-  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_, SPLIT = SPLIT_ };
+  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_, SPLIT = SPLIT_, THREADS = 2 * M + 128 };
 };
 // The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
 template <int M, int N, int STAGES_, int SPLIT_>
 struct Turned : Blocks<M, N, 64, M / N, N / 16, 1> {
-  enum : uint { GROUPED = TURNED, STAGES = STAGES_, SPLIT = SPLIT_ };
+  enum : uint { GROUPED = TURNED, STAGES = STAGES_, SPLIT = SPLIT_, THREADS = 2 * M + 128 };
 };
 template <class T, class S>
 struct SumsOf {
@@ -63,44 +64,78 @@ METAL_FUNC metal::uint2 tile_of(constant MatmulParams& p, metal::uint3 group) {
   return {at / high, 16 * band + at % high};
 }
 
+// One place in the text for all barriers of the loops: simdgroups that meet at two are an error on device cpu.
+METAL_FUNC void meet_all() { metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup); }
+
+// Of the steps from k to `end`, what is asked for before the first.
+template <class Loads, class T>
+METAL_FUNC void load_first(thread Loads& loads, thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
+                           threadgroup typename Loads::Sizes& memory) {
+  constexpr uint AHEAD = Loads::Sizes::AHEAD, BK = Loads::K;
+  loads.begin(task, p, k, memory);
+#pragma clang loop unroll(full)
+  for (uint d = 0; d < AHEAD; d++) {
+    if (k + d * BK < end) loads.load(task, p, k + d * BK, memory, d % Loads::Sizes::STAGES);
+    loads.close();
+  }
+  if (k < end) loads.put_factors(task, memory, 0);
+  if (k + BK < end) loads.load_factors(task, k + BK);
+}
+// In the step of k: the next step's factors are stored. Those of the step after it are asked for, and tiles of the step that is AHEAD.
+template <class Loads, class T>
+METAL_FUNC void load_next(thread Loads& loads, thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
+                          threadgroup typename Loads::Sizes& memory, uint stage, uint next) {
+  constexpr uint AHEAD = Loads::Sizes::AHEAD, BK = Loads::K, STAGES = Loads::Sizes::STAGES;
+  uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+  if (k + BK < end) loads.put_factors(task, memory, next);
+  if (k + 2 * BK < end) loads.load_factors(task, k + 2 * BK);
+  if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
+  loads.close();
+}
+
 // From k to `end`; WHOLE: all of it is.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
                           threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
   typedef StepLoads<TA, WHOLE, S, B, T> Loads;
-  typedef typename Loads::Sizes Sizes;
   typedef TileCopies<Loads::A::SWIZZLED> Copies;
-  typedef TileStep<typename Loads::A, B, S::BK / S::WK> Each;
-  constexpr uint STAGES = Sizes::STAGES, AHEAD = Sizes::AHEAD, BK = S::BK;
+  typedef TileStep<typename Loads::A, B, S::BK / S::WK, Loads::Sizes::METALMM_BESIDE == 3> Each;
+  constexpr uint STAGES = Loads::Sizes::STAGES;
   metal::uint3 from = S::first(task.me.simdgroup);
   uint lane = task.me.lane;
   if (B::KEEPS) from.y = Copies::kept(from.y), lane = Copies::kept(lane);
   Loads loads;
-  loads.begin(task, p, k, memory);
-#pragma clang loop unroll(full)
-  for (uint d = 0; d < AHEAD; d++) {
-    if (k + d * BK < end) loads.load(task, p, k + d * BK, memory, d % STAGES);
-    loads.close();
-  }
-  if (k < end) loads.of_b.put_factors(memory.tile_b(0), task.index());
-  if (k + BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + BK, task.index());
-  for (uint stage = 0; k < end; k += BK) {
-    // Order: what this step still lacks comes; all meet; products begin; the next step's factors are stored. Then factors of the step after
-    // it are asked for, and tiles of the step that is AHEAD. Products end last; then affine weights add up A's rows.
-    loads.wait(task, memory, stage);
-    metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  loads.start();
+  if (!Loads::APART) load_first(loads, task, p, k, end, memory);
+  for (uint stage = 0, next; k < end; k += S::BK, stage = next) {
+    // Products go on while what comes next is asked for. Then affine weights add up A's rows.
+    if (!Loads::APART) loads.finish(task, memory, stage);
+    meet_all();
+    loads.wait(memory, stage);
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
-    uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES, next = stage + 1 == STAGES ? 0 : stage + 1;
-    if (k + BK < end) loads.of_b.put_factors(memory.tile_b(next), task.index());
-    if (k + 2 * BK < end) loads.of_b.template load_factors<WHOLE>(task.w, k + 2 * BK, task.index());
-    if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
-    loads.close();
+    next = stage + 1 == STAGES ? 0 : stage + 1;
+    if (!Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
     sums.template add<Each>(memory.tile_a(stage), memory.tile_b(stage), from, task.place, lane, task.w);
-    if (STAGES == 1) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-    stage = next;
+    if (STAGES == 1) meet_all();
   }
+  if (S::GROUPED && Each::SCALING == WITH_REST) meet_all();
   sums.template settle<Each>(from, lane, task.w);
-  metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+  meet_all();
+}
+// The same steps of simdgroups that multiply nothing: they bring all, or only meet the others.
+template <bool TA, bool WHOLE, class S, class B, class T>
+METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
+                            threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory) {
+  typedef StepLoads<TA, WHOLE, S, B, T> Loads;
+  Loads loads;
+  if (Loads::APART) load_first(loads, task, p, k, end, memory);
+  for (uint stage = 0, next; k < end; k += S::BK, stage = next) {
+    meet_all();
+    next = stage + 1 == Loads::Sizes::STAGES ? 0 : stage + 1;
+    if (Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
+  }
+  if (B::Stored::SCALING == WITH_REST) meet_all();
+  meet_all();
 }
 
 template <bool TA, class S, class B, class T>
@@ -118,19 +153,27 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
     task.place = place_of(reinterpret_cast<threadgroup float*>(memory.all) + 64 * simdgroup, lane);
     metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
   }
-  typename SumsOf<T, S>::Type sums;
-  sums.clear();
   bool whole = StepLoads<TA, true, S, B, T>::is_whole(task, p);
   if (Own::IS_MANY) {
     uint each = ((p.k - 1) / (S::BK * S::SPLIT) + 1) * S::BK;
     begin = metal::min(rank * each, p.k), last = metal::min(begin + each, p.k);
   }
   uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
+  if (S::THREADS > S::TG && simdgroup >= S::TG / 32) {
+    Registers<S, Sizes>::give();
+    bring_steps<TA, true, S, B>(task, p, begin, end, memory);
+    bring_steps<TA, false, S, B>(task, p, end, last, memory);
+    return;
+  }
+  Registers<S, Sizes>::take();
+  typename SumsOf<T, S>::Type sums;
+  sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
-  // Of one row of dense tiles the next kernel begins last: a row of calls took longer when it began early (docs/lab/cuda.md).
+  // Of dense tiles without a cluster, of 32 or 64 rows in one row of tiles and of groups' 64 in any, the next kernel begins last: a row of
+  // calls took longer when it began early (docs/lab/cuda.md).
   constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16 && S::BM <= 64;
-  if (!LATER || p.m > S::BM) {
+  if (!LATER || (!S::GROUPED && p.m > S::BM)) {
     let_next_begin();
   }
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.

@@ -15,12 +15,13 @@ enum Scaling {
   WITH_REST  // and with what is added to each product besides: `rest` times A
 };
 
-// K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16.
-template <class TileA, class OfB, int K_>
+// K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16. ONE: registers have room for one
+// sum that waits for its factor.
+template <class TileA, class OfB, int K_, bool ONE = false>
 struct TileStep {
   typedef TileA A;
   typedef OfB B;
-  enum : uint { K = K_, SCALING = OfB::Stored::SCALING, COLUMNS = OfB::Stored::COLUMNS, EACH = OfB::Stored::EACH };
+  enum : uint { K = K_, ONE_SUM = ONE, SCALING = OfB::Stored::SCALING, COLUMNS = OfB::Stored::COLUMNS, EACH = OfB::Stored::EACH };
 };
 
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.

@@ -19,13 +19,18 @@ struct Memory {
     : ROOM == 0            ? 1
     : ROOM < MOST          ? ROOM
                            : MOST,
-    IN_USE = S::GROUPED ? 2 : 1,  // stages that may be read: this step's, and of groups the last one's, whose products go on
+    // Stages that may be read: this step's, and of groups the last one's, where products go on or what a bias adds comes a step later.
+    IN_USE = S::GROUPED && int(B::Stored::SCALING) != SCALED ? 2 : 1,
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
     METALMM_CLUSTER = S::SPLIT,
     ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
     RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
     OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
-    BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
+    BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0),
+    // Threadgroups that a core has registers for; 0: as many as it turns out.
+    METALMM_BESIDE = S::GROUPED == 0 || S::TG > 128 ? 0
+    : S::STAGES <= 4                                ? 3
+                                                    : 2
   };
   static_assert(!A::SWIZZLED || STAGES > uint(IN_USE), "what is brought a step ahead needs a stage that no product reads");
   float4 all[BYTES / 16];
@@ -36,8 +41,14 @@ struct Memory {
   METAL_FUNC threadgroup ulong* ready(uint stage) threadgroup { return reinterpret_cast<threadgroup ulong*>(all + OF_READY / 16) + stage; }
 };
 
-// Whether whole tiles come by TMA: ../cuda/tma.h. Canonical blocks do not, for a column's are apart. Nor do dense tiles of a cluster: it
-// has few steps, and waits for its maps (docs/lab/cuda.md).
+// What simdgroups that multiply have of those that only bring tiles: ../cuda/tma.h.
+template <class S, class Sizes, bool SHARED = (S::THREADS > S::TG)>
+struct Registers {
+  static METAL_FUNC void take() {}
+  static METAL_FUNC void give() {}
+};
+
+// Whether whole tiles come by TMA: ../cuda/tma.h. Canonical blocks do not, for a column's are apart.
 template <class S, class B, bool GROUPED = (S::GROUPED > 0)>
 struct ByTma {
   enum { VALUE = 0 };
@@ -45,7 +56,7 @@ struct ByTma {
 #ifdef __METALMM_CUDA__
 template <class S, class B>
 struct ByTma<S, B, true> {
-  enum { VALUE = metal::HAS_TMA && B::IN_ROWS && (S::SPLIT == 1 || B::Stored::SCALING != PLAIN) };
+  enum { VALUE = metal::HAS_TMA && B::IN_ROWS };
 };
 #endif
 
@@ -55,12 +66,14 @@ struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
   typedef TileCopies<A::SWIZZLED> Copies;
+  enum : uint { K = S::BK, APART = 0 };  // APART: simdgroups that multiply nothing bring all
   TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
   B of_b;
 
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams& p) {
     return a_in_vectors(p, 8) && (!TA || task.row0 + S::BM <= p.m) && B::Stored::is_whole(p, task.col0);
   }
+  METAL_FUNC void start() thread {}
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes&) thread {
     metal::uint2 from = {k, task.row0};
     of_a.template begin<WHOLE>(task.a, p.lda, TA ? from.yx : from, TA ? p.k : p.m, task.index());
@@ -72,12 +85,17 @@ struct StepLoads {
     of_b.template load<WHOLE>(task.w, k, task.col0, memory.tile_b(stage), task.index());
   }
   METAL_FUNC void close() thread { Copies::close(); }
-  // Until the stage's tiles are there; after a barrier they are there for all.
-  METAL_FUNC void wait(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) thread {
+  METAL_FUNC void put_factors(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
+    of_b.put_factors(memory.tile_b(stage), task.index());
+  }
+  METAL_FUNC void load_factors(thread const Task<T>& task, uint k) thread { of_b.template load_factors<WHOLE>(task.w, k, task.index()); }
+  // Until there is what the thread brings of the stage's tiles; after a barrier all is.
+  METAL_FUNC void finish(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) thread {
     Copies::template wait<Sizes::AHEAD>();
     put(task, memory, stage);
     if (S::GROUPED) Copies::show();
   }
+  METAL_FUNC void wait(threadgroup Sizes&, uint) thread {}
 
  private:
   METAL_FUNC void put(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {

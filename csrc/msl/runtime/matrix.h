@@ -197,6 +197,8 @@ METALMM_ONCE void copy_tile(void* to, const abi::TileMap& map, uint x, uint y, u
   *ready -= of.box[1] * line;
 }
 METALMM_INLINE void wait_for_tiles(ulong*, uint) {}
+template <uint N> METALMM_INLINE void take_registers() {}
+template <uint N> METALMM_INLINE void give_registers() {}
 constexpr bool HAS_CLUSTERS = false;
 METALMM_INLINE void meet_cluster() {}
 METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }

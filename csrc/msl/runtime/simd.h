@@ -317,7 +317,8 @@ using metalmm::msl::library::pick_bytes, metalmm::msl::library::begin_next, meta
 using metalmm::msl::library::multiply_group, metalmm::msl::library::wait_for_groups, metalmm::msl::library::take_sums, metalmm::msl::library::HAS_CLUSTERS, metalmm::msl::library::meet_cluster,
     metalmm::msl::library::in_cluster;
 using metalmm::msl::library::HAS_TMA, metalmm::msl::library::begin_ready, metalmm::msl::library::expect_tiles,
-    metalmm::msl::library::copy_tile, metalmm::msl::library::wait_for_tiles;
+    metalmm::msl::library::copy_tile, metalmm::msl::library::wait_for_tiles, metalmm::msl::library::take_registers,
+    metalmm::msl::library::give_registers;
 using TileMaps = metalmm::abi::TileMaps;
 using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;

@@ -51,8 +51,8 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted to an
-# H200's times (docs/lab/cuda.md, "Drawn sizes, and what affine4 waits for"). Halves and floats were not timed there: they are scaled by what
-# bytes changed, up to twice or half. `_FEW` is of before ("Whole turns, and one row's bits for sixteen").
+# H200's times (docs/lab/cuda.md, "Drawn sizes, and what affine4 waits for"; `gemm_wgmma`: "Simdgroups that only bring tiles"). Halves and floats
+# were not timed there: they are scaled by what bytes changed, up to twice or half. `_FEW` is of before ("Whole turns, and one row's bits for sixteen").
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -97,14 +97,28 @@ _TILES: Mapping[str, Sequence[_Times]] = {
         (582, 381, 8841, 2),
         (396, 309, 8179, 2),
     ),
-    "gemm_wgmma/bm64_bn64": ((83, 97, 6800, 4), (214, 91, 5742, 2), (163, 126, 6402, 3), (317, 139, 7957, 2), None, (214, 106, 5800, 2)),
-    "gemm_wgmma/bm64_bn64_k2": ((65, 45, 4475, 2), (90, 60, 5650, 2), (76, 75, 5931, 4), (132, 83, 7114, 2), None, (99, 70, 5579, 2)),
-    "gemm_wgmma/bm64_bn64_k4": ((22, 47, 4917, 3), (37, 65, 5895, 3), (43, 44, 5168, 2), (52, 80, 7384, 3), None, (11, 58, 7962, 3)),
-    "gemm_wgmma/bm64_bn64_s4": (None, (216, 125, 5862, 3), (194, 112, 5877, 3), (321, 156, 8398, 3), None, (206, 126, 7485, 3)),
-    "gemm_wgmma/bm64_bn64_s4_k2": (None, (110, 77, 5734, 3), (94, 68, 5209, 3), (131, 86, 7283, 3), None, (121, 89, 5662, 3)),
-    "gemm_wgmma/bm64_bn64_s12_k2": ((54, 40, 4195, 1), None, None, None, None, None),
-    "gemm_wgmma/bm128_bn128": ((164, 104, 6694, 1), (307, 96, 9401, 1), (286, 46, 8848, 1), (511, 26, 10914, 1), None, (327, 84, 9403, 1)),
-    "gemm_wgmma/bm128_bn128_s4_k2": (None, (160, 108, 8971, 1), (143, 40, 8842, 1), (246, 25, 9851, 1), None, (171, 94, 8973, 1)),
+    "gemm_wgmma/bm64_bn64": ((87, 115, 5194, 2), (222, 103, 6230, 2), (206, 117, 4010, 2), (205, 121, 8165, 2), None, (222, 120, 6293, 2)),
+    "gemm_wgmma/bm64_bn64_k2": ((53, 86, 4100, 1), (94, 56, 5781, 2), (61, 39, 7207, 2), (101, 50, 7716, 2), None, (103, 65, 5708, 2)),
+    "gemm_wgmma/bm64_bn64_k4": ((16, 76, 4970, 1), (37, 77, 4870, 2), (21, 47, 6499, 2), (21, 83, 7666, 2), None, (11, 69, 6578, 2)),
+    "gemm_wgmma/bm64_bn64_s4": ((187, 131, 5235, 5), (197, 68, 7582, 3), (171, 79, 6908, 3), (293, 177, 8949, 5), None, (188, 69, 9681, 3)),
+    "gemm_wgmma/bm64_bn64_s4_k2": ((96, 75, 4785, 1), (144, 81, 5564, 3), (88, 43, 6991, 3), (144, 46, 7451, 3), None, (158, 94, 5494, 3)),
+    "gemm_wgmma/bm64_bn64_s12_k2": ((31, 55, 10615, 1), None, None, None, None, None),
+    "gemm_wgmma/bm128_bn128": (
+        (189, 124, 12178, 2),
+        (304, 97, 10868, 1),
+        (279, 46, 10033, 1),
+        (344, 26, 13993, 1),
+        None,
+        (324, 85, 10870, 1),
+    ),
+    "gemm_wgmma/bm128_bn128_s4_k2": (
+        (164, 59, 6743, 1),
+        (136, 72, 11104, 1),
+        (110, 37, 14097, 1),
+        (198, 26, 10645, 1),
+        None,
+        (145, 63, 11106, 1),
+    ),
 }
 
 

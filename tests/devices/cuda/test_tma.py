@@ -1,5 +1,5 @@
 """Tiles that the GPU's own copies bring, kernels/cuda/tma.h: what a copy's map says of A and B is made with a launch (csrc/cuda/tile_maps.cpp).
-Canonical blocks and dense tiles of a cluster are brought by threads."""
+Canonical blocks are brought by the threads that multiply."""
 
 from __future__ import annotations
 

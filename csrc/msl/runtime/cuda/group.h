@@ -10,7 +10,7 @@ METALMM_INLINE void show_group() { asm volatile("fence.proxy.async.shared::cta;"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // One thread asks for a copy of a box of a matrix (TMA); beyond the matrix are zeros. `ready` is an mbarrier: begin_ready makes it,
-// show_group shows it to copies. A turn, 0 or 1, ends when two threads have said how many bytes come, and these have come.
+// show_group shows it to copies. A turn, 0 or 1, ends when it was said twice how many bytes come, and these have come.
 #ifdef METALMM_WATCHED
 constexpr bool HAS_TMA = false;  // python/metalmm/ptx.py knows no such copy
 #else
@@ -34,6 +34,11 @@ METALMM_INLINE void wait_for_tiles(ulong* ready, uint turn) {
                : "r"(shared_address(ready)), "r"(turn)
                : "memory");
 }
+
+// Registers of each thread from here on, said by four simdgroups: those that take wait for others to give. ptxas heeds it only where the
+// launch bounds say how many a thread begins with.
+template <uint N> METALMM_INLINE void take_registers() { if constexpr (HAS_TMA) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(N)); }
+template <uint N> METALMM_INLINE void give_registers() { if constexpr (HAS_TMA) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(N)); }
 
 // A cluster: threadgroups that read each other's threadgroup memory. KernelTable says how many along x.
 constexpr bool HAS_CLUSTERS = true;
@@ -137,6 +142,8 @@ METALMM_INLINE void begin_ready(ulong*) {}
 METALMM_INLINE void expect_tiles(ulong*, uint) {}
 METALMM_INLINE void copy_tile(void*, const abi::TileMap&, uint, uint, uint, ulong*) {}
 METALMM_INLINE void wait_for_tiles(ulong*, uint) {}
+template <uint N> METALMM_INLINE void take_registers() {}
+template <uint N> METALMM_INLINE void give_registers() {}
 constexpr bool HAS_CLUSTERS = false;
 METALMM_INLINE void meet_cluster() {}
 METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint) { return *x; }

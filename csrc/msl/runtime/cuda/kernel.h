@@ -76,6 +76,9 @@ struct Argument<T&> {
 // How many threadgroups share the memory that a kernel takes as a T&: T::METALMM_CLUSTER, where it has that.
 template <class P, class = void> constexpr u32 cluster_of = 1;
 template <class T> constexpr u32 cluster_of<T&, decltype(void(T::METALMM_CLUSTER))> = T::METALMM_CLUSTER;
+// And how many of its threadgroups a core must have registers for: T::METALMM_BESIDE; 0 says nothing.
+template <class T, class = void> constexpr u32 beside_of = 0;
+template <class T> constexpr u32 beside_of<T&, decltype(void(T::METALMM_BESIDE))> = T::METALMM_BESIDE;
 
 #ifdef METALMM_STOPS
 extern "C" __device__ volatile u32 metalmm_stop;
@@ -129,6 +132,7 @@ template <class... P>
 struct Signature<void (*)(P...)> {
   static constexpr u32 count = sizeof...(P);
   static_assert(count <= cuda::kMaxArguments, "a kernel of the CUDA device takes up to 64 arguments");
+  static constexpr u32 beside = (0 + ... + beside_of<P>);
   template <const ArgSpec* S>
   static constexpr cuda::KernelTable table(u32 max_threads) {
     cuda::KernelTable t{};
@@ -257,7 +261,7 @@ struct Entry<Fn, S, T, void (*)(P...)> {
   static constexpr ::metalmm::cuda::KernelTable metalmm_rows = ::metalmm::msl::Signature<metalmm_function_type>::table<specs>(threads); \
   extern "C" __constant__ ::metalmm::cuda::KernelTable metalmm_table;                                                                    \
   __constant__ ::metalmm::cuda::KernelTable metalmm_table = metalmm_rows;                                                                \
-  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024)                                                            \
+  extern "C" __global__ void __launch_bounds__((threads) ? (threads) : 1024, ::metalmm::msl::Signature<metalmm_function_type>::beside)      \
       metalmm_kernel(const __grid_constant__ ::metalmm::msl::Block<metalmm_rows.size> block) {                                           \
     ::metalmm::msl::Entry<__VA_ARGS__, specs, &metalmm_rows>::run(block.bytes);                                                         \
   }
