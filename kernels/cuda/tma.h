@@ -1,21 +1,21 @@
 // Whole tiles by TMA (compute capability 9.0): simdgroups that multiply nothing bring them, while others multiply. One thread asks for A's
-// tile and B's. They come swizzled, as Tile and StoredB have them. A stage has an mbarrier, `ready`; `turn` is its parity, for which those
-// wait that multiply.
+// tile and B's. They come swizzled, as Tile and StoredB have them. A stage's mbarrier, `ready`, says that both have come: those that
+// multiply wait for its parity, `turn`. That a stage was read no mbarrier says, but the barrier of each step, as Memory's IN_USE counts.
 #pragma once
 #include "../include/step_loads.h"
 
 #ifdef __METALMM_CUDA__
-// A core's 65,536 registers are shared out evenly. Those that bring keep LEFT and give the others the rest.
+// All threads of a core begin with equal parts of its 65,536 registers. Those that bring keep LEFT and give the others the rest.
 template <class S, class Sizes>
 struct Registers<S, Sizes, true> {
-  // EACH is what a thread begins with.
+  // EACH follows from the launch bounds, whatever the code needs: were it less, who takes would wait forever.
   enum : uint {
     BESIDE = Sizes::METALMM_BESIDE > 0 ? Sizes::METALMM_BESIDE : 1,
     EACH = 65536 / (BESIDE * S::THREADS) / 8 * 8,
     LEFT = 24,
     TAKEN = EACH + (EACH - LEFT) * (S::THREADS - S::TG) / S::TG
   };
-  static_assert(EACH <= TAKEN && TAKEN <= 240, "who takes registers has fewer before, and at most 240 then");
+  static_assert(EACH <= TAKEN && TAKEN <= 256 && TAKEN % 8 == 0, "setmaxnreg takes multiples of 8, and no fewer than a thread has");
   static METAL_FUNC void take() { metal::take_registers<TAKEN>(); }
   static METAL_FUNC void give() { metal::give_registers<LEFT>(); }
 };

@@ -108,10 +108,10 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   loads.start();
   if (!Loads::APART) load_first(loads, task, p, k, end, memory);
   for (uint stage = 0, next; k < end; k += S::BK, stage = next) {
-    // Products go on while what comes next is asked for. Then affine weights add up A's rows.
     if (!Loads::APART) loads.finish(task, memory, stage);
     meet_all();
     loads.wait(memory, stage);
+    // Products begin here and go on while what comes next is asked for. In `add` affine weights add up A's rows, too.
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
     next = stage + 1 == STAGES ? 0 : stage + 1;
     if (!Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
@@ -122,7 +122,8 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   sums.template settle<Each>(from, lane, task.w);
   meet_all();
 }
-// The same steps of simdgroups that multiply nothing: they bring all, or only meet the others.
+// The same steps of simdgroups that multiply nothing. They bring all where tiles come by TMA, and else only meet the others: barriers are
+// as many as in add_steps, which has more than one stage then.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
                             threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory) {
@@ -163,7 +164,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
     Registers<S, Sizes>::give();
     bring_steps<TA, true, S, B>(task, p, begin, end, memory);
     bring_steps<TA, false, S, B>(task, p, end, last, memory);
-    return;
+    return;  // no barrier of the threadgroup follows, and a cluster's do not wait for threads that have ended
   }
   Registers<S, Sizes>::take();
   typename SumsOf<T, S>::Type sums;

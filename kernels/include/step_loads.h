@@ -41,7 +41,7 @@ struct Memory {
   METAL_FUNC threadgroup ulong* ready(uint stage) threadgroup { return reinterpret_cast<threadgroup ulong*>(all + OF_READY / 16) + stage; }
 };
 
-// What simdgroups that multiply have of those that only bring tiles: ../cuda/tma.h.
+// Registers that simdgroups which only bring tiles give to those that multiply: ../cuda/tma.h.
 template <class S, class Sizes, bool SHARED = (S::THREADS > S::TG)>
 struct Registers {
   static METAL_FUNC void take() {}
