@@ -114,7 +114,7 @@ struct Products<T, TM, TN, TURNED> {
     static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
     Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);  // all is read before products take threadgroup memory's time
     multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
-    if (Step::SCALING != WITH_REST && !Step::ONE_SUM) {
+    if (!Step::ONE_SUM) {
       multiply<Step, false>(1, 1, second, a, b, from, lane, w.low_byte);
     } else if (Step::SCALING == WITH_REST && adds_64(w)) {
       multiply<Step, true>(1, 0, second, a, b, from, lane, w.low_byte);
@@ -126,20 +126,17 @@ struct Products<T, TM, TN, TURNED> {
   }
   template <class Step>
   METAL_FUNC void add(const threadgroup T* a, threadgroup T* b, uint3 from, Place, uint lane, WeightsAt w) thread {
-    if (Step::SCALING != WITH_REST) {
-      if (!Step::ONE_SUM) {
-        metal::wait_for_groups<1>();
-        add_up(0);
-      }
-      metal::wait_for_groups<0>();
-      add_up(Step::ONE_SUM ? 0 : 1);
-      return;
+    if (!Step::ONE_SUM) {
+      metal::wait_for_groups<1>();
+      add_up(0);
     }
-    if (before != nullptr) add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
+    if (Step::SCALING == WITH_REST && before != nullptr) add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
     metal::wait_for_groups<0>();
-    Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), from, lane);  // after the products: tensor cores keep the order
-    add_up(0);
-    before = b;
+    if (Step::SCALING == WITH_REST) {
+      Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), from, lane);  // after the products: tensor cores keep the order
+      before = b;
+    }
+    add_up(Step::ONE_SUM ? 0 : 1);
   }
   template <class Step>
   METAL_FUNC void settle(uint3 from, uint lane, WeightsAt w) thread {

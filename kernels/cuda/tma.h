@@ -6,11 +6,11 @@
 
 #ifdef __METALMM_CUDA__
 // All threads of a core begin with equal parts of its 65,536 registers. Those that bring keep LEFT and give the others the rest.
-template <class S, class Sizes>
-struct Registers<S, Sizes, true> {
+template <class S>
+struct Registers<S, true> {
   // EACH follows from the launch bounds, whatever the code needs: were it less, who takes would wait forever.
   enum : uint {
-    BESIDE = Sizes::METALMM_BESIDE > 0 ? Sizes::METALMM_BESIDE : 1,
+    BESIDE = S::BESIDE > 0 ? S::BESIDE : 1,
     EACH = 65536 / (BESIDE * S::THREADS) / 8 * 8,
     LEFT = 24,
     TAKEN = EACH + (EACH - LEFT) * (S::THREADS - S::TG) / S::TG
@@ -26,26 +26,27 @@ struct StepLoads<false, true, S, B, T, true> {
   typedef Memory<T, A, B, S> Sizes;
   enum : uint { K = S::BK, APART = 1, STAGES = Sizes::STAGES };
   typename B::OfOthers of_b;
-  uint turn;
+  uint turn = 0;
 
   static METAL_FUNC constant metal::TileMaps& maps(thread const Task<T>& task) {
     return *reinterpret_cast<constant metal::TileMaps*>(task.maps);
   }
+  // Of a thread among those that only bring; the first asks for tiles.
+  static METAL_FUNC uint index(thread const Task<T>& task) { return task.index() - S::TG; }
   // Lines past the edge come as zeros: each tile is whole, but where K ends in it.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
-  METAL_FUNC void start() thread { turn = 0; }
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
-    if (task.index() == S::TG) {
+    if (index(task) == 0) {
 #pragma clang loop unroll(full)
       for (uint stage = 0; stage < STAGES; stage++) metal::begin_ready(memory.ready(stage));
       metal::show_group();
     }
-    of_b.template begin_factors<true>(task.w, k, task.col0, task.index() - S::TG);
+    of_b.template begin_factors<true>(task.w, k, task.col0, index(task));
   }
   METAL_FUNC void load(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes& memory, uint stage) thread {
     constant metal::TileMaps& of = maps(task);
     threadgroup ulong* ready = memory.ready(stage);
-    if (task.index() == S::TG) {
+    if (index(task) == 0) {
       metal::expect_tiles(ready, A::SIZE * sizeof(T));
       metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, p.stride_a > 0 ? task.batch : 0, ready);
       metal::expect_tiles(ready, B::BYTES_COPIED);
@@ -54,11 +55,9 @@ struct StepLoads<false, true, S, B, T, true> {
   }
   METAL_FUNC void close() thread {}
   METAL_FUNC void put_factors(thread const Task<T>& task, threadgroup Sizes& memory, uint stage) const thread {
-    of_b.put_factors(memory.tile_b(stage), task.index() - S::TG);
+    of_b.put_factors(memory.tile_b(stage), index(task));
   }
-  METAL_FUNC void load_factors(thread const Task<T>& task, uint k) thread {
-    of_b.template load_factors<true>(task.w, k, task.index() - S::TG);
-  }
+  METAL_FUNC void load_factors(thread const Task<T>& task, uint k) thread { of_b.template load_factors<true>(task.w, k, index(task)); }
   METAL_FUNC void finish(thread const Task<T>&, threadgroup Sizes&, uint) thread {}
   METAL_FUNC void wait(threadgroup Sizes& memory, uint stage) thread {
     metal::wait_for_tiles(memory.ready(stage), turn);

@@ -30,23 +30,35 @@ struct Blocks {
     PITCH_D = TN * 8 + 4,
     GROUPED = 0,  // or the way in which simdgroups multiply by fours
     STAGES = 0,   // tiles in threadgroup memory: as many as there is room for
-    SPLIT = 1     // threadgroups that share K
+    SPLIT = 1,    // threadgroups that share K
+    ONE_SUM = 0,  // that waits for its factor: registers have no room for more
+    BESIDE = 0    // threadgroups that a core has registers for; 0: as many as it turns out
   };
   // A simdgroup's first row and column of the tile, and k of its step.
   static METAL_FUNC metal::uint3 first(uint simdgroup) {
     return {simdgroup / WN % WM * TM * 8, simdgroup % WN * TN * 8, simdgroup / (WM * WN) * (K / WK)};
   }
 };
-// Blocks whose simdgroups multiply by fours: 64 rows by N at an instruction. SPLIT threadgroups are a cluster (../cuda/groups.h).
-template <int M, int N, int STAGES_, int SPLIT_>
-struct Groups : Blocks<M, N, 64, M / 16, 1, 1> {
-  enum : uint { GROUPED = TOGETHER, STAGES = STAGES_, SPLIT = SPLIT_, THREADS = 2 * M + 128 };
+// Blocks whose simdgroups multiply by fours; four others only bring tiles. SPLIT threadgroups are a cluster (../cuda/groups.h).
+template <Way WAY, int M, int N, int M_SIMDGROUPS, int N_SIMDGROUPS, int STAGES_, int SPLIT_>
+struct Fours : Blocks<M, N, 64, M_SIMDGROUPS, N_SIMDGROUPS, 1> {
+  enum : uint {
+    GROUPED = WAY,
+    STAGES = STAGES_,
+    SPLIT = SPLIT_,
+    THREADS = 2 * M + 128,
+    ONE_SUM = M <= 64 && STAGES_ <= 4,
+    BESIDE = ONE_SUM ? 3
+    : M <= 64        ? 2
+                     : 0
+  };
 };
+// 64 rows by N at an instruction.
+template <int M, int N, int STAGES, int SPLIT>
+struct Groups : Fours<TOGETHER, M, N, M / 16, 1, STAGES, SPLIT> {};
 // The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
-template <int M, int N, int STAGES_, int SPLIT_>
-struct Turned : Blocks<M, N, 64, M / N, N / 16, 1> {
-  enum : uint { GROUPED = TURNED, STAGES = STAGES_, SPLIT = SPLIT_, THREADS = 2 * M + 128 };
-};
+template <int M, int N, int STAGES, int SPLIT>
+struct Turned : Fours<TURNED, M, N, M / N, N / 16, STAGES, SPLIT> {};
 template <class T, class S>
 struct SumsOf {
   enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE };
@@ -99,16 +111,15 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
                           threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
   typedef StepLoads<TA, WHOLE, S, B, T> Loads;
   typedef TileCopies<Loads::A::SWIZZLED> Copies;
-  typedef TileStep<typename Loads::A, B, S::BK / S::WK, Loads::Sizes::METALMM_BESIDE == 3> Each;
+  typedef TileStep<typename Loads::A, B, S::BK / S::WK, S::ONE_SUM> Each;
   constexpr uint STAGES = Loads::Sizes::STAGES;
   metal::uint3 from = S::first(task.me.simdgroup);
   uint lane = task.me.lane;
   if (B::KEEPS) from.y = Copies::kept(from.y), lane = Copies::kept(lane);
   Loads loads;
-  loads.start();
   if (!Loads::APART) load_first(loads, task, p, k, end, memory);
   for (uint stage = 0, next; k < end; k += S::BK, stage = next) {
-    if (!Loads::APART) loads.finish(task, memory, stage);
+    loads.finish(task, memory, stage);
     meet_all();
     loads.wait(memory, stage);
     // Products begin here and go on while what comes next is asked for. In `add` affine weights add up A's rows, too.
@@ -161,12 +172,12 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   }
   uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
   if (S::THREADS > S::TG && simdgroup >= S::TG / 32) {
-    Registers<S, Sizes>::give();
+    Registers<S>::give();
     bring_steps<TA, true, S, B>(task, p, begin, end, memory);
     bring_steps<TA, false, S, B>(task, p, end, last, memory);
     return;  // no barrier of the threadgroup follows, and a cluster's do not wait for threads that have ended
   }
-  Registers<S, Sizes>::take();
+  Registers<S>::take();
   typename SumsOf<T, S>::Type sums;
   sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);

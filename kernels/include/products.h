@@ -15,13 +15,19 @@ enum Scaling {
   WITH_REST  // and with what is added to each product besides: `rest` times A
 };
 
-// K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16. ONE: registers have room for one
-// sum that waits for its factor.
+// K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16. ONE_SUM: one at a time waits for
+// its factor, for registers have no room for two, or weights have a bias.
 template <class TileA, class OfB, int K_, bool ONE = false>
 struct TileStep {
   typedef TileA A;
   typedef OfB B;
-  enum : uint { K = K_, ONE_SUM = ONE, SCALING = OfB::Stored::SCALING, COLUMNS = OfB::Stored::COLUMNS, EACH = OfB::Stored::EACH };
+  enum : uint {
+    K = K_,
+    SCALING = OfB::Stored::SCALING,
+    ONE_SUM = ONE || SCALING == WITH_REST,
+    COLUMNS = OfB::Stored::COLUMNS,
+    EACH = OfB::Stored::EACH
+  };
 };
 
 // How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h.

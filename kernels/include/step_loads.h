@@ -23,14 +23,11 @@ struct Memory {
     IN_USE = S::GROUPED && int(B::Stored::SCALING) != SCALED ? 2 : 1,
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
     METALMM_CLUSTER = S::SPLIT,
+    METALMM_BESIDE = S::BESIDE,
     ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
     RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
     OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
-    BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0),
-    // Threadgroups that a core has registers for; 0: as many as it turns out.
-    METALMM_BESIDE = S::GROUPED == 0 || S::TG > 128 ? 0
-    : S::STAGES <= 4                                ? 3
-                                                    : 2
+    BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
   };
   static_assert(!A::SWIZZLED || STAGES > uint(IN_USE), "what is brought a step ahead needs a stage that no product reads");
   float4 all[BYTES / 16];
@@ -42,7 +39,7 @@ struct Memory {
 };
 
 // Registers that simdgroups which only bring tiles give to those that multiply: ../cuda/tma.h.
-template <class S, class Sizes, bool SHARED = (S::THREADS > S::TG)>
+template <class S, bool SHARED = (S::THREADS > S::TG)>
 struct Registers {
   static METAL_FUNC void take() {}
   static METAL_FUNC void give() {}
@@ -73,7 +70,6 @@ struct StepLoads {
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams& p) {
     return a_in_vectors(p, 8) && (!TA || task.row0 + S::BM <= p.m) && B::Stored::is_whole(p, task.col0);
   }
-  METAL_FUNC void start() thread {}
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams& p, uint k, threadgroup Sizes&) thread {
     metal::uint2 from = {k, task.row0};
     of_a.template begin<WHOLE>(task.a, p.lda, TA ? from.yx : from, TA ? p.k : p.m, task.index());
