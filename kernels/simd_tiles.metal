@@ -64,7 +64,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
   constexpr bool PAIRS = DEPTH % 2 == 0 && sizeof(T) == 2;
   constexpr uint SETS = TG / 32 / SPLIT, EACH = PAIRS ? 16 : 8;  // neighbours of a lane
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  threadgroup float2 partial[SETS][SPLIT][TILES][32];
+  threadgroup float2 partial[SETS][SPLIT][1][TILES][32];
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
   threadgroup float places[TG / 32][64];
   Place place = place_of(places[simdgroup], lane);
@@ -80,7 +80,7 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
 
   Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
-  mine.load_bias(bias, p, added);
+  mine.load_bias<1>(bias, p, added);
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -132,9 +132,9 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
     Octet<T> x1 = octets && left >= 8 ? load_octet(a1 + at) : load_some(a1 + at, left);
     multiply(sum, y, x0, x1, row % 2 == 1);
   }
-  float2 total[TILES];
+  float2 total[1][TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) total[t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
+  for (uint t = 0; t < TILES; t++) total[0][t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
   wait_for_operands();
   mine.store(total, added, partial[set], D, C, p);
 }

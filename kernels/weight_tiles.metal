@@ -33,7 +33,8 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
   constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  threadgroup float2 partial[SETS][SPLIT][TILES][32];
+  constexpr uint AT_ONCE = ROWS % 2 == 0 ? 2 : 1;  // times eight rows: as many as threadgroup memory has room for
+  threadgroup float2 partial[SETS][SPLIT][AT_ONCE][TILES][32];
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
@@ -54,7 +55,7 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   float2 total[ROWS][TILES];
   Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
-  mine.load_bias(bias, p, added);
+  mine.load_bias<AT_ONCE>(bias, p, added);
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     column[t] = min(first + 8 * t + row, last);
@@ -146,10 +147,5 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
       }
     }
   }
-#pragma clang loop unroll(full)
-  for (uint r = 0; r < ROWS; r++) {
-    if (SPLIT > 1 && r > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-    mine.store(total[r], added, partial[set], D, C, p);
-    mine.row += 8;
-  }
+  mine.store(total, added, partial[set], D, C, p);
 }

@@ -4,6 +4,7 @@ namespace metalmm::cuda {
 namespace {
 
 constexpr unsigned kAlong = 64;  // of k
+constexpr unsigned kFew = 32;    // rows of a copy
 
 // A matrix of `count` lines of k numbers, `per_byte` of them a byte. Pitches count elements, of that many bytes.
 struct Lines {
@@ -31,6 +32,10 @@ void make_maps(abi::TileMaps& maps, const MatmulParams& p, bool quantized, Addre
   Lines of_a = {a, 2, 1, p.k, p.m, p.lda, p.batch, p.stride_a}, of_b = {b, 2, 1, p.k, p.n, p.ldb, p.batch, p.stride_b};
   // Rows of quantized weights have no gaps: fewer bytes than weights are two weights a byte.
   if (quantized) of_b.element_bytes = 1, of_b.per_byte = p.ldb < p.k ? 2 : 1;
+  // A copy takes long where 32 of its rows or more are past the last: then they are few.
+  uint32_t tile = maps.rows_of_a, last = (p.m - 1) % tile + 1;
+  if (last + kFew <= tile) maps.rows_of_a = kFew;
+  maps.last_of_a = ((last - 1) / maps.rows_of_a + 1) * maps.rows_of_a;
   maps.there = encode(of_a, maps.rows_of_a, maps.a) && encode(of_b, maps.rows_of_b, maps.b);
 }
 

@@ -193,31 +193,25 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint block, uint row) {
     return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(block, row);
   }
-  // The simdgroup's sixteen rows, by products with ones. To be read after a barrier. A lane has two rows of each eight, as seven others do.
+  // The simdgroup's sixteen rows, by products with ones. To be read after a barrier.
   template <class A>
   static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool at_once, uint3 from, uint lane) {
-    static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup two times eight rows, two blocks");
+    static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, two blocks");
     uint row = from.x + from.y;  // another for each simdgroup
-    threadgroup float* to = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T));
-    metal::uint4 x[2][2];
-    metal::float4 sum[2][2];
+    metal::uint4 x[4];
+    metal::float4 sum[2] = {metal::float4(0.0f), metal::float4(0.0f)};
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) {
-      x[i / 2][i % 2] = metal::load_matrices(a + A::at(row + i % 2 * 8 + lane % 8, i / 2 * 32 + lane / 8 * 8));
-      sum[i / 2][i % 2] = metal::float4(0.0f);
-    }
+    for (uint i = 0; i < 4; i++) x[i] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 8; i++) {  // neighbours do not wait for each other
-      metal::uint4 own = x[i / 4][i % 2];
-      thread metal::float4& to_add = sum[i / 4][i % 2];
-      to_add = metal::mma_16x8x16<T>(to_add, metal::uint4(ones<T>()), i / 2 % 2 == 0 ? own.xy : own.zw);
-    }
-    if (lane >= 4) return;
+    for (uint i = 0; i < 4; i++)  // neighbours do not wait for each other
+      sum[i % 2] = metal::mma_16x8x16<T>(sum[i % 2], x[i % 2 * 2 + i / 2], metal::uint2(ones<T>()));
+    if (lane % 4 > 0) return;
+    threadgroup float* own = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T)) + place(0, row + lane / 4);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 2; i++) {
-      threadgroup float* own = to + place(0, row + i * 8 + 2 * lane);
-      *reinterpret_cast<threadgroup metal::float2*>(own) = at_once ? sum[0][i].xy + sum[1][i].xy : sum[0][i].xy;
-      if (!at_once) *reinterpret_cast<threadgroup metal::float2*>(own + place(1, 0)) = sum[1][i].xy;
+    for (uint i = 0; i < 2; i++) {  // of rows eight apart
+      float first = i > 0 ? sum[0].z : sum[0].x, second = i > 0 ? sum[1].z : sum[1].x;
+      own[2 * i] = at_once ? first + second : first;
+      if (!at_once) own[place(1, 0) + 2 * i] = second;
     }
   }
 };

@@ -33,7 +33,7 @@ struct StepLoads<false, true, S, B, T, true> {
   }
   // Of a thread among those that only bring; the first asks for tiles.
   static METAL_FUNC uint index(thread const Task<T>& task) { return task.index() - S::TG; }
-  // Lines past the edge come as zeros: each tile is whole, but where K ends in it.
+  // Lines past the edge come as zeros, or not at all: each tile is whole, but where K ends in it.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
     if (index(task) == 0) {
@@ -47,8 +47,16 @@ struct StepLoads<false, true, S, B, T, true> {
     constant metal::TileMaps& of = maps(task);
     threadgroup ulong* ready = memory.ready(stage);
     if (index(task) == 0) {
-      metal::expect_tiles(ready, A::SIZE * sizeof(T));
-      metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, p.stride_a > 0 ? task.batch : 0, ready);
+      uint batch_a = p.stride_a > 0 ? task.batch : 0;
+      if (of.rows_of_a == S::BM) {
+        metal::expect_tiles(ready, A::SIZE * sizeof(T));
+        metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, batch_a, ready);
+      } else {
+        uint rows = task.row0 + S::BM <= p.m ? uint(S::BM) : of.last_of_a;  // what is past them no result needs
+        metal::expect_tiles(ready, rows * (S::BK * sizeof(T)));
+        for (uint row = 0; row < rows; row += of.rows_of_a)
+          metal::copy_tile(memory.tile_a(stage) + row * S::BK, of.a, k, task.row0 + row, batch_a, ready);
+      }
       metal::expect_tiles(ready, B::BYTES_COPIED);
       metal::copy_tile(memory.tile_b(stage), of.b, k / B::PER_BYTE, task.col0, p.stride_b > 0 ? task.batch : 0, ready);
     }

@@ -154,8 +154,8 @@ template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory, constant void* maps = nullptr) {
   typedef Cluster<S::SPLIT> Own;
-  constexpr uint TM = S::TM, TN = S::TN, PITCH_D = S::PITCH_D, WIDTH = 8 * TN / (Own::IS_MANY ? S::SPLIT : 1);  // of what it stores
   typedef typename StepLoads<TA, true, S, B, T>::Sizes Sizes;
+  constexpr uint TM = S::TM, PITCH_D = S::PITCH_D, WIDTH = Sizes::OF_ROW;
   uint rank = group.x % S::SPLIT, begin = 0, last = p.k;
   if (!Own::IS_MANY && rank > 0) return;
   metal::uint2 tile = tile_of<S>(p, group);
@@ -191,10 +191,10 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;
-  // Eight at once where all stand on 16 bytes. With fewer than 64 columns a simdgroup that is slower.
+  // Eight at once where all stand on 16 bytes.
   bool in_eights =
-      TN >= 8 && WIDTH >= 8 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
-  constexpr uint OF_SIMDGROUP = Sizes::ROWS_OF_RESULTS * PITCH_D, OF_PART = S::WM * S::WN * OF_SIMDGROUP;
+      WIDTH % 8 == 0 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
+  constexpr uint OF_SIMDGROUP = Sizes::RESULTS / (S::TG / 32) / sizeof(float), OF_PART = S::WM * S::WN * OF_SIMDGROUP;
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * OF_SIMDGROUP;
   uint part = simdgroup / (S::WM * S::WN), each = in_eights ? 8 : 1;
   if (Own::IS_MANY) {
@@ -205,21 +205,20 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
     meet<true>();
   }
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < TM; i++) {
-    threadgroup float* eight = Own::IS_MANY ? rows + 8 * i * PITCH_D : rows;
-    if (!Own::IS_MANY) sums.template put<PITCH_D>(i, eight + part * OF_PART, lane);
-    if (!Own::IS_MANY) meet<S::WK == 1>();
-    for (uint e = each * (32 * part + lane); e < 8 * WIDTH; e += 32 * each * S::WK) {
-      uint row = row0 + 8 * i + e / WIDTH, at = rank * WIDTH + e % WIDTH, col = col0 + at;
-      threadgroup float* from = eight + (e / WIDTH * PITCH_D + at);
-      if (row >= p.m || col >= p.n) continue;
-      for (uint j = 0; j < (S::WK > 1 ? each : 0); j++)
+  for (uint i = 0; i < TM; i += Sizes::EIGHTS) {
+    threadgroup float* some = rows + (Own::IS_MANY ? 8 * i * PITCH_D : 0);
 #pragma clang loop unroll(full)
-        for (uint other = 1; other < S::WK; other++) from[j] += from[j + other * OF_PART];
+    for (uint j = 0; j < (Own::IS_MANY ? 0 : Sizes::EIGHTS); j++)
+      sums.template put<PITCH_D>(i + j, some + part * OF_PART + 8 * j * PITCH_D, lane);
+    if (!Own::IS_MANY) meet<S::WK == 1>();
+    for (uint e = each * (32 * part + lane); e < 8 * Sizes::EIGHTS * WIDTH; e += 32 * each * S::WK) {
+      uint row = row0 + 8 * i + e / WIDTH, at = rank * WIDTH + e % WIDTH, col = col0 + at;
+      threadgroup float* from = some + (e / WIDTH * PITCH_D + at);
+      if (row >= p.m || col >= p.n) continue;
       if (in_eights)
-        store_results<TA, 8, B>(task, to, p, batch, row, col, from);
+        store_results<TA, 8, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
       else
-        store_results<TA, 1, B>(task, to, p, batch, row, col, from);
+        store_results<TA, 1, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
     }
     if (!Own::IS_MANY) meet<S::WK == 1>();
   }

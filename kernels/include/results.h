@@ -31,26 +31,47 @@ METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p,
   return sum;
 }
 
-// COUNT neighbouring results of a row; sums: in threadgroup memory. Eight stand on 16 bytes and are stored at once.
-template <bool TA, int COUNT, class B, class T>
+// The sum of what PARTS of K have of a result, APART from each other.
+template <int PARTS, int APART, class F>
+METAL_FUNC F sum_of_parts(const threadgroup F* x) {
+  F sum = x[0];
+#pragma clang loop unroll(full)
+  for (uint part = 1; part < PARTS; part++) sum += x[part * APART];
+  return sum;
+}
+// COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight results stand on 16 bytes, as their sums
+// do, and are stored at once. What is added to them is asked about once for all: asked for each it was a third of the time where K is short
+// (docs/lab/cuda.md).
+template <bool TA, int COUNT, int PARTS, int APART, class B, class T>
 METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch, uint row, uint col,
                               const threadgroup float* sums) {
-  bool good = true;
+  bool good = COUNT == 8;
+  metal::float4 y[2];
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < COUNT; i++) good &= B::Stored::is_good(p, sums[i]);
-  if (COUNT < 8 || !good) {
+  for (uint i = 0; i < (COUNT == 8 ? 2 : 0); i++) {
+    y[i] = sum_of_parts<PARTS, APART / 4>(reinterpret_cast<const threadgroup metal::float4*>(sums) + i);
+#pragma clang loop unroll(full)
+    for (uint j = 0; j < 4; j++) good &= B::Stored::is_good(p, y[i][j]);
+  }
+  if (!good) {
     for (uint i = 0; i < COUNT; i++)
-      store_result(to.D, to.C, to.bias, p, batch, row, col + i, made_good<TA, B>(task, p, row, col + i, sums[i]));
+      store_result(to.D, to.C, to.bias, p, batch, row, col + i,
+                   made_good<TA, B>(task, p, row, col + i, sum_of_parts<PARTS, APART>(sums + i)));
     return;
+  }
+#pragma clang loop unroll(full)
+  for (uint i = 0; i < 2; i++) y[i] *= p.alpha;
+  if (p.has_c) {
+    const device T* c = to.C + (batch * p.stride_c + row * p.ldc + col);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 8; i++) y[i / 4][i % 4] += p.beta * float(c[i]);
+  }
+  if (p.has_bias) {
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 8; i++) y[i / 4][i % 4] += float(to.bias[col + i]);
   }
   Octet<T> x;
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < 8; i++) {
-    T y = T(result_of(to.C, p, batch, row, col + i, sums[i], bias_of(to.bias, p, col + i)));
-    if (i < 4)
-      x.low[i] = y;
-    else
-      x.high[i - 4] = y;
-  }
+  for (uint i = 0; i < 4; i++) x.low[i] = T(y[0][i]), x.high[i] = T(y[1][i]);
   store_bits(to.D + (batch * p.stride_d + row * p.ldd + col), bits_of(x));
 }

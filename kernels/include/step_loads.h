@@ -24,8 +24,15 @@ struct Memory {
     AHEAD = A::SWIZZLED ? STAGES - IN_USE : 1,
     METALMM_CLUSTER = S::SPLIT,
     METALMM_BESIDE = S::BESIDE,
-    ROWS_OF_RESULTS = 8 * (Cluster<S::SPLIT>::IS_MANY ? S::TM : 1),  // at once
-    RESULTS = S::TG / 32 * ROWS_OF_RESULTS * S::PITCH_D * sizeof(float),
+    IS_MANY = Cluster<S::SPLIT>::IS_MANY,
+    OF_ROW = 8 * S::TN / (IS_MANY ? S::SPLIT : 1),  // results that a simdgroup stores
+    OF_EIGHT = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
+    MOST_EIGHTS = IS_MANY ? 4 : STAGES * TILES / OF_EIGHT,
+    // Of rows that are stored at once, until each lane that has a part of them has eight results.
+    EIGHTS = S::TM % 4 == 0 && MOST_EIGHTS >= 4 && 4 * OF_ROW <= 32 * S::WK ? 4
+    : S::TM % 2 == 0 && MOST_EIGHTS >= 2 && 2 * OF_ROW <= 32 * S::WK        ? 2
+                                                                            : 1,
+    RESULTS = (IS_MANY ? S::TM : EIGHTS) * OF_EIGHT,
     OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
     BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
   };

@@ -10,31 +10,37 @@ struct Tiles {
 
   METAL_FUNC bool has(constant MatmulParams& p, uint t, uint r = 0) const thread { return column + 8 * t < p.n && row + r < p.m; }
 
-  // The bias of each tile's column, for one of those that share it.
-  template <int TILES, class T>
+  // The bias of each tile's column, for those that store some of them: `store` says which.
+  template <int AT_ONCE, int TILES, class T>
   METAL_FUNC void load_bias(const device T* bias, constant MatmulParams& p, thread float (&added)[TILES]) const thread {
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) added[t] = share == 0 && has(p, t) ? bias_of(bias, p, column + 8 * t) : 0.0f;
+    for (uint t = 0; t < TILES; t++) added[t] = share < AT_ONCE * TILES && has(p, t) ? bias_of(bias, p, column + 8 * t) : 0.0f;
   }
 
-  template <int SPLIT, int TILES, class T>
-  METAL_FUNC void store(thread float2 (&total)[TILES], const thread float (&added)[TILES], threadgroup float2 (&partial)[SPLIT][TILES][32],
-                        device T* D, const device T* C, constant MatmulParams& p) const thread {
-    if (SPLIT > 1) {
+  // ROWS times eight rows of A, AT_ONCE in threadgroup memory. Each of those that share K adds up and stores some of the tiles.
+  template <int ROWS, int AT_ONCE, int SPLIT, int TILES, class T>
+  METAL_FUNC void store(thread float2 (&total)[ROWS][TILES], const thread float (&added)[TILES],
+                        threadgroup float2 (&partial)[SPLIT][AT_ONCE][TILES][32], device T* D, const device T* C,
+                        constant MatmulParams& p) const thread {
 #pragma clang loop unroll(full)
-      for (uint t = 0; t < TILES; t++) partial[share][t][lane] = total[t];
-      metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
-      if (share != 0) return;
+    for (uint r = 0; r < ROWS; r++) {
+      if (SPLIT > 1 && r % AT_ONCE == 0) {
+        if (r > 0) metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < AT_ONCE; i++)
+#pragma clang loop unroll(full)
+          for (uint t = 0; t < TILES; t++) partial[share][i][t][lane] = total[r + i][t];
+        metal::threadgroup_barrier(metal::mem_flags::mem_threadgroup);
+      }
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
+        if ((r % AT_ONCE * TILES + t) % SPLIT != share) continue;
+        float2 sum = SPLIT > 1 ? partial[0][r % AT_ONCE][t][lane] : total[r][t];
 #pragma clang loop unroll(full)
-        for (uint s = 1; s < SPLIT; s++) total[t] += partial[s][t][lane];
+        for (uint s = 1; s < SPLIT; s++) sum += partial[s][r % AT_ONCE][t][lane];
+        if (has(p, t, 8 * r)) store_sum(D, C, p, batch, row + 8 * r, column + 8 * t, sum.x, added[t]);
+        if (has(p, t, 8 * r + 1)) store_sum(D, C, p, batch, row + 8 * r + 1, column + 8 * t, sum.y, added[t]);
       }
-    }
-#pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) {
-      if (has(p, t)) store_sum(D, C, p, batch, row, column + 8 * t, total[t].x, added[t]);
-      if (has(p, t, 1)) store_sum(D, C, p, batch, row + 1, column + 8 * t, total[t].y, added[t]);
     }
   }
 };

@@ -51,6 +51,8 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
     for m, n, k in SHAPES:
         a, b = operand(rng, dtype, *((k, m) if ta else (m, k))), operand(rng, dtype, *((n, k) if tb else (k, n)))
         options = {"transpose_a": ta, "transpose_b": tb, "bias": operand(rng, dtype, n)}
+        if m % 2:
+            options |= {"alpha": 0.5, "beta": -2.0, "c": operand(rng, dtype, m, n)}
         found = metalmm.matmul(on_cpu[f"gemm/{point}"], a, b, device=device, **options).astype(np.float64)
         assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all(), (m, n, k)
 

@@ -52,6 +52,15 @@ def test_more_steps_than_stages_and_edges(gpu: metalmm.Device, storage: str, poi
             computes(gpu, point, a, metalmm.quantize(w, form, layout=layout or "nk"))
 
 
+@pytest.mark.parametrize(("storage", "point", "tile"), [("dense", "bm64_bn64_s3", 64), ("q4_0", "bm128_bn128", 128)])
+def test_rows_that_end_anywhere_in_a_tile(gpu: metalmm.Device, storage: str, point: str, tile: int) -> None:
+    """Where many of a tile's rows are past the last, A comes by copies of few rows."""
+    w = operand(15, 64, 256)
+    b = w if storage == "dense" else metalmm.quantize(w, storage)
+    for m in (1, 16, tile - 33, tile - 32, tile - 31, tile, tile + 1, tile + 32, 2 * tile - 32):
+        computes(gpu, point, operand(m, m, 256), b, **({"transpose_b": True} if storage == "dense" else {}))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_batch_has_its_own_b_or_one(gpu: metalmm.Device, shared: bool) -> None:
     a, b = operand(3, 3, 70, 256), operand(4, *(() if shared else (3,)), 80, 256)
