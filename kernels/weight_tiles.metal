@@ -33,7 +33,7 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
   constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  constexpr uint AT_ONCE = ROWS % 2 == 0 ? 2 : 1;  // times eight rows: as many as threadgroup memory has room for
+  constexpr uint AT_ONCE = ROWS % 2 == 0 && TG * (2 * TILES + 1) <= 4096 ? 2 : 1;  // times eight rows: in 32 KB with `numbers`
   threadgroup float2 partial[SETS][SPLIT][AT_ONCE][TILES][32];
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};

@@ -31,12 +31,15 @@ METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p,
   return sum;
 }
 
-// The sum of what PARTS of K have of a result, APART from each other.
+// The sum of what PARTS of K have of a result, or of four, APART from each other.
 template <int PARTS, int APART, class F>
 METAL_FUNC F sum_of_parts(const threadgroup F* x) {
   F sum = x[0];
 #pragma clang loop unroll(full)
-  for (uint part = 1; part < PARTS; part++) sum += x[part * APART];
+  for (uint part = 1; part < PARTS; part++) {
+    F own = x[part * APART];  // read at once: `+=` takes a reference, from which it would read each element for itself
+    sum += own;
+  }
   return sum;
 }
 // COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight results stand on 16 bytes, as their sums

@@ -128,6 +128,18 @@ def test_what_groups_of_simdgroups_cut_off(large: metalmm.Device, on_cpu: Mappin
     assert (abs(found - metalmm.reference(a, b, c=c, **options)) <= metalmm.error_bound(a, b, c=c, **options)).all()
 
 
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("point", ["r4_t2_s2_d4_tg128", "r2_t8_s16_d2_tg512"])
+def test_row_tiles_that_share_threadgroup_memory(point: str) -> None:
+    """Of 32 rows of A sixteen have their sums there at once, or eight where there is no room for more: by any order of threads, and races
+    are errors."""
+    rng = np.random.default_rng(5)
+    a, q = operand(rng, "float16", 43, 264), metalmm.quantize(operand(rng, "float16", 40, 264), "q8_0")
+    with metalmm.Device("cpu", debug=True, threadgroup_memory_limit=48 << 10) as device:
+        found = metalmm.matmul(f"cpu_small_m_mma/{point}", a, q, device=device).astype(np.float64)
+    assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all()
+
+
 def test_tiles_of_many_bands(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant]) -> None:
     """More than sixteen rows of tiles, and a last band of fewer: each tile is multiplied once."""
     rng = np.random.default_rng(3)
