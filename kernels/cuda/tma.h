@@ -24,7 +24,8 @@ template <class S, class B, class T>
 struct StepLoads<false, true, S, B, T, true> {
   typedef Tile<S::BM, S::BK, false, true> A;
   typedef Memory<T, A, B, S> Sizes;
-  enum : uint { K = S::BK, APART = 1, STAGES = Sizes::STAGES };
+  // Nobody waits for scales before tiles are asked for. With a bias besides, 128 x 128 took longer so.
+  enum : uint { K = S::BK, APART = 1, TILES_FIRST = int(B::Stored::SCALING) == SCALED, STAGES = Sizes::STAGES };
   typename B::OfOthers of_b;
   uint turn = 0;
 

@@ -99,9 +99,11 @@ METAL_FUNC void load_next(thread Loads& loads, thread const Task<T>& task, const
                           threadgroup typename Loads::Sizes& memory, uint stage, uint next) {
   constexpr uint AHEAD = Loads::Sizes::AHEAD, BK = Loads::K, STAGES = Loads::Sizes::STAGES;
   uint later = stage + AHEAD < STAGES ? stage + AHEAD : stage + AHEAD - STAGES;
+  bool more = k + AHEAD * BK < end;
+  if (Loads::TILES_FIRST && more) loads.load(task, p, k + AHEAD * BK, memory, later);
   if (k + BK < end) loads.put_factors(task, memory, next);
   if (k + 2 * BK < end) loads.load_factors(task, k + 2 * BK);
-  if (k + AHEAD * BK < end) loads.load(task, p, k + AHEAD * BK, memory, later);
+  if (!Loads::TILES_FIRST && more) loads.load(task, p, k + AHEAD * BK, memory, later);
   loads.close();
 }
 
@@ -191,12 +193,12 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;
-  // Eight at once where all stand on 16 bytes.
-  bool in_eights =
-      WIDTH % 8 == 0 && TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % 8 == 0;
+  // Eight at once, or four, where all stand on as many.
+  constexpr uint MANY = WIDTH % 8 == 0 ? 8 : 4;
+  bool at_once = TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % MANY == 0;
   constexpr uint OF_SIMDGROUP = Sizes::RESULTS / (S::TG / 32) / sizeof(float), OF_PART = S::WM * S::WN * OF_SIMDGROUP;
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * OF_SIMDGROUP;
-  uint part = simdgroup / (S::WM * S::WN), each = in_eights ? 8 : 1;
+  uint part = simdgroup / (S::WM * S::WN), each = at_once ? MANY : 1;
   if (Own::IS_MANY) {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < TM; i++) sums.template put<PITCH_D>(i, rows + 8 * i * PITCH_D, lane);
@@ -215,8 +217,8 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
       uint row = row0 + 8 * i + e / WIDTH, at = rank * WIDTH + e % WIDTH, col = col0 + at;
       threadgroup float* from = some + (e / WIDTH * PITCH_D + at);
       if (row >= p.m || col >= p.n) continue;
-      if (in_eights)
-        store_results<TA, 8, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
+      if (at_once)
+        store_results<TA, MANY, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
       else
         store_results<TA, 1, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
     }

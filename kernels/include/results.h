@@ -42,16 +42,16 @@ METAL_FUNC F sum_of_parts(const threadgroup F* x) {
   }
   return sum;
 }
-// COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight results stand on 16 bytes, as their sums
-// do, and are stored at once. What is added to them is asked about once for all: asked for each it was a third of the time where K is short
-// (docs/lab/cuda.md).
+// COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight results, or four, stand on as many, and so
+// do their sums; they are stored at once. What is added to them is asked about once for all: asked for each it was a third of the time
+// where K is short (docs/lab/cuda.md).
 template <bool TA, int COUNT, int PARTS, int APART, class B, class T>
 METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch, uint row, uint col,
                               const threadgroup float* sums) {
-  bool good = COUNT == 8;
-  metal::float4 y[2];
+  bool good = COUNT > 1;
+  metal::float4 y[2] = {metal::float4(0.0f), metal::float4(0.0f)};
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < (COUNT == 8 ? 2 : 0); i++) {
+  for (uint i = 0; i < COUNT / 4; i++) {
     y[i] = sum_of_parts<PARTS, APART / 4>(reinterpret_cast<const threadgroup metal::float4*>(sums) + i);
 #pragma clang loop unroll(full)
     for (uint j = 0; j < 4; j++) good &= B::Stored::is_good(p, y[i][j]);
@@ -63,18 +63,22 @@ METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant
     return;
   }
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < 2; i++) y[i] *= p.alpha;
+  for (uint i = 0; i < COUNT / 4; i++) y[i] *= p.alpha;
   if (p.has_c) {
     const device T* c = to.C + (batch * p.stride_c + row * p.ldc + col);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 8; i++) y[i / 4][i % 4] += p.beta * float(c[i]);
+    for (uint i = 0; i < COUNT; i++) y[i / 4][i % 4] += p.beta * float(c[i]);
   }
   if (p.has_bias) {
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 8; i++) y[i / 4][i % 4] += float(to.bias[col + i]);
+    for (uint i = 0; i < COUNT; i++) y[i / 4][i % 4] += float(to.bias[col + i]);
   }
   Octet<T> x;
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) x.low[i] = T(y[0][i]), x.high[i] = T(y[1][i]);
-  store_bits(to.D + (batch * p.stride_d + row * p.ldd + col), bits_of(x));
+  device T* d = to.D + (batch * p.stride_d + row * p.ldd + col);
+  if (COUNT == 8)
+    store_bits(d, bits_of(x));
+  else
+    *reinterpret_cast<device metal::vec<T, 4>*>(d) = x.low;
 }

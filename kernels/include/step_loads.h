@@ -70,7 +70,7 @@ struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
   typedef TileCopies<A::SWIZZLED> Copies;
-  enum : uint { K = S::BK, APART = 0 };  // APART: simdgroups that multiply nothing bring all
+  enum : uint { K = S::BK, APART = 0, TILES_FIRST = 0 };  // APART: simdgroups that multiply nothing bring all
   TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
   B of_b;
 
