@@ -78,9 +78,9 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
   for (uint t = 0; t < TILES; t++) b[t] = B + group.z * p.stride_b + min(first + 8 * t + row, last) * p.ldb;
   uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
 
-  Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
+  Tiles<1> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
-  mine.load_bias<1>(bias, p, added);
+  mine.load_bias(bias, p, added);
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);

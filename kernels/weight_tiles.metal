@@ -33,8 +33,8 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
   constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  constexpr uint AT_ONCE = ROWS % 2 == 0 && TG * (2 * TILES + 1) <= 4096 ? 2 : 1;  // times eight rows: in 32 KB with `numbers`
-  threadgroup float2 partial[SETS][SPLIT][AT_ONCE][TILES][32];
+  constexpr int BANDS = ROWS % 2 == 0 && TG * (2 * TILES + 1) * 8 <= 32 * 1024 ? 2 : 1;  // of `partial`, beside `numbers`
+  threadgroup float2 partial[SETS][SPLIT][BANDS][TILES][32];
   threadgroup float numbers[TG / 32][64];
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
@@ -53,9 +53,9 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   uint slice = slice_of<SPLIT, MMA ? 128 : 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[ROWS][TILES];
-  Tiles mine = {first + row, row0 + 2 * pair, group.z, share, lane};
+  Tiles<BANDS> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
   float added[TILES];
-  mine.load_bias<AT_ONCE>(bias, p, added);
+  mine.load_bias(bias, p, added);
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
     column[t] = min(first + 8 * t + row, last);

@@ -97,7 +97,7 @@ auto with_dispatch(const Tiling& v, const std::shared_ptr<Pipeline>& pipeline, c
                                    {kIndexBiases, &biases.buffer, biases.offset}};
   bool takes_maps = pipeline->takes_maps();
   abi::TileMaps maps;
-  if (takes_maps) maps = {{}, {}, 0, v.bm, v.bn, v.bm};  // device cuda makes them
+  if (takes_maps) maps = {{}, {}, 0, v.bm, v.bn, 0};  // device cuda fills in the rest
   const BytesBinding bytes[] = {{kIndexParams, &plan.params, sizeof(plan.params)}, {kIndexMaps, &maps, sizeof(maps)}};
   Dispatch d{&pipeline, buffers, q.scales ? 7u : 5u, bytes, takes_maps ? 2u : 1u, nullptr, 0, matmul_grid(v, plan.spec), {v.threads, 1, 1}};
   give_threadgroup_memory(d);

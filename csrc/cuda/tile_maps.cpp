@@ -3,8 +3,8 @@
 namespace metalmm::cuda {
 namespace {
 
-constexpr unsigned kAlong = 64;  // of k
-constexpr unsigned kFew = 32;    // rows of a copy
+constexpr unsigned kAlong = 64;      // of k
+constexpr unsigned kShortCopy = 32;  // rows
 
 // A matrix of `count` lines of k numbers, `per_byte` of them a byte. Pitches count elements, of that many bytes.
 struct Lines {
@@ -32,10 +32,11 @@ void make_maps(abi::TileMaps& maps, const MatmulParams& p, bool quantized, Addre
   Lines of_a = {a, 2, 1, p.k, p.m, p.lda, p.batch, p.stride_a}, of_b = {b, 2, 1, p.k, p.n, p.ldb, p.batch, p.stride_b};
   // Rows of quantized weights have no gaps: fewer bytes than weights are two weights a byte.
   if (quantized) of_b.element_bytes = 1, of_b.per_byte = p.ldb < p.k ? 2 : 1;
-  // A copy takes long where 32 of its rows or more are past the last: then they are few.
-  uint32_t tile = maps.rows_of_a, last = (p.m - 1) % tile + 1;
-  if (last + kFew <= tile) maps.rows_of_a = kFew;
-  maps.last_of_a = ((last - 1) / maps.rows_of_a + 1) * maps.rows_of_a;
+  // TMA is slow where 32 or more rows of a copy are past the last. Then all of A comes by copies of 32, and those past the end are left
+  // out.
+  uint32_t tile = maps.rows_of_a, in_last = (p.m - 1) % tile + 1;
+  if (in_last + kShortCopy <= tile) maps.rows_of_a = kShortCopy;
+  maps.rows_of_last_a = ((in_last - 1) / maps.rows_of_a + 1) * maps.rows_of_a;
   maps.there = encode(of_a, maps.rows_of_a, maps.a) && encode(of_b, maps.rows_of_b, maps.b);
 }
 

@@ -195,23 +195,24 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   }
   // The simdgroup's sixteen rows, by products with ones. To be read after a barrier.
   template <class A>
-  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool at_once, uint3 from, uint lane) {
+  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool one_factor, uint3 from, uint lane) {
     static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, two blocks");
     uint row = from.x + from.y;  // another for each simdgroup
-    metal::uint4 x[4];
+    metal::uint4 x[2][2];        // of each block
     metal::float4 sum[2] = {metal::float4(0.0f), metal::float4(0.0f)};
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) x[i] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
+    for (uint i = 0; i < 4; i++) x[i / 2][i % 2] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++)  // neighbours do not wait for each other
-      sum[i % 2] = metal::mma_16x8x16<T>(sum[i % 2], x[i % 2 * 2 + i / 2], metal::uint2(ones<T>()));
-    if (lane % 4 > 0) return;
+    for (uint i = 0; i < 4; i++)  // sums take turns: no product waits for the one before
+      sum[i % 2] = metal::mma_16x8x16<T>(sum[i % 2], x[i % 2][i / 2], metal::uint2(ones<T>()));
+    if (lane % 4 > 0) return;  // four lanes have the same sums
     threadgroup float* own = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T)) + place(0, row + lane / 4);
+    constexpr uint EIGHT_ROWS = 2;  // further, as `place` has them
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 2; i++) {  // of rows eight apart
-      float first = i > 0 ? sum[0].z : sum[0].x, second = i > 0 ? sum[1].z : sum[1].x;
-      own[2 * i] = at_once ? first + second : first;
-      if (!at_once) own[place(1, 0) + 2 * i] = second;
+    for (uint i = 0; i < 2; i++) {
+      float block0 = i > 0 ? sum[0].z : sum[0].x, block1 = i > 0 ? sum[1].z : sum[1].x;
+      own[i * EIGHT_ROWS] = one_factor ? block0 + block1 : block0;
+      if (!one_factor) own[i * EIGHT_ROWS + place(1, 0)] = block1;
     }
   }
 };

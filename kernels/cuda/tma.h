@@ -24,7 +24,7 @@ template <class S, class B, class T>
 struct StepLoads<false, true, S, B, T, true> {
   typedef Tile<S::BM, S::BK, false, true> A;
   typedef Memory<T, A, B, S> Sizes;
-  // Nobody waits for scales before tiles are asked for. With a bias besides, 128 x 128 took longer so.
+  // TILES_FIRST: nobody waits for scales before tiles are asked for. With a bias besides, 128 x 128 took longer so.
   enum : uint { K = S::BK, APART = 1, TILES_FIRST = int(B::Stored::SCALING) == SCALED, STAGES = Sizes::STAGES };
   typename B::OfOthers of_b;
   uint turn = 0;
@@ -34,7 +34,7 @@ struct StepLoads<false, true, S, B, T, true> {
   }
   // Of a thread among those that only bring; the first asks for tiles.
   static METAL_FUNC uint index(thread const Task<T>& task) { return task.index() - S::TG; }
-  // Lines past the edge come as zeros, or not at all: each tile is whole, but where K ends in it.
+  // Lines past the edge are zeros, or old numbers in rows whose results nobody stores. Where K ends in a tile it is not whole.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }
   METAL_FUNC void begin(thread const Task<T>& task, constant MatmulParams&, uint k, threadgroup Sizes& memory) thread {
     if (index(task) == 0) {
@@ -49,11 +49,11 @@ struct StepLoads<false, true, S, B, T, true> {
     threadgroup ulong* ready = memory.ready(stage);
     if (index(task) == 0) {
       uint batch_a = p.stride_a > 0 ? task.batch : 0;
-      if (of.rows_of_a == S::BM) {
+      if (of.rows_of_a == S::BM) {  // one copy; by the loop it took longer
         metal::expect_tiles(ready, A::SIZE * sizeof(T));
         metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, batch_a, ready);
       } else {
-        uint rows = task.row0 + S::BM <= p.m ? uint(S::BM) : of.last_of_a;  // what is past them no result needs
+        uint rows = task.row0 + S::BM <= p.m ? uint(S::BM) : of.rows_of_last_a;
         metal::expect_tiles(ready, rows * (S::BK * sizeof(T)));
         for (uint row = 0; row < rows; row += of.rows_of_a)
           metal::copy_tile(memory.tile_a(stage) + row * S::BK, of.a, k, task.row0 + row, batch_a, ready);

@@ -157,7 +157,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
                          threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory, constant void* maps = nullptr) {
   typedef Cluster<S::SPLIT> Own;
   typedef typename StepLoads<TA, true, S, B, T>::Sizes Sizes;
-  constexpr uint TM = S::TM, PITCH_D = S::PITCH_D, WIDTH = Sizes::OF_ROW;
+  constexpr uint TM = S::TM, PITCH_D = S::PITCH_D, COLUMNS = Sizes::COLUMNS, BANDS = Sizes::BANDS;
   uint rank = group.x % S::SPLIT, begin = 0, last = p.k;
   if (!Own::IS_MANY && rank > 0) return;
   metal::uint2 tile = tile_of<S>(p, group);
@@ -184,8 +184,8 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
-  // Of dense tiles without a cluster, of 32 or 64 rows in one row of tiles and of groups' 64 in any, the next kernel begins last: a row of
-  // calls took longer when it began early (docs/lab/cuda.md).
+  // Dense tiles of 32 or 64 rows without a cluster let the next kernel begin last; `gemm`'s with one row of tiles alone. A row of calls
+  // took longer otherwise (docs/lab/cuda.md).
   constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16 && S::BM <= 64;
   if (!LATER || (!S::GROUPED && p.m > S::BM)) {
     let_next_begin();
@@ -193,32 +193,31 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
   metal::uint3 first = S::first(simdgroup);
   row0 += first.x, col0 += first.y;
-  // Eight at once, or four, where all stand on as many.
-  constexpr uint MANY = WIDTH % 8 == 0 ? 8 : 4;
-  bool at_once = TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % MANY == 0;
-  constexpr uint OF_SIMDGROUP = Sizes::RESULTS / (S::TG / 32) / sizeof(float), OF_PART = S::WM * S::WN * OF_SIMDGROUP;
+  // Vectors of eight, or of four where columns do not divide by eight, if every row of D stands on them.
+  constexpr uint VECTOR = COLUMNS % 8 == 0 ? 8 : 4;
+  bool in_vectors = TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % VECTOR == 0;
+  constexpr uint OF_SIMDGROUP = Sizes::ROWS_OF_RESULTS * PITCH_D, OF_PART = S::WM * S::WN * OF_SIMDGROUP;  // floats to the next one's
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * OF_SIMDGROUP;
-  uint part = simdgroup / (S::WM * S::WN), each = at_once ? MANY : 1;
+  uint part = simdgroup / (S::WM * S::WN), count = in_vectors ? VECTOR : 1;
   if (Own::IS_MANY) {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < TM; i++) sums.template put<PITCH_D>(i, rows + 8 * i * PITCH_D, lane);
     Own::meet();
-    Own::template add_up<8 * TM, WIDTH, PITCH_D>(rows, rank, lane);
+    Own::template add_up<8 * TM, COLUMNS, PITCH_D>(rows, rank, lane);
     meet<true>();
   }
 #pragma clang loop unroll(full)
-  for (uint i = 0; i < TM; i += Sizes::EIGHTS) {
-    threadgroup float* some = rows + (Own::IS_MANY ? 8 * i * PITCH_D : 0);
+  for (uint i = 0; i < TM; i += BANDS) {
+    threadgroup float* bands = rows + (Own::IS_MANY ? 8 * i * PITCH_D : 0);
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < (Own::IS_MANY ? 0 : Sizes::EIGHTS); j++)
-      sums.template put<PITCH_D>(i + j, some + part * OF_PART + 8 * j * PITCH_D, lane);
+    for (uint j = 0; j < (Own::IS_MANY ? 0 : BANDS); j++) sums.template put<PITCH_D>(i + j, bands + part * OF_PART + 8 * j * PITCH_D, lane);
     if (!Own::IS_MANY) meet<S::WK == 1>();
-    for (uint e = each * (32 * part + lane); e < 8 * Sizes::EIGHTS * WIDTH; e += 32 * each * S::WK) {
-      uint row = row0 + 8 * i + e / WIDTH, at = rank * WIDTH + e % WIDTH, col = col0 + at;
-      threadgroup float* from = some + (e / WIDTH * PITCH_D + at);
+    for (uint e = count * (32 * part + lane); e < 8 * BANDS * COLUMNS; e += 32 * count * S::WK) {
+      uint row = row0 + 8 * i + e / COLUMNS, at = rank * COLUMNS + e % COLUMNS, col = col0 + at;
+      threadgroup float* from = bands + (e / COLUMNS * PITCH_D + at);
       if (row >= p.m || col >= p.n) continue;
-      if (at_once)
-        store_results<TA, MANY, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
+      if (in_vectors)
+        store_results<TA, VECTOR, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
       else
         store_results<TA, 1, S::WK, OF_PART, B>(task, to, p, batch, row, col, from);
     }

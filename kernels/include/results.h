@@ -31,24 +31,22 @@ METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p,
   return sum;
 }
 
-// The sum of what PARTS of K have of a result, or of four, APART from each other.
+// Adds up PARTS of K, for one result or a vector of four. Parts are APART elements of F from each other.
 template <int PARTS, int APART, class F>
 METAL_FUNC F sum_of_parts(const threadgroup F* x) {
   F sum = x[0];
 #pragma clang loop unroll(full)
   for (uint part = 1; part < PARTS; part++) {
-    F own = x[part * APART];  // read at once: `+=` takes a reference, from which it would read each element for itself
-    sum += own;
+    F other = x[part * APART];  // one load of a vector: `+=` binds a reference, and would load element by element
+    sum += other;
   }
   return sum;
 }
-// COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight results, or four, stand on as many, and so
-// do their sums; they are stored at once. What is added to them is asked about once for all: asked for each it was a third of the time
-// where K is short (docs/lab/cuda.md).
+// COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight, or four, are a vector, as their sums are.
 template <bool TA, int COUNT, int PARTS, int APART, class B, class T>
 METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch, uint row, uint col,
                               const threadgroup float* sums) {
-  bool good = COUNT > 1;
+  bool good = true;
   metal::float4 y[2] = {metal::float4(0.0f), metal::float4(0.0f)};
 #pragma clang loop unroll(full)
   for (uint i = 0; i < COUNT / 4; i++) {
@@ -56,23 +54,13 @@ METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant
 #pragma clang loop unroll(full)
     for (uint j = 0; j < 4; j++) good &= B::Stored::is_good(p, y[i][j]);
   }
-  if (!good) {
+  if (COUNT == 1 || !good) {
     for (uint i = 0; i < COUNT; i++)
       store_result(to.D, to.C, to.bias, p, batch, row, col + i,
                    made_good<TA, B>(task, p, row, col + i, sum_of_parts<PARTS, APART>(sums + i)));
     return;
   }
-#pragma clang loop unroll(full)
-  for (uint i = 0; i < COUNT / 4; i++) y[i] *= p.alpha;
-  if (p.has_c) {
-    const device T* c = to.C + (batch * p.stride_c + row * p.ldc + col);
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < COUNT; i++) y[i / 4][i % 4] += p.beta * float(c[i]);
-  }
-  if (p.has_bias) {
-#pragma clang loop unroll(full)
-    for (uint i = 0; i < COUNT; i++) y[i / 4][i % 4] += float(to.bias[col + i]);
-  }
+  results_of<COUNT>(y, to, p, batch, row, col);
   Octet<T> x;
 #pragma clang loop unroll(full)
   for (uint i = 0; i < 4; i++) x.low[i] = T(y[0][i]), x.high[i] = T(y[1][i]);

@@ -25,14 +25,17 @@ struct Memory {
     METALMM_CLUSTER = S::SPLIT,
     METALMM_BESIDE = S::BESIDE,
     IS_MANY = Cluster<S::SPLIT>::IS_MANY,
-    OF_ROW = 8 * S::TN / (IS_MANY ? S::SPLIT : 1),  // results that a simdgroup stores
-    OF_EIGHT = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),
-    MOST_EIGHTS = IS_MANY ? 4 : STAGES * TILES / OF_EIGHT,
-    // Of rows that are stored at once, until each lane that has a part of them has eight results.
-    EIGHTS = S::TM % 4 == 0 && MOST_EIGHTS >= 4 && 4 * OF_ROW <= 32 * S::WK ? 4
-    : S::TM % 2 == 0 && MOST_EIGHTS >= 2 && 2 * OF_ROW <= 32 * S::WK        ? 2
-                                                                            : 1,
-    RESULTS = (IS_MANY ? S::TM : EIGHTS) * OF_EIGHT,
+    COLUMNS = 8 * S::TN / (IS_MANY ? S::SPLIT : 1),      // of results that a simdgroup stores
+    BAND = S::TG / 32 * 8 * S::PITCH_D * sizeof(float),  // bytes: eight rows of results of each simdgroup
+    // Bands that are stored between two barriers: as many as fit where tiles were, and give a lane at most eight results. A cluster's are
+    // there all at once.
+    FIT = IS_MANY ? 4 : STAGES * TILES / BAND,
+    USEFUL = 32 * S::WK / COLUMNS,
+    BANDS = S::TM % 4 == 0 && FIT >= 4 && USEFUL >= 4 ? 4
+    : S::TM % 2 == 0 && FIT >= 2 && USEFUL >= 2       ? 2
+                                                      : 1,
+    ROWS_OF_RESULTS = 8 * (IS_MANY ? S::TM : BANDS),  // in threadgroup memory at once
+    RESULTS = ROWS_OF_RESULTS / 8 * BAND,
     OF_READY = STAGES * TILES > RESULTS ? STAGES * TILES : RESULTS,
     BYTES = OF_READY + (S::GROUPED ? (STAGES + 1) / 2 * 16 : 0)
   };
@@ -70,7 +73,7 @@ struct StepLoads {
   typedef Tile<S::BM, S::BK, TA, OnTensorCores<T, S::TM, S::TN>::VALUE> A;
   typedef Memory<T, A, B, S> Sizes;
   typedef TileCopies<A::SWIZZLED> Copies;
-  enum : uint { K = S::BK, APART = 0, TILES_FIRST = 0 };  // APART: simdgroups that multiply nothing bring all
+  enum : uint { K = S::BK, APART = 0, TILES_FIRST = 0 };  // APART: simdgroups that multiply nothing bring all; TILES_FIRST: ../cuda/tma.h
   TileLoads<T, A, S::TG, int(S::GROUPED) == TOGETHER> of_a;
   B of_b;
 

@@ -131,8 +131,7 @@ def test_what_groups_of_simdgroups_cut_off(large: metalmm.Device, on_cpu: Mappin
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("point", ["r4_t2_s2_d4_tg128", "r2_t8_s16_d2_tg512"])
 def test_row_tiles_that_share_threadgroup_memory(point: str) -> None:
-    """Of 32 rows of A sixteen have their sums there at once, or eight where there is no room for more: by any order of threads, and races
-    are errors."""
+    """Sums of sixteen rows do, or of eight where sixteen do not fit. Threads take turns in any order, and races are errors."""
     rng = np.random.default_rng(5)
     a, q = operand(rng, "float16", 43, 264), metalmm.quantize(operand(rng, "float16", 40, 264), "q8_0")
     with metalmm.Device("cpu", debug=True, threadgroup_memory_limit=48 << 10) as device:

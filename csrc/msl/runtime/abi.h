@@ -30,11 +30,12 @@ struct FakeTileMap {
   u32 box[2], bytes;
 };
 static_assert(sizeof(TileMap) == 128 && sizeof(FakeTileMap) <= sizeof(TileMap), "the driver and its fake fill one size");
-// Of a matmul's A and B. there: 0 where threads bring the tiles. rows_of: of a copy; of a tile of A as many or a multiple are copied, of the
-// last one, where it is not full, last_of_a.
+// Of a matmul's A and B.
 struct TileMaps {
   TileMap a, b;
-  u32 there, rows_of_a, rows_of_b, last_of_a;
+  u32 there;                 // 0: threads bring the tiles
+  u32 rows_of_a, rows_of_b;  // that one copy brings: a tile's, or of A fewer
+  u32 rows_of_last_a;        // that are copied of A's last tile, where it is not full: a multiple of rows_of_a
 };
 
 // Where in the .metal file a lane waits.

@@ -51,8 +51,8 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered: `gemm_wgmma` adds 32 of k, for which halves have two scales. Fitted to an
-# H200's times (docs/lab/cuda.md, "How results leave"). Halves and floats were not timed there: of theirs the third is less by what that of
-# bytes is, by half at most. `_FEW` is of before ("Whole turns, and one row's bits for sixteen").
+# H200's times (docs/lab/cuda.md, "How results leave"). Halves and floats were not timed there: their third number fell in the
+# proportion in which that of bytes did, by half at most. `_FEW` is older ("Whole turns, and one row's bits for sixteen").
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
