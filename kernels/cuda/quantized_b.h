@@ -207,12 +207,11 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
       sum[i % 2] = metal::mma_16x8x16<T>(sum[i % 2], x[i % 2][i / 2], metal::uint2(ones<T>()));
     if (lane % 4 > 0) return;  // four lanes have the same sums
     threadgroup float* own = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T)) + place(0, row + lane / 4);
-    constexpr uint EIGHT_ROWS = 2;  // further, as `place` has them
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 2; i++) {
+    for (uint i = 0; i < 2; i++) {  // rows eight apart
       float block0 = i > 0 ? sum[0].z : sum[0].x, block1 = i > 0 ? sum[1].z : sum[1].x;
-      own[i * EIGHT_ROWS] = one_factor ? block0 + block1 : block0;
-      if (!one_factor) own[i * EIGHT_ROWS + place(1, 0)] = block1;
+      own[i * place(0, 8)] = one_factor ? block0 + block1 : block0;
+      if (!one_factor) own[i * place(0, 8) + place(1, 0)] = block1;
     }
   }
 };

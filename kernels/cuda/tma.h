@@ -49,7 +49,7 @@ struct StepLoads<false, true, S, B, T, true> {
     threadgroup ulong* ready = memory.ready(stage);
     if (index(task) == 0) {
       uint batch_a = p.stride_a > 0 ? task.batch : 0;
-      if (of.rows_of_a == S::BM) {  // one copy; by the loop it took longer
+      if (of.rows_of_a == S::BM) {  // one copy: a loop seemed slower, on another loan (docs/lab/cuda.md)
         metal::expect_tiles(ready, A::SIZE * sizeof(T));
         metal::copy_tile(memory.tile_a(stage), of.a, k, task.row0, batch_a, ready);
       } else {
