@@ -380,16 +380,15 @@ def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) 
 
 
 def _best_of_most_rows(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> dict[RowBits, tuple[float, str]]:
-    """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns. What is offered for few rows
-    alone takes them a few at a time."""
+    """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns; one that takes all at once,
+    where there is one: of the others' times those for few rows are known."""
     key = Key.of(spec)
     tables = [offered.ns for offered in _offered(device, spec_of(key)) if isinstance(offered, Tiles)]  # those for few rows first
     all_of_them = Tiles({name: ns for table in tables for name, ns in table.items()})
     times = _times(device, spec_of(replace(key, m=_core._ROWS_ALIKE)), all_of_them, takes)
     found = dict[RowBits, tuple[float, str]]()
-    for name, (ns, _) in times.items():
-        bits = manifest.get(name).row_bits
-        found[bits] = min(found.get(bits, (ns, name)), (ns, name))
+    for name in sorted(times, key=lambda name: (manifest.get(name).tile[0] <= _FEW_ALIKE, times[name][0])):
+        found.setdefault(manifest.get(name).row_bits, (times[name][0], name))
     return found
 
 

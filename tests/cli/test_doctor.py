@@ -37,11 +37,11 @@ def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a first run compiles and measures in seconds."""
     monkeypatch.setattr(doctor, "_ROUNDS", 3)
     monkeypatch.setattr(doctor_rows, "_ROUNDS", 3)
-    monkeypatch.setattr(doctor_rows.runner, "last_level_cache", lambda device: 1 << 20)
+    monkeypatch.setattr(doctor_rows.runner, "last_level_cache", lambda device: 1 << 17)
     monkeypatch.setattr(doctor.copy, "measured_copy", lambda device: 100.0)
     families = ("gemv", "gemm_tiled", "mps", "blas", "planted")
     monkeypatch.setattr(doctor, "variants", lambda *a, **k: [v for v in metalmm.variants(*a, **k) if v.family in families])
-    shape = Shape("x", 1, 1, 128, 64, False, True, False, 1.0, 0.0)
+    shape = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
     monkeypatch.setattr(doctor_rows.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
 
 
