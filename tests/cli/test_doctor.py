@@ -92,6 +92,27 @@ def test_a_wrong_variant_is_wrong_and_the_others_are_looked_at(tmp_path: Path) -
     assert found["features/recordings"] == "ok"
 
 
+def test_a_row_has_what_auto_takes_first_and_libraries_hot_and_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cold calls go over several copies of the weights; nothing is timed that is wrong."""
+    asked = list[list[Any]]()
+
+    def seconds(calls: list[Any]) -> float:
+        asked.append(calls)
+        return float(len(calls))
+
+    monkeypatch.setattr(doctor_rows, "_median", seconds)
+    shape = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
+    with metalmm.Device(DEVICE) as device:
+        row = doctor_rows.measure(device, shape)
+        assert next(iter(row.hot)) == tuning.choose(device, shape.spec)[0] and row.hot.keys() == row.cold.keys()
+        libraries = {str(v) for v in metalmm.variants(shape.spec, device=device) if v.library}
+        assert libraries <= row.hot.keys() and (libraries or DEVICE != "cpu")
+        assert set(row.hot.values()) == {1.0} and min(row.cold.values()) > 1 and len(asked) == 2 * len(row.hot)
+        monkeypatch.setattr(doctor_rows.runner.Inputs, "judge", lambda *_: "is wrong")
+        with pytest.raises(ValueError, match="is wrong"):
+            doctor_rows.measure(device, shape)
+
+
 def test_sums_that_are_not_of_float32_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What float16 would lose at each step of a sum, within the bound of float32's worst case."""
     device = doctor.Doctor(DEVICE, 60, quiet=True)
