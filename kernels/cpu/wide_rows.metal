@@ -9,6 +9,7 @@
 using namespace metal;  // what follows names its types
 
 #include "../include/epilogue.h"
+#include "../include/lanes.h"
 #include "../include/prefetch.h"
 
 template <class T>
@@ -67,9 +68,7 @@ template <class T, int QUADS, int SLICES, int TG>
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (uint c = tid; c < BN / 4; c += TG) {
-    float4 total = partial[0][c];
-#pragma clang loop unroll(full)
-    for (uint s = 1; s < SLICES; s++) total += partial[s][c];
+    float4 total = sum_of_parts<SLICES, BN / 4>(&partial[0][c]);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++)
       if (group.x * BN + 4 * c + i < p.n) store_result(D, C, bias, p, group.z, 0, group.x * BN + 4 * c + i, total[i]);

@@ -47,6 +47,18 @@ METAL_FUNC uint slice_of(uint k) {
   return SPLIT == 1 ? k : ((k + SPLIT - 1) / SPLIT + PIECE - 1) / PIECE * PIECE;
 }
 
+// Adds up PARTS of K, for one result or a vector of several. Parts are APART elements of F from each other.
+template <int PARTS, int APART, class F>
+METAL_FUNC F sum_of_parts(const threadgroup F* x) {
+  F sum = x[0];
+#pragma clang loop unroll(full)
+  for (uint part = 1; part < PARTS; part++) {
+    F other = x[part * APART];  // one load of a vector: `+=` binds a reference, and would load element by element
+    sum += other;
+  }
+  return sum;
+}
+
 // Adds the sums of the SPLIT simdgroups that share K. False for those whose sums are with the first's. Of the lanes that share a column,
 // as all of their sums are alike, each writes some.
 template <class Way, int ROWS>
@@ -64,11 +76,8 @@ METAL_FUNC bool join_shares(threadgroup float (&partial)[Way::JOINED][ROWS][Way:
 #pragma clang loop unroll(full)
   for (uint r = 0; r < ROWS; r++)
 #pragma clang loop unroll(full)
-    for (uint c = 0; c < COLS; c++) {
-      sum[r][c] = partial[me.simdgroup][r][c * ACROSS + me.lane / LANES];
-#pragma clang loop unroll(full)
-      for (uint s = 1; s < SPLIT; s++) sum[r][c] += partial[me.simdgroup + s][r][c * ACROSS + me.lane / LANES];
-    }
+    for (uint c = 0; c < COLS; c++)
+      sum[r][c] = sum_of_parts<SPLIT, ROWS * ACROSS * COLS>(&partial[me.simdgroup][r][c * ACROSS + me.lane / LANES]);
   return true;
 }
 

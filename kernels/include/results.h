@@ -31,17 +31,6 @@ METAL_FUNC float made_good(thread const Task<T>& task, constant MatmulParams& p,
   return sum;
 }
 
-// Adds up PARTS of K, for one result or a vector of four. Parts are APART elements of F from each other.
-template <int PARTS, int APART, class F>
-METAL_FUNC F sum_of_parts(const threadgroup F* x) {
-  F sum = x[0];
-#pragma clang loop unroll(full)
-  for (uint part = 1; part < PARTS; part++) {
-    F other = x[part * APART];  // one load of a vector: `+=` binds a reference, and would load element by element
-    sum += other;
-  }
-  return sum;
-}
 // COUNT neighbouring results of a row; sums: in threadgroup memory, as sum_of_parts says. Eight, or four, are a vector, as their sums are.
 template <bool TA, int COUNT, int PARTS, int APART, class B, class T>
 METAL_FUNC void store_results(thread const Task<T>& task, Output<T> to, constant MatmulParams& p, uint batch, uint row, uint col,

@@ -3,6 +3,7 @@
 #include <metal_stdlib>
 
 #include "epilogue.h"
+#include "lanes.h"
 
 // BANDS: of eight rows, whose sums have room in threadgroup memory at once.
 template <int BANDS>
@@ -37,9 +38,7 @@ struct Tiles {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         if ((r % BANDS * TILES + t) % SPLIT != share) continue;
-        float2 sum = SPLIT > 1 ? partial[0][r % BANDS][t][lane] : total[r][t];
-#pragma clang loop unroll(full)
-        for (uint s = 1; s < SPLIT; s++) sum += partial[s][r % BANDS][t][lane];
+        float2 sum = SPLIT > 1 ? sum_of_parts<SPLIT, BANDS * TILES * 32>(&partial[0][r % BANDS][t][lane]) : total[r][t];
         if (has(p, t, 8 * r)) store_sum(D, C, p, batch, row + 8 * r, column + 8 * t, sum.x, added[t]);
         if (has(p, t, 8 * r + 1)) store_sum(D, C, p, batch, row + 8 * r + 1, column + 8 * t, sum.y, added[t]);
       }
