@@ -381,7 +381,7 @@ def _times(device: Device, spec: _core.MatmulSpec, tiles: Tiles, takes: _Takes) 
 
 def _best_of_most_rows(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> dict[RowBits, tuple[float, str]]:
     """By a row's bits the variant that takes the least time for the most rows of row_invariant, and that time in ns. One that takes them all at
-    once comes first: of the others' times those for few rows are known."""
+    once comes first: the others' numbers are of few rows."""
     key = Key.of(spec)
     tables = [offered.ns for offered in _offered(device, spec_of(key)) if isinstance(offered, Tiles)]  # those for few rows first
     all_of_them = Tiles({name: ns for table in tables for name, ns in table.items()})

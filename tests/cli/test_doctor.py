@@ -18,6 +18,7 @@ from metalmm.bench.sizes import Shape
 from support.here import DEVICE, FAKE, FAKE_CUDA, ROOT
 
 needs_fake = pytest.mark.skipif(not FAKE, reason="injects faults, which only the fake Metal allows")
+SHAPE = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
 of_any_device = pytest.mark.skipif(bool(FAKE_CUDA), reason="compiles for seconds what device cpu and the fake Metal have shown")
 
 
@@ -41,8 +42,7 @@ def _few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.copy, "measured_copy", lambda device: 100.0)
     families = ("gemv", "gemm_tiled", "mps", "blas", "planted")
     monkeypatch.setattr(doctor, "variants", lambda *a, **k: [v for v in metalmm.variants(*a, **k) if v.family in families])
-    shape = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
-    monkeypatch.setattr(doctor_rows.sizes, "load", lambda: type("Sizes", (), {"shapes": [shape]})())
+    monkeypatch.setattr(doctor_rows.sizes, "load", lambda: type("Sizes", (), {"shapes": [SHAPE]})())
 
 
 @of_any_device
@@ -101,16 +101,15 @@ def test_a_row_has_what_auto_takes_first_and_libraries_hot_and_cold(monkeypatch:
         return float(len(calls))
 
     monkeypatch.setattr(doctor_rows, "_median", seconds)
-    shape = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
     with metalmm.Device(DEVICE) as device:
-        row = doctor_rows.measure(device, shape)
-        assert next(iter(row.hot)) == tuning.choose(device, shape.spec)[0] and row.hot.keys() == row.cold.keys()
-        libraries = {str(v) for v in metalmm.variants(shape.spec, device=device) if v.library}
+        row = doctor_rows.measure(device, SHAPE)
+        assert next(iter(row.hot)) == tuning.choose(device, SHAPE.spec)[0] and row.hot.keys() == row.cold.keys()
+        libraries = {str(v) for v in metalmm.variants(SHAPE.spec, device=device) if v.library}
         assert libraries <= row.hot.keys() and (libraries or DEVICE != "cpu")
         assert set(row.hot.values()) == {1.0} and min(row.cold.values()) > 1 and len(asked) == 2 * len(row.hot)
         monkeypatch.setattr(doctor_rows.runner.Inputs, "judge", lambda *_: "is wrong")
         with pytest.raises(ValueError, match="is wrong"):
-            doctor_rows.measure(device, shape)
+            doctor_rows.measure(device, SHAPE)
 
 
 def test_sums_that_are_not_of_float32_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
