@@ -92,12 +92,12 @@ struct Products<T, 2, TN, TOGETHER> {
 };
 
 // Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
-// 32 of k, to which the columns' factors then belong. While they multiply the step's second 32 of k, the sums of the first are added up;
+// the 32 of k, or 16, to which a factor of each column then belongs. While they multiply the next such part, the sums of one are added up;
 // or, with ONE_SUM, before.
 //
 // Of weights with a bias one sum is on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums
-// are 9 parts more), else of 32, and the first is waited for. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup
-// adds up some rows, for all.
+// are 9 parts more), else of a part, and the one before is waited for. What the bias adds, of the sums of A's rows, comes a step later: a
+// simdgroup adds up some rows, for all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -111,17 +111,26 @@ struct Products<T, TM, TN, TURNED> {
   }
   template <class Step>
   METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
-    static_assert(Step::K == 64 && Step::EACH == 32, "two times 32 of k, with a factor each");
-    Lines<Step> first(b, 0, from, lane), second(b, 1, from, lane);  // all is read before products take threadgroup memory's time
-    multiply<Step, false>(0, 0, first, a, b, from, lane, w.low_byte);
-    if (!Step::ONE_SUM) {
-      multiply<Step, false>(1, 1, second, a, b, from, lane, w.low_byte);
-    } else if (Step::SCALING == WITH_REST && adds_64(w)) {
-      multiply<Step, true>(1, 0, second, a, b, from, lane, w.low_byte);
-    } else {
-      metal::wait_for_groups<0>();
-      add_up(0);
-      multiply<Step, false>(1, 0, second, a, b, from, lane, w.low_byte);
+    static_assert(Step::K == 64, "two blocks of 32 of k");
+    constexpr uint PARTS = 64 / Step::EACH, SUMS = Step::ONE_SUM ? 1 : 2;
+    Block<Step> blocks[2] = {{b, 0, from, lane}, {b, 1, from, lane}};  // all is read before products take threadgroup memory's time
+#pragma clang loop unroll(full)
+    for (uint part = 0; part < PARTS; part++) {
+      uint block = part * 2 / PARTS, to = part % SUMS;
+      bool first = part * 2 % PARTS == 0;
+      if (part > 0 && Step::ONE_SUM && Step::SCALING == WITH_REST && adds_64(w)) {
+        if (first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
+        multiply<Step, true>(part, to, a, from);
+        continue;
+      }
+      if (!Step::ONE_SUM && first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
+      if (part >= SUMS) {
+        metal::wait_for_groups<SUMS - 1>();
+        add_up(to);
+      }
+      if (Step::ONE_SUM && first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
+      by[to] = blocks[block].by[part % (PARTS / 2)];
+      multiply<Step, false>(part, to, a, from);
     }
   }
   template <class Step>
@@ -130,7 +139,7 @@ struct Products<T, TM, TN, TURNED> {
       metal::wait_for_groups<1>();
       add_up(0);
     }
-    if (Step::SCALING == WITH_REST && before != nullptr) add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
+    if (Step::SCALING == WITH_REST && before != nullptr) add_rest<Step>(w, from, lane);
     metal::wait_for_groups<0>();
     if (Step::SCALING == WITH_REST) {
       Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), from, lane);  // after the products: tensor cores keep the order
@@ -141,7 +150,7 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void settle(uint3 from, uint lane, WeightsAt w) thread {
     if (Step::SCALING != WITH_REST || before == nullptr) return;
-    add_rest<Step>(adds_64(w) ? 1 : 2, from, lane);
+    add_rest<Step>(w, from, lane);
     before = nullptr;
   }
   // The ith eight rows.
@@ -152,50 +161,59 @@ struct Products<T, TM, TN, TURNED> {
   }
 
  private:
-  metal::uint4 left[2][2];      // of each 32 of k
+  metal::uint4 left[2][2];      // of each 32 of k, of each 16
   float2 by[2];                 // of the lane's two columns
   const threadgroup T* before;  // the tile whose rest is to be added
 
   // 16 columns by a block of 32 of k as they are stored, and their factors.
   template <class Step>
-  struct Lines {
+  struct Block {
+    enum : uint { FACTORS = 32 / Step::EACH };
     typename Step::B::Stood columns[2];
-    float2 by;
-    METAL_FUNC Lines(const threadgroup T* b, uint block, uint3 from, uint lane) {
+    float2 by[FACTORS];
+    METAL_FUNC Block(const threadgroup T* b, uint block, uint3 from, uint lane) {
       columns[0] = Step::B::stood(b, 32 * block, from.y, 0, lane), columns[1] = Step::B::stood(b, 32 * block, from.y, 8, lane);
-      const threadgroup Factor* own = factors<Step>(b, block, from, lane);
-      by = float2(own[0].scale, own[8].scale);
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < FACTORS; i++) {
+        const threadgroup Factor* own = factors<Step>(b, block * FACTORS + i, from, lane);
+        by[i] = float2(own[0].scale, own[8].scale);
+      }
     }
   };
-  // Begins the step's ith 32 of k; ADDS: to what few has, by whose factors they are.
-  template <class Step, bool ADDS>
-  METAL_FUNC void multiply(uint i, uint to, Lines<Step> x, const threadgroup T* a, const threadgroup T* b, uint3 from, uint lane,
-                           uint low) thread {
-    if (!ADDS) by[to] = x.by;
-    // As wgmma has its left operand: by eight of k, two columns of each.
+  // As wgmma has its left operand: by eight of k, two columns of each.
+  template <class Step>
+  METAL_FUNC void take_numbers(uint i, Block<Step> x, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
     metal::uint4 first = Step::B::eight_columns(x.columns[0], b, 32 * i, from.y, 0, lane, low);
     metal::uint4 second = Step::B::eight_columns(x.columns[1], b, 32 * i, from.y, 8, lane, low);
     left[i][0] = metal::uint4(first.x, second.x, first.y, second.y);
     left[i][1] = metal::uint4(first.z, second.z, first.w, second.w);
-    metal::multiply_group<ADDS>(few[to], left[i], a + (from.x * Step::K + 32 * i));
+  }
+  // Begins the step's part with one factor a column; ADDS: to what few has.
+  template <class Step, bool ADDS>
+  METAL_FUNC void multiply(uint part, uint to, const threadgroup T* a, uint3 from) thread {
+    a += from.x * Step::K + part * Step::EACH;
+    if (Step::EACH == 32)
+      metal::multiply_group<ADDS>(few[to], left[part % 2], a);
+    else
+      metal::multiply_group<ADDS>(few[to], left[part / 2][part % 2], a);
   }
   template <class Step>
-  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint block, uint3 from, uint lane) {
-    return Step::B::factors(b) + (block * Step::COLUMNS + from.y + lane / 4);
+  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint part, uint3 from, uint lane) {
+    return Step::B::factors(b) + (part * Step::COLUMNS + from.y + lane / 4);
   }
-  METAL_FUNC void add_up(uint block) thread {
-    metal::take_sums(few[block]);
+  METAL_FUNC void add_up(uint sum) thread {
+    metal::take_sums(few[sum]);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < EACH; i++) of[i] = metal::fma(by[block][i / 2 % 2], few[block][i], of[i]);
+    for (uint i = 0; i < EACH; i++) of[i] = metal::fma(by[sum][i / 2 % 2], few[sum][i], of[i]);
   }
   template <class Step>
-  METAL_FUNC void add_rest(uint blocks, uint3 from, uint lane) thread {
+  METAL_FUNC void add_rest(WeightsAt w, uint3 from, uint lane) thread {
 #pragma clang loop unroll(full)
-    for (uint block = 0; block < 2; block++) {
-      if (block == blocks) break;
-      const threadgroup Factor* own = factors<Step>(before, block, from, lane);
+    for (uint part = 0; part < 64 / Step::EACH; part++) {
+      if (part > 0 && adds_64(w)) break;
+      const threadgroup Factor* own = factors<Step>(before, part, from, lane);
       float2 rest = {own[0].rest, own[8].rest};
-      const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, block, from.x + lane % 4 * 2));
+      const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, part, from.x + lane % 4 * 2));
 #pragma clang loop unroll(full)
       for (uint j = 0; j < EACH / 8; j++) {
         float4 four = of_a[j];

@@ -173,7 +173,7 @@ struct StoredB {
 template <class T, class Storage, int BK, int BN, int TG>
 struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG, false> {};
 
-// Those of wgmma, with the sums of A's rows over each 32 of k, or over 64, of weights with a bias. A lane's rows, two of each eight, are
+// Those of wgmma, with the sums of A's rows over each part of k with one factor, or over 64, of weights with a bias. A lane's rows, two of each eight, are
 // neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
@@ -186,32 +186,39 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,
-    BYTES = OF_SUMS + Base::HAS_BIAS * S::BK / 32 * 4 * OF_LANES * sizeof(float)
+    PARTS = S::BK / Base::Stored::EACH,
+    BYTES = OF_SUMS + Base::HAS_BIAS * PARTS * 4 * OF_LANES * sizeof(float)
   };
 
-  static METAL_FUNC uint place(uint block, uint row) { return (block * 4 + row % 8 / 2) * OF_LANES + row / 8 * 2 + row % 2; }
-  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint block, uint row) {
-    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(block, row);
+  static METAL_FUNC uint place(uint part, uint row) { return (part * 4 + row % 8 / 2) * OF_LANES + row / 8 * 2 + row % 2; }
+  static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint part, uint row) {
+    return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(part, row);
   }
   // The simdgroup's sixteen rows, by products with ones. To be read after a barrier.
   template <class A>
   static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool one_factor, uint3 from, uint lane) {
-    static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, two blocks");
+    static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, four times 16 of k");
     uint row = from.x + from.y;  // another for each simdgroup
-    metal::uint4 x[2][2];        // of each block
-    metal::float4 sum[2] = {metal::float4(0.0f), metal::float4(0.0f)};
+    metal::uint4 x[4];
+    metal::float4 sum[PARTS];
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++) x[i / 2][i % 2] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
+    for (uint i = 0; i < PARTS; i++) sum[i] = metal::float4(0.0f);
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 4; i++) x[i] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++)  // sums take turns: no product waits for the one before
-      sum[i % 2] = metal::mma_16x8x16<T>(sum[i % 2], x[i % 2][i / 2], metal::uint2(ones<T>()));
+      sum[i % PARTS] = metal::mma_16x8x16<T>(sum[i % PARTS], x[i % PARTS * (4 / PARTS) + i / PARTS], metal::uint2(ones<T>()));
     if (lane % 4 > 0) return;  // four lanes have the same sums
     threadgroup float* own = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T)) + place(0, row + lane / 4);
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 2; i++) {  // rows eight apart
-      float block0 = i > 0 ? sum[0].z : sum[0].x, block1 = i > 0 ? sum[1].z : sum[1].x;
-      own[i * place(0, 8)] = one_factor ? block0 + block1 : block0;
-      if (!one_factor) own[i * place(0, 8) + place(1, 0)] = block1;
+      float of[PARTS];
+#pragma clang loop unroll(full)
+      for (uint part = 0; part < PARTS; part++) of[part] = i > 0 ? sum[part].z : sum[part].x;
+      own[i * place(0, 8)] = one_factor ? of[0] + of[1] : of[0];
+      if (one_factor) continue;
+#pragma clang loop unroll(full)
+      for (uint part = 1; part < PARTS; part++) own[i * place(0, 8) + place(part, 0)] = of[part];
     }
   }
 };

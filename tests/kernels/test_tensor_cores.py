@@ -86,16 +86,25 @@ def test_quantized_weights(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 
-@pytest.mark.parametrize("storage", ["q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical"])
-def test_formats_with_upper_bits_and_with_two_scales(large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str) -> None:
+@pytest.mark.parametrize(
+    ("storage", "points"),
+    [
+        *((x, ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")) for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4")),
+        ("fp8:canonical", ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")),
+        *((x, ("gemm_wgmma/bm64_bn64_s4",)) for x in ("q6_k", "q2_k:canonical")),  # of two factors a block one sum is on its way
+        *((x, ("gemm_wgmma/bm128_bn128",)) for x in ("q8_k:canonical", "q2_k", "nvfp4")),
+    ],
+)
+def test_formats_with_upper_bits_and_with_two_scales(
+    large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, points: tuple[str, ...]
+) -> None:
     """K that ends in either half of a block, in a block, and in a tile. The scale of a half behind K may be anything."""
     rng, (form, _, layout) = np.random.default_rng(2), storage.partition(":")
-    points = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
     for i, (m, n, k) in enumerate(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113), (17, 33, 33), (33, 40, 304))):
         a, q = operand(rng, "float16", m, k), metalmm.quantize(operand(rng, "float16", n, k), form, layout=layout or "nk")
         if form == "nvfp4" and 0 < k % 32 <= 16:
             (q.scales[:, -1] if q.layout == "nk" else q.scales[-1])[..., 1] = 0x7FC0
-        found = metalmm.matmul(on_cpu[points[i % 2]], a, q, device=large).astype(np.float64)
+        found = metalmm.matmul(on_cpu[points[i % len(points)]], a, q, device=large).astype(np.float64)
         assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
 
 

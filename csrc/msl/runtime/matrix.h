@@ -233,9 +233,10 @@ template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUN
   for (uint i = 0; i < 128; i++) x[i / 64][i % 64] = element_of(a, row + i / 64 * 8, i % 64);
   add_to_group(sum, x, b);
 }
-template <bool ADDS, class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
-  float x[2][32];
-  for (uint i = 0; i < 8; i++) {  // of four lanes two times 16 of k
+template <bool ADDS, int TIMES, class T, int COUNT>
+METALMM_ONCE void multiply_lines(float (&sum)[COUNT], const uint4* left, const T* b, METALMM_SITE) {
+  float x[2][16 * TIMES];
+  for (uint i = 0; i < 4 * TIMES; i++) {  // of four lanes 16 of k, TIMES
     uint from = i % 4;
     uint4 words = metalmm::fiber::exchange<Gather, uint4>(left[i / 4], metalmm::fiber::lane() / 4 * 4 + from, METALMM_SITE_VALUE);
     for (int j = 0; j < 4; j++) {
@@ -246,6 +247,12 @@ template <bool ADDS, class T, int COUNT> METALMM_ONCE void multiply_group(float 
   }
   for (float& s : sum) s = ADDS ? s : 0.0f;
   add_to_group(sum, x, b);
+}
+template <bool ADDS, class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b, METALMM_SITE) {
+  multiply_lines<ADDS, 2>(sum, left, b, METALMM_SITE_VALUE);
+}
+template <bool ADDS, class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUNT], const uint4& left, const T* b, METALMM_SITE) {
+  multiply_lines<ADDS, 1>(sum, &left, b, METALMM_SITE_VALUE);
 }
 METALMM_INLINE void begin_next(bool) {}
 template <uint N> METALMM_INLINE void wait_for_copies() {}

@@ -78,13 +78,17 @@ METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint rank) {
                "wgmma.fence.sync.aligned; " METALMM_PRODUCT(n, type) METALMM_NEXT(n, type) METALMM_NEXT(n, type)                 \
                    METALMM_NEXT(n, type) "wgmma.commit_group.sync.aligned; }"                                                    \
                : METALMM_IN_##n : "l"(x), "l"(y) : "memory")
-// The same of two times 16 of k, whose left lines are in registers. Without `adds` the first forgets what the sums were.
-#define METALMM_LEFT(i) "r"(left[i].x), "r"(left[i].y), "r"(left[i].z), "r"(left[i].w)
+// The same of 16 of k, or of two times 16, whose left lines are in registers. Without `adds` the first forgets what the sums were.
+#define METALMM_LEFT(of) "r"(of.x), "r"(of.y), "r"(of.z), "r"(of.w)
+#define METALMM_GROUP_OF_16(n, type, first, b, adds)                                                                                 \
+  asm volatile("{ .reg .pred old; setp.ne.b32 old, " adds ", 0; wgmma.fence.sync.aligned; " METALMM_WGMMA(n, type) "{" first "}, " b \
+               ", old, 1, 1, 0; wgmma.commit_group.sync.aligned; }"                                                                   \
+               : METALMM_IN_##n : METALMM_LEFT(left), "l"(y), "n"(ADDS) : "memory")
 #define METALMM_GROUP_OF_32(n, type, first, second, b, adds)                                                              \
   asm volatile("{ .reg .pred all, old; .reg .b64 y; setp.eq.b32 all, 0, 0; setp.ne.b32 old, " adds ", 0; mov.b64 y, " b  \
                "; wgmma.fence.sync.aligned; " METALMM_WGMMA(n, type) "{" first "}, y, old, 1, 1, 0; add.s64 y, y, 2; " \
                METALMM_WGMMA(n, type) "{" second "}, y, all, 1, 1, 0; wgmma.commit_group.sync.aligned; }"             \
-               : METALMM_IN_##n : METALMM_LEFT(0), METALMM_LEFT(1), "l"(y), "n"(ADDS) : "memory")
+               : METALMM_IN_##n : METALMM_LEFT(left[0]), METALMM_LEFT(left[1]), "l"(y), "n"(ADDS) : "memory")
 
 // A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin
 // at a multiple of 1,024 bytes, since the swizzle goes by the address. Tile of kernels/include/tile.h stores them so.
@@ -123,6 +127,21 @@ template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(floa
     METALMM_GROUP_OF_32(64, "f16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41");
   } else {
     METALMM_GROUP_OF_32(64, "bf16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41");
+  }
+}
+
+// The same of 16 of k.
+template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4& left, const T* b) {
+  static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
+  unsigned long long y = described(b);
+  if constexpr (COUNT == 64 && is_same<T, half>::value) {
+    METALMM_GROUP_OF_16(128, "f16", "%64,%65,%66,%67", "%68", "%69");
+  } else if constexpr (COUNT == 64) {
+    METALMM_GROUP_OF_16(128, "bf16", "%64,%65,%66,%67", "%68", "%69");
+  } else if constexpr (is_same<T, half>::value) {
+    METALMM_GROUP_OF_16(64, "f16", "%32,%33,%34,%35", "%36", "%37");
+  } else {
+    METALMM_GROUP_OF_16(64, "bf16", "%32,%33,%34,%35", "%36", "%37");
   }
 }
 
