@@ -118,7 +118,7 @@ struct Products<T, TM, TN, TURNED> {
     for (uint part = 0; part < PARTS; part++) {
       uint block = part * 2 / PARTS, to = part % SUMS;
       bool first = part * 2 % PARTS == 0;
-      if (part > 0 && Step::ONE_SUM && Step::SCALING == WITH_REST && adds_64(w)) {
+      if (part > 0 && PARTS == 2 && Step::ONE_SUM && Step::SCALING == WITH_REST && adds_64(w)) {
         if (first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
         multiply<Step, true>(part, to, a, from);
         continue;

@@ -183,6 +183,8 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     IN_ROWS = !Storage::IS_CANONICAL,
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
     PER_BYTE = Base::Pack::PER_BYTE,
+    // With fewer, upper bits that are on their way would go by way of memory, and each step would wait for them.
+    LEFT = Base::Pack::HIGH > 0 && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,

@@ -6,13 +6,13 @@
 
 #ifdef __METALMM_CUDA__
 // All threads of a core begin with equal parts of its 65,536 registers. Those that bring keep LEFT and give the others the rest.
-template <class S>
-struct Registers<S, true> {
+template <class S, class B>
+struct Registers<S, B, true> {
   // EACH follows from the launch bounds, whatever the code needs: were it less, who takes would wait forever.
   enum : uint {
     BESIDE = S::BESIDE > 0 ? S::BESIDE : 1,
     EACH = 65536 / (BESIDE * S::THREADS) / 8 * 8,
-    LEFT = 24,
+    LEFT = B::LEFT,
     TAKEN = EACH + (EACH - LEFT) * (S::THREADS - S::TG) / S::TG
   };
   static_assert(EACH <= TAKEN && TAKEN <= 256 && TAKEN % 8 == 0, "setmaxnreg takes multiples of 8, and no fewer than a thread has");

@@ -174,12 +174,12 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   }
   uint end = whole ? metal::max(begin, last / S::BK * S::BK) : begin;
   if (S::THREADS > S::TG && simdgroup >= S::TG / 32) {
-    Registers<S>::give();
+    Registers<S, B>::give();
     bring_steps<TA, true, S, B>(task, p, begin, end, memory);
     bring_steps<TA, false, S, B>(task, p, end, last, memory);
     return;  // no barrier of the threadgroup follows, and a cluster's do not wait for threads that have ended
   }
-  Registers<S>::take();
+  Registers<S, B>::take();
   typename SumsOf<T, S>::Type sums;
   sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);

@@ -49,7 +49,7 @@ struct Memory {
 };
 
 // Registers that simdgroups which only bring tiles give to those that multiply: ../cuda/tma.h.
-template <class S, bool SHARED = (S::THREADS > S::TG)>
+template <class S, class B, bool SHARED = (S::THREADS > S::TG)>
 struct Registers {
   static METAL_FUNC void take() {}
   static METAL_FUNC void give() {}
