@@ -173,8 +173,8 @@ struct StoredB {
 template <class T, class Storage, int BK, int BN, int TG>
 struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG, false> {};
 
-// Those of wgmma, with the sums of A's rows over each part of k with one factor, or over 64, of weights with a bias. A lane's rows, two of each eight, are
-// neighbours.
+// Those of wgmma, with the sums of A's rows over each part of k with one factor, or over 64, of weights with a bias. A lane's rows, two of
+// each eight, are neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;

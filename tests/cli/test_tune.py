@@ -14,6 +14,7 @@ from metalmm import backends, cli, manifest, tuning
 from metalmm.backends.protocol import Splits, Tiles, names_of
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
+from metalmm.quantized import FORMATS
 from support.decide import QUICK
 from support.here import DEVICE
 from support.surroundings import refused
@@ -161,6 +162,22 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
     for k, also, v in ((896, (128, 128), "gemv_nt/l4_s7_tg448"), (4096, (1024, 1024), "gemv_nt_mma/c2_s4_d4_tg128")):
         spec = metalmm.MatmulSpec(1, k, k, transpose_b=True, b_storage="q4_0", also_n=also)
         assert tuning.choose_unseen("cuda", spec)[0] == v
+
+
+@pytest.mark.parametrize("stored", ["dense", *FORMATS])
+def test_one_row_more_is_no_cliff(stored: str) -> None:
+    """By the numbers for an H200. Where a block has two scales 65 rows once took 3.7 times as long as 64."""
+    device: Any = SimpleNamespace(name="cuda", backend=backends.get("cuda"), info={})
+
+    def least(m: int, n: int, k: int) -> float:
+        spec = metalmm.MatmulSpec(m, n, k, transpose_b=True, b_storage=stored)
+        offered = next(x for x in tuning._offered(device, spec) if isinstance(x, Tiles))
+        points = {manifest.get(name): ns for name, ns in offered.ns.items()}
+        return min(float(Tiles.took(ns, *Tiles.work(v, spec, 132))) for v, ns in points.items() if not v.lacks(spec))
+
+    for n, k in ((512, 512), (896, 4864), (4096, 4096), (4096, 14336), (1024, 16384), (16384, 1024), (28672, 4096)):
+        for m in (8, 16, 32, 64, 128, 256, 512):
+            assert least(m + 1, n, k) < 2.3 * least(m, n, k), (m, n, k)
 
 
 @pytest.mark.parametrize("name, cores", [("cuda", 132), ("metal", 10)])
