@@ -91,13 +91,13 @@ struct Products<T, 2, TN, TOGETHER> {
   }
 };
 
-// Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. Tensor cores add
-// the 32 of k, or 16, to which a factor of each column then belongs. While they multiply the next such part, the sums of one are added up;
-// or, with ONE_SUM, before.
+// Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. A part is the 16
+// or 32 of k that have one factor a column. Tensor cores add up a part. Then its sums are multiplied by the factors and added to `of`,
+// while the next part is multiplied; or, with ONE_SUM, before.
 //
-// Of weights with a bias one sum is on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums
-// are 9 parts more), else of a part, and the one before is waited for. What the bias adds, of the sums of A's rows, comes a step later: a
-// simdgroup adds up some rows, for all.
+// Weights with a bias have one sum on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums are
+// 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup adds up some rows, for
+// all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -112,25 +112,28 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
     static_assert(Step::K == 64, "two blocks of 32 of k");
-    constexpr uint PARTS = 64 / Step::EACH, SUMS = Step::ONE_SUM ? 1 : 2;
-    Block<Step> blocks[2] = {{b, 0, from, lane}, {b, 1, from, lane}};  // all is read before products take threadgroup memory's time
+    constexpr uint FACTORS = Columns<Step>::FACTORS;
+    Columns<Step> blocks[2] = {{b, 0, from, lane}, {b, 1, from, lane}};  // both are read before products take threadgroup memory's time
 #pragma clang loop unroll(full)
-    for (uint part = 0; part < PARTS; part++) {
-      uint block = part * 2 / PARTS, to = part % SUMS;
-      bool first = part * 2 % PARTS == 0;
-      if (part > 0 && PARTS == 2 && Step::ONE_SUM && Step::SCALING == WITH_REST && adds_64(w)) {
-        if (first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
-        multiply<Step, true>(part, to, a, from);
+    for (uint part = 0; part < 2 * FACTORS; part++) {
+      uint block = part / FACTORS, sum = Step::ONE_SUM ? 0 : part % 2;
+      bool first = part % FACTORS == 0;
+      if (Step::SCALING == WITH_REST && FACTORS == 1 && part > 0 && adds_64(w)) {  // the first 32 of k are on their way
+        unpack(block, blocks[block], b, from, lane, w.low_byte);
+        begin_part<Step, true>(part, sum, a, from);
         continue;
       }
-      if (!Step::ONE_SUM && first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
-      if (part >= SUMS) {
-        metal::wait_for_groups<SUMS - 1>();
-        add_up(to);
+      if (Step::ONE_SUM && part > 0) {
+        metal::wait_for_groups<0>();
+        add_up(0);
       }
-      if (Step::ONE_SUM && first) take_numbers(block, blocks[block], b, from, lane, w.low_byte);
-      by[to] = blocks[block].by[part % (PARTS / 2)];
-      multiply<Step, false>(part, to, a, from);
+      if (first) unpack(block, blocks[block], b, from, lane, w.low_byte);
+      if (!Step::ONE_SUM && part > 1) {
+        metal::wait_for_groups<1>();
+        add_up(sum);
+      }
+      by[sum] = blocks[block].by[part % FACTORS];
+      begin_part<Step, false>(part, sum, a, from);
     }
   }
   template <class Step>
@@ -161,18 +164,18 @@ struct Products<T, TM, TN, TURNED> {
   }
 
  private:
-  metal::uint4 left[2][2];      // of each 32 of k, of each 16
+  metal::uint4 left[2][2];      // of both blocks of 32 of k, their two times 16
   float2 by[2];                 // of the lane's two columns
   const threadgroup T* before;  // the tile whose rest is to be added
 
-  // 16 columns by a block of 32 of k as they are stored, and their factors.
+  // 16 columns by a block of 32 of k: values as they are stored, and a factor of each column for each part.
   template <class Step>
-  struct Block {
+  struct Columns {
     enum : uint { FACTORS = 32 / Step::EACH };
-    typename Step::B::Stood columns[2];
+    typename Step::B::Stood stood[2];  // eight columns apart
     float2 by[FACTORS];
-    METAL_FUNC Block(const threadgroup T* b, uint block, uint3 from, uint lane) {
-      columns[0] = Step::B::stood(b, 32 * block, from.y, 0, lane), columns[1] = Step::B::stood(b, 32 * block, from.y, 8, lane);
+    METAL_FUNC Columns(const threadgroup T* b, uint block, uint3 from, uint lane) {
+      stood[0] = Step::B::stood(b, 32 * block, from.y, 0, lane), stood[1] = Step::B::stood(b, 32 * block, from.y, 8, lane);
 #pragma clang loop unroll(full)
       for (uint i = 0; i < FACTORS; i++) {
         const threadgroup Factor* own = factors<Step>(b, block * FACTORS + i, from, lane);
@@ -180,22 +183,22 @@ struct Products<T, TM, TN, TURNED> {
       }
     }
   };
-  // As wgmma has its left operand: by eight of k, two columns of each.
+  // Unpacks a block into `left`, as wgmma has its left operand: by eight of k, two columns of each.
   template <class Step>
-  METAL_FUNC void take_numbers(uint i, Block<Step> x, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
-    metal::uint4 first = Step::B::eight_columns(x.columns[0], b, 32 * i, from.y, 0, lane, low);
-    metal::uint4 second = Step::B::eight_columns(x.columns[1], b, 32 * i, from.y, 8, lane, low);
-    left[i][0] = metal::uint4(first.x, second.x, first.y, second.y);
-    left[i][1] = metal::uint4(first.z, second.z, first.w, second.w);
+  METAL_FUNC void unpack(uint block, Columns<Step> x, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+    metal::uint4 first = Step::B::eight_columns(x.stood[0], b, 32 * block, from.y, 0, lane, low);
+    metal::uint4 second = Step::B::eight_columns(x.stood[1], b, 32 * block, from.y, 8, lane, low);
+    left[block][0] = metal::uint4(first.x, second.x, first.y, second.y);
+    left[block][1] = metal::uint4(first.z, second.z, first.w, second.w);
   }
-  // Begins the step's part with one factor a column; ADDS: to what few has.
+  // Begins the step's `part`, into few[sum]; ADDS: to what is there.
   template <class Step, bool ADDS>
-  METAL_FUNC void multiply(uint part, uint to, const threadgroup T* a, uint3 from) thread {
+  METAL_FUNC void begin_part(uint part, uint sum, const threadgroup T* a, uint3 from) thread {
     a += from.x * Step::K + part * Step::EACH;
     if (Step::EACH == 32)
-      metal::multiply_group<ADDS>(few[to], left[part % 2], a);
+      metal::multiply_group<ADDS>(few[sum], left[part % 2], a);
     else
-      metal::multiply_group<ADDS>(few[to], left[part / 2][part % 2], a);
+      metal::multiply_group<ADDS>(few[sum], left[part / 2][part % 2], a);
   }
   template <class Step>
   static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint part, uint3 from, uint lane) {
@@ -209,7 +212,7 @@ struct Products<T, TM, TN, TURNED> {
   template <class Step>
   METAL_FUNC void add_rest(WeightsAt w, uint3 from, uint lane) thread {
 #pragma clang loop unroll(full)
-    for (uint part = 0; part < 64 / Step::EACH; part++) {
+    for (uint part = 0; part < Step::B::PARTS; part++) {
       if (part > 0 && adds_64(w)) break;
       const threadgroup Factor* own = factors<Step>(before, part, from, lane);
       float2 rest = {own[0].rest, own[8].rest};

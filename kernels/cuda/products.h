@@ -1,10 +1,10 @@
 // Products of tiles (../include/products.h) on NVIDIA's tensor cores, 16 x 8 x 16 at an instruction, where the type is of 16 bits and the
 // tiles come in pairs. For device cuda alone: half of such an instruction would be empty with simdgroup matrices, which are 8 x 8.
 //
-// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k are added to each other there, and
-// then, rounded, to the rest; of shifted integers 64, where K and groups are long. If each product loses up to one bit below the last of
-// the largest, 64 of these lose 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and two roundings of 3.02 for each 64, 218
-// of the bound's 257 at K = 2 * SURE.
+// Tensor cores cut off what they add: a sum of thousands would lose a bit at each step. So 32 of k, or 16 where a block has two scales, are
+// added to each other there, and then, rounded, to the rest; of shifted integers 64, where K and groups are long. If each product loses up
+// to one bit below the last of the largest, 64 of these lose 64 parts in 2^24, and A's as many: with zero_of's 2.01 and 1.01, and two
+// roundings of 3.02 for each 64, 218 of the bound's 257 at K = 2 * SURE.
 #pragma once
 #include "../include/dense_b.h"
 #include "../include/products.h"

@@ -173,8 +173,8 @@ struct StoredB {
 template <class T, class Storage, int BK, int BN, int TG>
 struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG, false> {};
 
-// Those of wgmma, with the sums of A's rows over each part of k with one factor, or over 64, of weights with a bias. A lane's rows, two of
-// each eight, are neighbours.
+// Those of wgmma. Of weights with a bias they have the sums of A's rows, too: of each part of k with one factor, or of 64. A lane's rows,
+// two of each eight, are neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;
@@ -183,8 +183,8 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     IN_ROWS = !Storage::IS_CANONICAL,
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
     PER_BYTE = Base::Pack::PER_BYTE,
-    // With fewer, upper bits that are on their way would go by way of memory, and each step would wait for them.
-    LEFT = Base::Pack::HIGH > 0 && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
+    // With 24 the compiler spilled loads of upper bits, and a spill waits for its load.
+    REGISTERS_OF_OTHERS = Base::Pack::HIGH > 0 && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,
@@ -208,8 +208,10 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 4; i++) x[i] = metal::load_matrices(a + A::at(row + lane % 16, 16 * i + lane / 16 * 8));
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4; i++)  // sums take turns: no product waits for the one before
-      sum[i % PARTS] = metal::mma_16x8x16<T>(sum[i % PARTS], x[i % PARTS * (4 / PARTS) + i / PARTS], metal::uint2(ones<T>()));
+    for (uint i = 0; i < 4 / PARTS; i++)
+#pragma clang loop unroll(full)
+      for (uint part = 0; part < PARTS; part++)  // by turns: no product waits for the one before
+        sum[part] = metal::mma_16x8x16<T>(sum[part], x[part * (4 / PARTS) + i], metal::uint2(ones<T>()));
     if (lane % 4 > 0) return;  // four lanes have the same sums
     threadgroup float* own = reinterpret_cast<threadgroup float*>(b + OF_SUMS / sizeof(T)) + place(0, row + lane / 4);
 #pragma clang loop unroll(full)

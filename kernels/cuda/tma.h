@@ -12,7 +12,7 @@ struct Registers<S, B, true> {
   enum : uint {
     BESIDE = S::BESIDE > 0 ? S::BESIDE : 1,
     EACH = 65536 / (BESIDE * S::THREADS) / 8 * 8,
-    LEFT = B::LEFT,
+    LEFT = B::REGISTERS_OF_OTHERS,
     TAKEN = EACH + (EACH - LEFT) * (S::THREADS - S::TG) / S::TG
   };
   static_assert(EACH <= TAKEN && TAKEN <= 256 && TAKEN % 8 == 0, "setmaxnreg takes multiples of 8, and no fewer than a thread has");

@@ -23,7 +23,14 @@ template <class T, int BK, int BN, int TG, bool TB, bool STRAIGHT, bool ROOM = f
 struct DenseB {
   typedef DenseTile<T, BN, TB> Stored;
   typedef Tile<BK, BN, TB, STRAIGHT> Layout;
-  enum : uint { BYTES = Layout::SIZE * sizeof(T), KEEPS = 0, IN_ROWS = TB, BYTES_COPIED = BYTES, PER_BYTE = 1, LEFT = 24 };  // of tma.h
+  enum : uint {
+    BYTES = Layout::SIZE * sizeof(T),
+    KEEPS = 0,
+    IN_ROWS = TB,
+    BYTES_COPIED = BYTES,
+    PER_BYTE = 1,
+    REGISTERS_OF_OTHERS = 24
+  };  // of tma.h
   typedef DenseB OfOthers;
   TileLoads<T, Layout, TG, ROOM> brought;
 

@@ -86,12 +86,14 @@ def test_quantized_weights(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 
+_SIMDGROUPS = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
+
+
 @pytest.mark.parametrize(
     ("storage", "points"),
     [
-        *((x, ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")) for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4")),
-        ("fp8:canonical", ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")),
-        *((x, ("gemm_wgmma/bm64_bn64_s4",)) for x in ("q6_k", "q2_k:canonical")),  # of two factors a block one sum is on its way
+        *((x, _SIMDGROUPS) for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical")),
+        *((x, ("gemm_wgmma/bm64_bn64_s4",)) for x in ("q6_k", "q2_k:canonical")),  # each sum is waited for
         *((x, ("gemm_wgmma/bm128_bn128",)) for x in ("q8_k:canonical", "q2_k", "nvfp4")),
     ],
 )

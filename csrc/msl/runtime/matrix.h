@@ -236,7 +236,7 @@ template <class T, int COUNT> METALMM_ONCE void multiply_group(float (&sum)[COUN
 template <bool ADDS, int TIMES, class T, int COUNT>
 METALMM_ONCE void multiply_lines(float (&sum)[COUNT], const uint4* left, const T* b, METALMM_SITE) {
   float x[2][16 * TIMES];
-  for (uint i = 0; i < 4 * TIMES; i++) {  // of four lanes 16 of k, TIMES
+  for (uint i = 0; i < 4 * TIMES; i++) {  // 16 of k come from four lanes; TIMES of them
     uint from = i % 4;
     uint4 words = metalmm::fiber::exchange<Gather, uint4>(left[i / 4], metalmm::fiber::lane() / 4 * 4 + from, METALMM_SITE_VALUE);
     for (int j = 0; j < 4; j++) {

@@ -50,9 +50,9 @@ _LEAST = 80  # compute capability: mma of bfloat, cp.async
 _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
-# scale each, and floats with one; None where it is not offered. Fitted to an H200's times (docs/lab/cuda.md, "The rule knows models'
-# matrices" and "Every format on wgmma"). In `_FEW` numbers of dense weights, bytes and affine ones are older ("Whole turns, and one row's
-# bits for sixteen"), but for those of `small_m`.
+# scale each, and floats with one; None where it is not offered. Fitted to an H200's times (docs/lab/cuda.md): dense weights and 4 bits by
+# "The rule knows models' matrices", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of
+# "Whole turns, and one row's bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma".
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -270,7 +270,12 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        ("dense", "1", _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"), 4),  # it won with eight rows
+        (
+            "dense",
+            "1",
+            _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"),
+            4,
+        ),  # up to four rows it is slower
         *((storage, "1", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
         *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
         ("dense", "1", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
