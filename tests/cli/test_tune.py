@@ -11,6 +11,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
+from metalmm.backends import cuda
 from metalmm.backends.protocol import Splits, Tiles, names_of
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
@@ -162,6 +163,12 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
     for k, also, v in ((896, (128, 128), "gemv_nt/l4_s7_tg448"), (4096, (1024, 1024), "gemv_nt_mma/c2_s4_d4_tg128")):
         spec = metalmm.MatmulSpec(1, k, k, transpose_b=True, b_storage="q4_0", also_n=also)
         assert tuning.choose_unseen("cuda", spec)[0] == v
+
+
+def test_which_numbers_of_the_rule_are_a_format_s() -> None:
+    kinds = ("dense", "q8_0", "q4_0", "affine8 affine4 q5_k q4_k", "q8_k q6_k q2_k nvfp4", "fp4 fp8")
+    found = {stored: column for column, of_kind in enumerate(kinds) for stored in of_kind.split()}
+    assert {stored: cuda.weights_of(stored) for stored in ("dense", *FORMATS)} == found
 
 
 @pytest.mark.parametrize("stored", ["dense", *FORMATS])
