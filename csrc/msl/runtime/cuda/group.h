@@ -90,6 +90,14 @@ METALMM_INLINE vec<float, 4> in_cluster(const vec<float, 4>* x, uint rank) {
                METALMM_WGMMA(n, type) "{" second "}, y, all, 1, 1, 0; wgmma.commit_group.sync.aligned; }"             \
                : METALMM_IN_##n : METALMM_LEFT(left[0]), METALMM_LEFT(left[1]), "l"(y), "n"(ADDS) : "memory")
 
+// One of these groups, of T's products.
+#define METALMM_OF_TYPE(group, n, ...)          \
+  if constexpr (is_same<T, half>::value) {      \
+    group(n, "f16", __VA_ARGS__);               \
+  } else {                                      \
+    group(n, "bf16", __VA_ARGS__);              \
+  }
+
 // A matrix descriptor, as PTX has it: swizzle of 128 bytes, 1,024 bytes from eight lines to the next eight. Lines have 64 elements. They begin
 // at a multiple of 1,024 bytes, since the swizzle goes by the address. Tile of kernels/include/tile.h stores them so.
 METALMM_INLINE unsigned long long described(const void* lines) {
@@ -103,14 +111,10 @@ METALMM_INLINE unsigned long long described(const void* lines) {
 template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const T* a, const T* b) {
   static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long x = described(a), y = described(b);
-  if constexpr (COUNT == 64 && is_same<T, half>::value) {
-    METALMM_GROUP(128, "f16", "%64", "%65");
-  } else if constexpr (COUNT == 64) {
-    METALMM_GROUP(128, "bf16", "%64", "%65");
-  } else if constexpr (is_same<T, half>::value) {
-    METALMM_GROUP(64, "f16", "%32", "%33");
+  if constexpr (COUNT == 64) {
+    METALMM_OF_TYPE(METALMM_GROUP, 128, "%64", "%65")
   } else {
-    METALMM_GROUP(64, "bf16", "%32", "%33");
+    METALMM_OF_TYPE(METALMM_GROUP, 64, "%32", "%33")
   }
 }
 
@@ -119,14 +123,10 @@ template <class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[CO
 template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4 (&left)[2], const T* b) {
   static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long y = described(b);
-  if constexpr (COUNT == 64 && is_same<T, half>::value) {
-    METALMM_GROUP_OF_32(128, "f16", "%64,%65,%66,%67", "%68,%69,%70,%71", "%72", "%73");
-  } else if constexpr (COUNT == 64) {
-    METALMM_GROUP_OF_32(128, "bf16", "%64,%65,%66,%67", "%68,%69,%70,%71", "%72", "%73");
-  } else if constexpr (is_same<T, half>::value) {
-    METALMM_GROUP_OF_32(64, "f16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41");
+  if constexpr (COUNT == 64) {
+    METALMM_OF_TYPE(METALMM_GROUP_OF_32, 128, "%64,%65,%66,%67", "%68,%69,%70,%71", "%72", "%73")
   } else {
-    METALMM_GROUP_OF_32(64, "bf16", "%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41");
+    METALMM_OF_TYPE(METALMM_GROUP_OF_32, 64, "%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41")
   }
 }
 
@@ -134,14 +134,10 @@ template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(floa
 template <bool ADDS, class T, int COUNT> METALMM_INLINE void multiply_group(float (&sum)[COUNT], const uint4& left, const T* b) {
   static_assert(COUNT == 32 || COUNT == 64, "no other is asked for");
   unsigned long long y = described(b);
-  if constexpr (COUNT == 64 && is_same<T, half>::value) {
-    METALMM_GROUP_OF_16(128, "f16", "%64,%65,%66,%67", "%68", "%69");
-  } else if constexpr (COUNT == 64) {
-    METALMM_GROUP_OF_16(128, "bf16", "%64,%65,%66,%67", "%68", "%69");
-  } else if constexpr (is_same<T, half>::value) {
-    METALMM_GROUP_OF_16(64, "f16", "%32,%33,%34,%35", "%36", "%37");
+  if constexpr (COUNT == 64) {
+    METALMM_OF_TYPE(METALMM_GROUP_OF_16, 128, "%64,%65,%66,%67", "%68", "%69")
   } else {
-    METALMM_GROUP_OF_16(64, "bf16", "%32,%33,%34,%35", "%36", "%37");
+    METALMM_OF_TYPE(METALMM_GROUP_OF_16, 64, "%32,%33,%34,%35", "%36", "%37")
   }
 }
 
