@@ -11,7 +11,6 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm import backends, cli, manifest, tuning
-from metalmm.backends import cuda
 from metalmm.backends.protocol import Splits, Tiles, names_of
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
@@ -168,7 +167,7 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
 def test_which_numbers_of_the_rule_are_a_format_s() -> None:
     kinds = ("dense", "q8_0", "q4_0", "affine8 affine4 q5_k q4_k", "q8_k q6_k q2_k nvfp4", "fp4 fp8")
     found = {stored: column for column, of_kind in enumerate(kinds) for stored in of_kind.split()}
-    assert {stored: cuda.weights_of(stored) for stored in ("dense", *FORMATS)} == found
+    assert {stored: backends.cuda.weights_of(stored) for stored in ("dense", *FORMATS)} == found
 
 
 @pytest.mark.parametrize("stored", ["dense", *FORMATS])

@@ -270,12 +270,8 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        (
-            "dense",
-            "1",
-            _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"),
-            4,
-        ),  # up to four rows it is slower
+        # Up to four rows wgmma is slower.
+        ("dense", "1", _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"), 4),
         *((storage, "1", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
         *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
         ("dense", "1", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
