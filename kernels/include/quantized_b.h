@@ -32,13 +32,12 @@ struct QuantizedTile {
   static METAL_FUNC Bits some(WeightsAt w, Cursor c, uint k) {
     return Bits::some(c.values, k < w.k ? (metal::min(w.k - k, 8u) + Pack::PER_BYTE - 1) / Pack::PER_BYTE : 0);
   }
-  // Of the block of 32 that has k. Beyond K nothing, whatever stands there: WHOLE, it ends with a block. Not converted, so that nobody
-  // waits for the load before it is used.
+  // Of the block of 32 that has k; beyond K, which WHOLE ends with a block, none. Not converted, so that nobody waits for the load before
+  // it is used.
   template <bool WHOLE>
   static METAL_FUNC By scales(WeightsAt w, Cursor c, uint k) {
     By x = By::none();
     if (WHOLE || k < w.k) x = By::load(c);
-    if (!WHOLE && k / 32 * 32 + 16 >= w.k) x = first_half(x);
     return x;
   }
 
@@ -51,10 +50,12 @@ struct QuantizedTile {
                                                scale, bias)));
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);
   }
-  // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one.
+  // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one. So are they where K ends in
+  // a block's first half: the other's scale may be infinite or a NaN, and makes a NaN of the zeros there.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
-    if (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE)) return true;
-    return metal::isfinite(sum) && (!Pack::HAS_BIAS || p.k >= SURE);
+    bool ends_in_first_half = Pack::HALVES == 2 && (p.k - 1) % 32 < 16;
+    if (!ends_in_first_half && (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE))) return true;
+    return metal::isfinite(sum) && (IN_FLOAT || !Pack::HAS_BIAS || p.k >= SURE);
   }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Storage::one(w, column, k); }
 };

@@ -115,12 +115,6 @@ struct ScalesOfFloats {
   }
   METAL_FUNC float bias(uint) const thread { return 0.0f; }
 };
-// Where K ends in the first half of a block. The other's scale may be a NaN where floats are stored; a byte of a K-quant is none.
-template <class By>
-METAL_FUNC By first_half(By x) {
-  return x;
-}
-METAL_FUNC ScalesOfFloats<uint> first_half(ScalesOfFloats<uint> x) { return {x.stored & 0xffffu}; }
 template <class T, int FORMAT, bool IS_K>
 struct ScalesFor {
   typedef Scales<half, false> type;  // of GGUF's oldest formats
