@@ -46,58 +46,73 @@ METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup 
     *reinterpret_cast<threadgroup metal::float2*>(rows + lane / 4 * PITCH + 8 * j + lane % 4 * 2) = last ? of[j].zw : of[j].xy;
 }
 
-// Sums of 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Tensor cores add half of K, eight steps
-// at most, to few. Then few is added to of, in float. A product may lose one bit below the last of the largest (products.h). That is K / 2
-// of the bound's K + 1 parts.
-template <class T, int TN>
-struct Products<T, 2, TN, TOGETHER> {
-  metal::float4 of[TN];
-  float few[4 * TN];
+// Sums that tensor cores add to each other for some steps, in `few`; then these are added to `of`, in float.
+template <uint COUNT>
+struct SumsOfSteps {
+  metal::float4 of[COUNT / 4];
+  float few[COUNT];
   uint steps;  // in few
 
   METAL_FUNC void clear() thread {
     steps = 0;
 #pragma clang loop unroll(full)
-    for (uint j = 0; j < TN; j++) of[j] = metal::float4(0.0f);
+    for (uint j = 0; j < COUNT / 4; j++) of[j] = metal::float4(0.0f);
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4 * TN; i++) few[i] = 0.0f;
+    for (uint i = 0; i < COUNT; i++) few[i] = 0.0f;
   }
-  template <class Step>
-  METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint, WeightsAt) thread {
-    a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
-    metal::multiply_group(few, a, b);
+  METAL_FUNC void end_step(uint most) thread {
+    if (++steps >= metal::min(most, 8u)) take();
   }
-  template <class Step>
-  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt w) thread {
-    metal::wait_for_groups<1>();
-    if (++steps >= metal::min(w.k / SURE, 8u)) take();
-  }
-  template <class Step>
-  METAL_FUNC void settle(uint3, uint, WeightsAt) thread {
-    take();
-  }
-  template <int PITCH>
-  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
-    put_rows<PITCH>(of, i % 2, rows, lane);
-  }
-
- private:
   METAL_FUNC void take() thread {
     metal::wait_for_groups<0>();
     metal::take_sums(few);
     steps = metal::kept(0);  // else the compiler makes a loop of its own of what follows, and products wait for each other
 #pragma clang loop unroll(full)
-    for (uint i = 0; i < 4 * TN; i++) of[i / 4][i % 4] += few[i], few[i] = 0.0f;
+    for (uint i = 0; i < COUNT; i++) of[i / 4][i % 4] += few[i], few[i] = 0.0f;
   }
 };
+
+// Sums of 64 rows by 8 * TN. Products of a step, 64 of k, go on while the next step's tiles come. Tensor cores add half of K, eight steps
+// at most. A product may lose one bit below the last of the largest (products.h). That is K / 2 of the bound's K + 1 parts.
+template <class T, int TN>
+struct Products<T, 2, TN, TOGETHER> {
+  SumsOfSteps<4 * TN> sums;
+
+  METAL_FUNC void clear() thread { sums.clear(); }
+  template <class Step>
+  METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint, WeightsAt) thread {
+    a += from.x / 64 * 64 * Step::K;  // the group's first row: its four simdgroups say the same
+    metal::multiply_group(sums.few, a, b);
+  }
+  template <class Step>
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt w) thread {
+    metal::wait_for_groups<1>();
+    sums.end_step(w.k / SURE);
+  }
+  template <class Step>
+  METAL_FUNC void settle(uint3, uint, WeightsAt) thread {
+    sums.take();
+  }
+  template <int PITCH>
+  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
+    put_rows<PITCH>(sums.of, i % 2, rows, lane);
+  }
+};
+
+// Of eight of A's rows a lane's two, by two of B's columns.
+template <int PITCH>
+METAL_FUNC void put_columns(metal::float4 of, threadgroup float* rows, uint lane) {
+#pragma clang loop unroll(full)
+  for (uint e = 0; e < 4; e++) rows[(lane % 4 * 2 + e % 2) * PITCH + lane / 4 + e / 2 * 8] = of[e];
+}
 
 // Sums of 16 columns of B by 8 * TM rows of A. Four simdgroups multiply 64 columns, as integers in registers, by A's rows. A part is the 16
 // or 32 of k that have one factor a column. Tensor cores add up a part. Then its sums are multiplied by the factors and added to `of`,
 // while the next part is multiplied; or, with ONE_SUM, before.
 //
-// Weights with a bias have one sum on its way: of 64 of k where groups have as many (products.h says the bound; a cluster's three sums are
-// 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later: a simdgroup adds up some rows, for
-// all.
+// Weights with a bias, in bfloat (in half: halves.h), have one sum on its way: of 64 of k where groups have as many (products.h says the
+// bound; a cluster's three sums are 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later: a
+// simdgroup adds up some rows, for all.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -156,11 +171,9 @@ struct Products<T, TM, TN, TURNED> {
     add_rest<Step>(w, from, lane);
     before = nullptr;
   }
-  // The ith eight rows.
   template <int PITCH>
   METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
-#pragma clang loop unroll(full)
-    for (uint e = 0; e < 4; e++) rows[(lane % 4 * 2 + e % 2) * PITCH + lane / 4 + e / 2 * 8] = of[4 * i + e];
+    put_columns<PITCH>(metal::float4(of[4 * i], of[4 * i + 1], of[4 * i + 2], of[4 * i + 3]), rows, lane);
   }
 
  private:

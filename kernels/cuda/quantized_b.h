@@ -4,8 +4,21 @@
 #include "../include/quantized_b.h"
 #include "../include/terms.h"
 #include "groups.h"
+#include "halves.h"
 
 #ifdef __METALMM_CUDA__
+// What tiles of B have of weights: integers, or halves.
+template <class T, class Storage, int BK, int BN, bool HALVES>
+struct Kept {
+  typedef QuantizedTile<T, Storage, BK, BN, true> Tile;
+  typedef Terms<Storage::Pack::ID> Own;
+};
+template <class T, class Storage, int BK, int BN>
+struct Kept<T, Storage, BK, BN, true> {
+  typedef TileInHalves<T, Storage, BK, BN> Tile;
+  typedef TermsInHalves<Storage::Pack::ID> Own;
+};
+
 // Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. What a column has stays
 // together, for each part of a line of memory is another access; columns are off the power of two by 16 bytes, so that those of eight have
 // other banks. Scales come by way of registers, one step ahead. Neighbouring threads load those of one column.
@@ -13,10 +26,11 @@
 // SWIZZLED, columns are at powers of two, and a column's sixteen bytes are permuted by its number, as TMA does it.
 template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
 struct StoredB {
-  typedef QuantizedTile<T, Storage, BK, BN, true> Stored;
+  typedef typename Storage::Pack Pack;
+  typedef Kept<T, Storage, BK, BN, SWIZZLED && IsSmall<T>::VALUE && Pack::HAS_BIAS> Form;
+  typedef typename Form::Tile Stored;
   typedef typename Stored::Bits Bits;
   typedef typename Stored::By By;
-  typedef typename Stored::Pack Pack;
   enum : uint {
     HAS_BIAS = Pack::HAS_BIAS,
     KEEPS = SWIZZLED && Pack::BITS == 4,  // in registers, what follows from a lane's number; with 8 bits that was slower
@@ -98,7 +112,7 @@ struct StoredB {
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG;
       if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
-      Terms<Pack::ID> terms = Terms<Pack::ID>::of(by[j]);
+      typename Form::Own terms = Form::Own::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
         uint at = place_of_factor + h * BN + j * (TG / ALONG);
@@ -184,12 +198,13 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
     PER_BYTE = Base::Pack::PER_BYTE,
     // With 24 the compiler spilled loads of upper bits, and a spill waits for its load.
-    REGISTERS_OF_OTHERS = Base::Pack::HIGH > 0 && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
+    NEEDS_MORE = Base::Pack::HIGH > 0 || (Base::HAS_BIAS && Base::Pack::HALVES > 1) || int(Base::Stored::SCALING) == IN_HALVES,
+    REGISTERS_OF_OTHERS = NEEDS_MORE && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,
     PARTS = S::BK / Base::Stored::EACH,
-    BYTES = OF_SUMS + Base::HAS_BIAS * PARTS * 4 * OF_LANES * sizeof(float)
+    BYTES = OF_SUMS + (int(Base::Stored::SCALING) == WITH_REST) * PARTS * 4 * OF_LANES * sizeof(float)
   };
 
   static METAL_FUNC uint place(uint part, uint row) { return (part * 4 + row % 8 / 2) * OF_LANES + row / 8 * 2 + row % 2; }

@@ -59,10 +59,10 @@ struct Groups : Fours<TOGETHER, M, N, M / 16, 1, STAGES, SPLIT> {};
 // The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
 template <int M, int N, int STAGES, int SPLIT>
 struct Turned : Fours<TURNED, M, N, M / N, N / 16, STAGES, SPLIT> {};
-template <class T, class S>
+template <class T, class S, class B>
 struct SumsOf {
-  enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE };
-  typedef Products<T, S::TM, S::TN, S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
+  enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE, HALVES = int(B::Stored::SCALING) == IN_HALVES };
+  typedef Products<T, S::TM, S::TN, HALVES ? int(TURNED_IN_HALVES) : S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
 };
 
 // Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first,
@@ -110,7 +110,7 @@ METAL_FUNC void load_next(thread Loads& loads, thread const Task<T>& task, const
 // From k to `end`; WHOLE: all of it is.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
-                          threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S>::Type& sums) {
+                          threadgroup typename StepLoads<TA, WHOLE, S, B, T>::Sizes& memory, thread typename SumsOf<T, S, B>::Type& sums) {
   typedef StepLoads<TA, WHOLE, S, B, T> Loads;
   typedef TileCopies<Loads::A::SWIZZLED> Copies;
   typedef TileStep<typename Loads::A, B, S::BK / S::WK, S::ONE_SUM> Each;
@@ -180,7 +180,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
     return;  // no barrier of the threadgroup follows, and a cluster's do not wait for threads that have ended
   }
   Registers<S, B>::take();
-  typename SumsOf<T, S>::Type sums;
+  typename SumsOf<T, S, B>::Type sums;
   sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
@@ -195,7 +195,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   row0 += first.x, col0 += first.y;
   // Vectors of eight, or of four where columns do not divide by eight, if every row of D stands on them.
   constexpr uint VECTOR = COLUMNS % 8 == 0 ? 8 : 4;
-  bool in_vectors = TileCopies<SumsOf<T, S>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % VECTOR == 0;
+  bool in_vectors = TileCopies<SumsOf<T, S, B>::ON_TENSOR_CORES>::on_vector(to.D + batch * p.stride_d) && (p.n | p.ldd) % VECTOR == 0;
   constexpr uint OF_SIMDGROUP = Sizes::ROWS_OF_RESULTS * PITCH_D, OF_PART = S::WM * S::WN * OF_SIMDGROUP;  // floats to the next one's
   threadgroup float* rows = reinterpret_cast<threadgroup float*>(memory.all) + simdgroup % (S::WM * S::WN) * OF_SIMDGROUP;
   uint part = simdgroup / (S::WM * S::WN), count = in_vectors ? VECTOR : 1;

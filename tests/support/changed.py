@@ -16,7 +16,7 @@ Change = tuple[str, str, str]  # a file, its old text, its new
 ON_CPU: tuple[Change, ...] = (
     *(
         (path, "#ifdef __METALMM_CUDA__", "#if 1")
-        for path in ("cuda/tensor.h", "cuda/products.h", "cuda/quantized_b.h", "cuda/groups.h", "include/tile.h")
+        for path in ("cuda/tensor.h", "cuda/products.h", "cuda/quantized_b.h", "cuda/groups.h", "cuda/halves.h", "include/tile.h")
     ),
     ("variants.toml", 'devices = ["cuda"]\n', ""),
 )

@@ -252,7 +252,11 @@ struct half {
   constexpr METALMM_HALF_EXPLICIT operator T() const {
     return static_cast<T>(metalmm::cuda::half_to_float(bits));
   }
-  constexpr half operator-() const { return -metalmm::cuda::half_to_float(bits); }
+  constexpr half operator-() const {
+    half x = *this;
+    x.bits ^= 0x8000u;
+    return x;
+  }
   constexpr half operator+() const { return *this; }
   half& operator++() { return *this = half(static_cast<float>(*this) + 1.0f); }
   half& operator--() { return *this = half(static_cast<float>(*this) - 1.0f); }

@@ -1,0 +1,112 @@
+// Weights with a bias as sums of two numbers of type half, by A in half: for tensor cores of compute capability 9.0 (groups.h). Tensor
+// cores multiply twice as much so. But no product waits for a factor, and nobody needs the sums of A's rows.
+#pragma once
+#include "../include/quantized_b.h"
+#include "../include/terms.h"
+#include "groups.h"
+
+#ifdef __METALMM_CUDA__
+template <class T, class Storage, int BK, int BN>
+struct TileInHalves : QuantizedTile<T, Storage, BK, BN, true> {
+  static constexpr constant Scaling SCALING = IN_HALVES;
+  static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) { return metal::isfinite(sum) && p.k >= SURE; }
+};
+
+// A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most. The
+// number of type half next to the weight is `big`, and `small` is what is left. Scales and biases are multiples of 2^-24, half's smallest,
+// and so is all that is made of them: no small number is too small. Both together are within 6 parts in 2^24 of the weight. Of each half
+// here the terms are halves, too: a number and what is left of it, in the bits of a float. Where rest is larger, or a scale beyond half,
+// they are NaN, and results are not good.
+template <int FORMAT>
+struct TermsInHalves : Terms<FORMAT> {
+  template <class By>
+  static METAL_FUNC TermsInHalves of(By by) {
+    constexpr float MOST = 900.0f;  // q - zero and scale * (q - zero), less `big`, are exact
+    TermsInHalves x;
+#pragma clang loop unroll(full)
+    for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) {
+      float scale = by.scale(h), bias = by.bias(h);
+      float zero = metal::fmin(metal::fmax(metal::fast::divide(-bias, scale) + ROUNDER, ROUNDER - MOST), ROUNDER + MOST) - ROUNDER;
+      float rest = metal::fma(scale, zero, bias);
+      if (scale != 0.0f && !(metal::fabs(rest) <= 0.51f * metal::fabs(scale))) scale = as_type<float>(0x7fc00000u);
+      x.factor[h] = {in_two(scale), in_two(rest)};
+      x.offset[h] = metal::half2(half(-1024.0f - zero), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - zero));
+    }
+    x.bits = upper_bits(by);
+    return x;
+  }
+
+ private:
+  static METAL_FUNC float in_two(float x) {
+    half big = half(x);
+    return as_type<float>(metal::half2(big, half(x - float(big))));
+  }
+};
+
+// Four simdgroups multiply 64 columns of B in registers, of a simdgroup 16, by 8 * TM rows of A. Products of half a step, 32 of k, go on
+// while the other half is unpacked. Tensor cores add a quarter of K, eight steps at most, which are K / 2 products. Each may lose one part
+// of the bound's K + 1 (products.h). Of a short K they add a step. Its first 32 products are small ones, which lose nothing: 96 are left.
+template <class T, int TM, int TN>
+struct Products<T, TM, TN, TURNED_IN_HALVES> {
+  static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
+
+  METAL_FUNC void clear() thread {
+    sums.clear();
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 8; i++) left[i / 4][i / 2 % 2][i % 2] = metal::uint4(0);
+  }
+  template <class Step>
+  METAL_FUNC void begin(const threadgroup T* a, threadgroup T* b, uint3 from, uint lane, WeightsAt w) thread {
+    static_assert(Step::K == 64, "two blocks of 32 of k");
+    a += from.x * Step::K;
+#pragma clang loop unroll(full)
+    for (uint block = 0; block < 2; block++) {
+      metal::wait_for_groups<2>();  // the block before goes on; what multiplied this one's registers is through
+      unpack<Step>(block, b, from, lane, w.low_byte);
+      metal::multiply_group<true>(sums.few, left[block][1], a + 32 * block);
+      metal::multiply_group<true>(sums.few, left[block][0], a + 32 * block);
+    }
+  }
+  template <class Step>
+  METAL_FUNC void add(const threadgroup T*, const threadgroup T*, uint3, Place, uint, WeightsAt w) thread {
+    sums.end_step(w.k / (2 * SURE));
+  }
+  template <class Step>
+  METAL_FUNC void settle(uint3, uint, WeightsAt) thread {
+    sums.take();
+  }
+  template <int PITCH>
+  METAL_FUNC void put(uint i, threadgroup float* rows, uint lane) thread {
+    put_columns<PITCH>(sums.of[i], rows, lane);
+  }
+
+ private:
+  SumsOfSteps<4 * TM> sums;
+  metal::uint4 left[2][2][2];  // of each block of 32 of k `big` and `small`, two times 16 of k
+
+  template <class Step>
+  METAL_FUNC void unpack(uint block, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
+    constexpr uint FACTORS = 32 / Step::EACH;
+#pragma clang loop unroll(full)
+    for (uint i = 0; i < 16; i++) {  // else the compiler gives these registers away while they are multiplied
+      thread uint& x = left[block][i / 8][i / 4 % 2][i % 4];
+      x = metal::kept(x);
+    }
+#pragma clang loop unroll(full)
+    for (uint other = 0; other < 2; other++) {  // columns eight apart
+      metal::uint4 whole = Step::B::eight_columns(b, 32 * block, from.y, 8 * other, lane, low);
+#pragma clang loop unroll(full)
+      for (uint i = 0; i < 4; i++) {
+        uint part = block * FACTORS + i / 2 % FACTORS;
+        Factor f = Step::B::factors(b)[part * Step::COLUMNS + from.y + 8 * other + lane / 4];
+        metal::half2 q = as_type<metal::half2>(whole[i]), two = as_type<metal::half2>(f.scale), rests = as_type<metal::half2>(f.rest);
+        metal::half2 scale = two.xx, rest = rests.xx, more = two.yy, last = rests.yy;
+        metal::half2 big = metal::fma(q, scale, rest), small = rest - metal::fma(q, -scale, big);
+        if (Step::B::Stored::Pack::IS_K) small = metal::fma(q, more, small) + last;
+        left[block][0][i / 2][i % 2 * 2 + other] = as_type<uint>(big);
+        left[block][1][i / 2][i % 2 * 2 + other] = as_type<uint>(small);
+      }
+    }
+  }
+};
+#endif
