@@ -14,21 +14,19 @@ struct TileInHalves : QuantizedTile<T, Storage, BK, BN, true> {
 
 // A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most. The
 // number of type half next to the weight is `big`, and `small` is what is left. Scales and biases are multiples of 2^-24, half's smallest,
-// and so is all that is made of them: no small number is too small. Both together are within 6 parts in 2^24 of the weight. Of each half
-// here the terms are halves, too: a number and what is left of it, in the bits of a float. Where rest is larger, or a scale beyond half,
-// they are NaN, and results are not good.
+// and so is all that is made of them: no small number is too small. Both together are within 6 parts in 2^24 of the weight. The terms here
+// are halves, too: in the bits of a float a number, and what half leaves of it, of K-quants alone. Where zero is so far that q - zero would
+// not be exact, or a scale beyond half, they are NaN, and results are not good.
 template <int FORMAT>
 struct TermsInHalves : Terms<FORMAT> {
   template <class By>
   static METAL_FUNC TermsInHalves of(By by) {
-    constexpr float MOST = 900.0f;  // q - zero and scale * (q - zero), less `big`, are exact
     TermsInHalves x;
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) {
-      float scale = by.scale(h), bias = by.bias(h);
-      float zero = metal::fmin(metal::fmax(metal::fast::divide(-bias, scale) + ROUNDER, ROUNDER - MOST), ROUNDER + MOST) - ROUNDER;
-      float rest = metal::fma(scale, zero, bias);
-      if (scale != 0.0f && !(metal::fabs(rest) <= 0.51f * metal::fabs(scale))) scale = as_type<float>(0x7fc00000u);
+      float scale = by.scale(h), bias = by.bias(h), quotient = scale == 0.0f ? 0.0f : metal::fast::divide(-bias, scale);
+      float zero = quotient + ROUNDER - ROUNDER, rest = metal::fma(scale, zero, bias);
+      if (!(metal::fabs(quotient) <= 900.0f)) scale = as_type<float>(0x7fc00000u);
       x.factor[h] = {in_two(scale), in_two(rest)};
       x.offset[h] = metal::half2(half(-1024.0f - zero), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - zero));
     }
@@ -38,8 +36,8 @@ struct TermsInHalves : Terms<FORMAT> {
 
  private:
   static METAL_FUNC float in_two(float x) {
-    half big = half(x);
-    return as_type<float>(metal::half2(big, half(x - float(big))));
+    half big = half(x), small = Packing<FORMAT>::IS_K ? half(x - float(big)) : half(0.0f);
+    return as_type<float>(metal::half2(big, small));
   }
 };
 
