@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import metalmm
 import pytest
@@ -96,16 +97,32 @@ def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
         ("bm64_bn64_s4", "affine4", 3),
         ("bm64_bn64_s4", "dense", 3),
         ("bm64_bn64", "q8_0", 2),
-        ("bm64_bn64_s12_k2", "dense", 2),
+        ("bm64_bn64_s8_k2", "dense", 2),
         ("bm128_bn128", "q8_0", 1),
+        ("bm128_bn128", "q2_k", 1),
     ],
 )
-def test_a_core_has_registers_for_threadgroups_of_wgmma(point: str, storage: str, beside: int) -> None:
+def test_a_core_has_registers_for_threadgroups_of_wgmma(
+    point: str, storage: str, beside: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """65,536 of them. A thread begins with its part, whatever it needs: setmaxnreg moves them from those that bring tiles to those that multiply,
-    and would wait forever for registers that nobody has."""
+    and would wait forever for registers that nobody has. And ptxas does not make each product wait for the one before, which it says."""
+    said, text_of, cubin = list[str](), nvrtc.Compiler._text, nvrtc.Compiler.cubin
+
+    def text_and_log(self: nvrtc.Compiler, program: Any, what: str) -> bytes:
+        said.append(text_of(self, program, "ProgramLog").decode(errors="replace"))
+        return text_of(self, program, what)
+
+    monkeypatch.setattr(nvrtc.Compiler, "_text", text_and_log)
+    monkeypatch.setattr(
+        nvrtc.Compiler, "cubin", lambda self, text, name, options: cubin(self, text, name, [*options, "--ptxas-options=-v"])
+    )
+    monkeypatch.setenv("METALMM_CACHE", str(tmp_path))  # what is there already says nothing
     spec = metalmm.MatmulSpec(64, 256, 256, transpose_b=True, b_storage=storage)
     _, text, kernel = manifest.kernel_text(v := manifest.get(f"gemm_wgmma/{point}"), manifest._core._specialization(spec))
     assert cuda.BACKEND.registers(text, kernel, {}) == 65536 // (v.threads * beside) // 8 * 8
+    assert "ptxas info" in "".join(said)
+    assert "wgmma.mma_async instructions are serialized" not in "".join(said)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "conformance" / "msl").glob("*.metal")), ids=lambda p: p.stem)

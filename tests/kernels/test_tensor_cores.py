@@ -142,7 +142,7 @@ def test_what_groups_of_simdgroups_cut_off(large: metalmm.Device, on_cpu: Mappin
     a[:, :: min(k // 2, 512)] = 2.0**12
     a[a == 0] = 0.999 * 2.0**-12
     c, options = np.full((64, 64), -a.astype(np.float64)[0, :: min(k // 2, 512)].sum(), np.float16), {"beta": 1.0, "transpose_b": True}
-    found = metalmm.matmul(on_cpu["gemm_wgmma/bm64_bn64_s12_k2"], a, b, c=c, device=large, **options).astype(np.float64)
+    found = metalmm.matmul(on_cpu["gemm_wgmma/bm64_bn64_s8_k2"], a, b, c=c, device=large, **options).astype(np.float64)
     assert (abs(found - metalmm.reference(a, b, c=c, **options)) <= metalmm.error_bound(a, b, c=c, **options)).all()
 
 
