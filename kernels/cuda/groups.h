@@ -46,7 +46,7 @@ METAL_FUNC void put_rows(thread metal::float4 (&of)[TN], bool last, threadgroup 
     *reinterpret_cast<threadgroup metal::float2*>(rows + lane / 4 * PITCH + 8 * j + lane % 4 * 2) = last ? of[j].zw : of[j].xy;
 }
 
-// Sums that tensor cores add to each other for some steps, in `few`; then these are added to `of`, in float.
+// Tensor cores add products of some steps in `few`. `take` adds `few` to `of`, in float.
 template <uint COUNT>
 struct SumsOfSteps {
   metal::float4 of[COUNT / 4];
@@ -60,6 +60,7 @@ struct SumsOfSteps {
 #pragma clang loop unroll(full)
     for (uint i = 0; i < COUNT; i++) few[i] = 0.0f;
   }
+  // most: of steps in `few`; 0 is as 1.
   METAL_FUNC void end_step(uint most) thread {
     if (++steps >= metal::min(most, 8u)) take();
   }
@@ -99,7 +100,7 @@ struct Products<T, 2, TN, TOGETHER> {
   }
 };
 
-// Of eight of A's rows a lane's two, by two of B's columns.
+// Stores a lane's sums of eight rows of A: of two rows, by two of B's columns, eight apart.
 template <int PITCH>
 METAL_FUNC void put_columns(metal::float4 of, threadgroup float* rows, uint lane) {
 #pragma clang loop unroll(full)

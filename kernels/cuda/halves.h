@@ -7,28 +7,33 @@
 
 #ifdef __METALMM_CUDA__
 template <class T, class Storage, int BK, int BN>
-struct TileInHalves : QuantizedTile<T, Storage, BK, BN, true> {
-  static constexpr constant Scaling SCALING = IN_HALVES;
+struct TileInTwo : QuantizedTile<T, Storage, BK, BN, true> {
+  static constexpr constant Scaling SCALING = IN_TWO;
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) { return metal::isfinite(sum) && p.k >= SURE; }
 };
 
-// A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most. The
-// number of type half next to the weight is `big`, and `small` is what is left. Scales and biases are multiples of 2^-24, half's smallest,
-// and so is all that is made of them: no small number is too small. Both together are within 6 parts in 2^24 of the weight. The terms here
-// are halves, too: in the bits of a float a number, and what half leaves of it, of K-quants alone. Where zero is so far that q - zero would
-// not be exact, or a scale beyond half, they are NaN, and results are not good.
+// A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most, or the
+// bias where the scale is 0. `big` is the weight rounded to half; of a K-quant, what the upper parts of scale and rest give. `small` is
+// what is left. Scales and biases are multiples of 2^-24, half's smallest, and so is all that is made of them: no small number is too
+// small. Both together are within 2 parts in 2^24 of an affine weight. Of a K-quant they are within 16: `small` is up to 2^-10 of it, and
+// rounded twice.
+//
+// Half has 1024 + zero exactly up to a zero of 1024; 900 leaves room for the quotient's error. Beyond it the scale is made a NaN. A scale
+// past half's largest number is infinite. Weights are NaN in both cases, and is_good says so.
+//
+// Factor's floats are the bits of two halves: a number, and of K-quants what half leaves of it.
 template <int FORMAT>
-struct TermsInHalves : Terms<FORMAT> {
+struct TermsInTwo : Terms<FORMAT> {
   template <class By>
-  static METAL_FUNC TermsInHalves of(By by) {
-    TermsInHalves x;
+  static METAL_FUNC TermsInTwo of(By by) {
+    TermsInTwo x;
 #pragma clang loop unroll(full)
     for (uint h = 0; h < Packing<FORMAT>::HALVES; h++) {
       float scale = by.scale(h), bias = by.bias(h), quotient = scale == 0.0f ? 0.0f : metal::fast::divide(-bias, scale);
-      float zero = quotient + ROUNDER - ROUNDER, rest = metal::fma(scale, zero, bias);
+      float nearest = quotient + ROUNDER - ROUNDER, rest = metal::fma(scale, nearest, bias);
       if (!(metal::fabs(quotient) <= 900.0f)) scale = as_type<float>(0x7fc00000u);
       x.factor[h] = {in_two(scale), in_two(rest)};
-      x.offset[h] = metal::half2(half(-1024.0f - zero), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - zero));
+      x.offset[h] = metal::half2(half(-1024.0f - nearest), half((Packing<FORMAT>::BITS == 8 ? -1024.0f : -64.0f) - nearest));
     }
     x.bits = upper_bits(by);
     return x;
@@ -36,21 +41,23 @@ struct TermsInHalves : Terms<FORMAT> {
 
  private:
   static METAL_FUNC float in_two(float x) {
-    half big = half(x), small = Packing<FORMAT>::IS_K ? half(x - float(big)) : half(0.0f);
-    return as_type<float>(metal::half2(big, small));
+    half upper = half(x),
+         left = Packing<FORMAT>::IS_K ? half(x - float(upper)) : half(0.0f);  // an affine scale is a half, and so is its rest
+    return as_type<float>(metal::half2(upper, left));
   }
 };
 
-// Four simdgroups multiply 64 columns of B in registers, of a simdgroup 16, by 8 * TM rows of A. Products of half a step, 32 of k, go on
-// while the other half is unpacked. Tensor cores add a quarter of K, eight steps at most, which are K / 2 products. Each may lose one part
-// of the bound's K + 1 (products.h). Of a short K they add a step. Its first 32 products are small ones, which lose nothing: 96 are left.
+// Four simdgroups multiply 64 columns of B in registers, of a simdgroup 16, by 8 * TM rows of A. Products of 32 of k go on while the other
+// 32 of a step are unpacked. Tensor cores add a quarter of K to each other, at most eight steps. With two products for each k these are
+// K / 2 at most. Each may lose one part of the bound's K + 1 (products.h). Where K is below 512 they add one step, 128 products. The first
+// 32 are of `small`, and lose nothing: 96 and a K-quant's 16 are within the 129 of K = SURE.
 template <class T, int TM, int TN>
-struct Products<T, TM, TN, TURNED_IN_HALVES> {
+struct Products<T, TM, TN, TURNED_IN_TWO> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
 
   METAL_FUNC void clear() thread {
     sums.clear();
-#pragma clang loop unroll(full)
+#pragma clang loop unroll(full)  // `unpack` names these before they have anything
     for (uint i = 0; i < 8; i++) left[i / 4][i / 2 % 2][i % 2] = metal::uint4(0);
   }
   template <class Step>
@@ -59,9 +66,9 @@ struct Products<T, TM, TN, TURNED_IN_HALVES> {
     a += from.x * Step::K;
 #pragma clang loop unroll(full)
     for (uint block = 0; block < 2; block++) {
-      metal::wait_for_groups<2>();  // the block before goes on; what multiplied this one's registers is through
+      metal::wait_for_groups<2>();  // both products of the block before go on; what multiplied this one's registers is through
       unpack<Step>(block, b, from, lane, w.low_byte);
-      metal::multiply_group<true>(sums.few, left[block][1], a + 32 * block);
+      metal::multiply_group<true>(sums.few, left[block][1], a + 32 * block);  // small ones first: while sums are small they lose nothing
       metal::multiply_group<true>(sums.few, left[block][0], a + 32 * block);
     }
   }
@@ -87,8 +94,8 @@ struct Products<T, TM, TN, TURNED_IN_HALVES> {
     constexpr uint FACTORS = 32 / Step::EACH;
 #pragma clang loop unroll(full)
     for (uint i = 0; i < 16; i++) {  // else the compiler gives these registers away while they are multiplied
-      thread uint& x = left[block][i / 8][i / 4 % 2][i % 4];
-      x = metal::kept(x);
+      thread uint& own = left[block][i / 8][i / 4 % 2][i % 4];
+      own = metal::kept(own);
     }
 #pragma clang loop unroll(full)
     for (uint other = 0; other < 2; other++) {  // columns eight apart
@@ -97,10 +104,10 @@ struct Products<T, TM, TN, TURNED_IN_HALVES> {
       for (uint i = 0; i < 4; i++) {
         uint part = block * FACTORS + i / 2 % FACTORS;
         Factor f = Step::B::factors(b)[part * Step::COLUMNS + from.y + 8 * other + lane / 4];
-        metal::half2 q = as_type<metal::half2>(whole[i]), two = as_type<metal::half2>(f.scale), rests = as_type<metal::half2>(f.rest);
-        metal::half2 scale = two.xx, rest = rests.xx, more = two.yy, last = rests.yy;
-        metal::half2 big = metal::fma(q, scale, rest), small = rest - metal::fma(q, -scale, big);
-        if (Step::B::Stored::Pack::IS_K) small = metal::fma(q, more, small) + last;
+        metal::half2 x = as_type<metal::half2>(whole[i]), scales = as_type<metal::half2>(f.scale), rests = as_type<metal::half2>(f.rest);
+        metal::half2 scale = scales.xx, rest = rests.xx, scale_left = scales.yy, rest_left = rests.yy;
+        metal::half2 big = metal::fma(x, scale, rest), small = rest - metal::fma(x, -scale, big);
+        if (Step::B::Stored::Pack::IS_K) small = metal::fma(x, scale_left, small) + rest_left;
         left[block][0][i / 2][i % 2 * 2 + other] = as_type<uint>(big);
         left[block][1][i / 2][i % 2 * 2 + other] = as_type<uint>(small);
       }

@@ -7,16 +7,16 @@
 #include "halves.h"
 
 #ifdef __METALMM_CUDA__
-// What tiles of B have of weights: integers, or halves.
-template <class T, class Storage, int BK, int BN, bool HALVES>
-struct Kept {
+// What weights are multiplied as: shifted integers, whose sums wait for a factor; or sums of two halves.
+template <class T, class Storage, int BK, int BN, bool IN_TWO_HALVES>
+struct Multiplied {
   typedef QuantizedTile<T, Storage, BK, BN, true> Tile;
-  typedef Terms<Storage::Pack::ID> Own;
+  typedef Terms<Storage::Pack::ID> OfBlock;
 };
 template <class T, class Storage, int BK, int BN>
-struct Kept<T, Storage, BK, BN, true> {
-  typedef TileInHalves<T, Storage, BK, BN> Tile;
-  typedef TermsInHalves<Storage::Pack::ID> Own;
+struct Multiplied<T, Storage, BK, BN, true> {
+  typedef TileInTwo<T, Storage, BK, BN> Tile;
+  typedef TermsInTwo<Storage::Pack::ID> OfBlock;
 };
 
 // Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. What a column has stays
@@ -27,8 +27,8 @@ struct Kept<T, Storage, BK, BN, true> {
 template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
 struct StoredB {
   typedef typename Storage::Pack Pack;
-  typedef Kept<T, Storage, BK, BN, SWIZZLED && IsSmall<T>::VALUE && Pack::HAS_BIAS> Form;
-  typedef typename Form::Tile Stored;
+  typedef Multiplied<T, Storage, BK, BN, SWIZZLED && IsSmall<T>::VALUE && Pack::HAS_BIAS> As;
+  typedef typename As::Tile Stored;
   typedef typename Stored::Bits Bits;
   typedef typename Stored::By By;
   enum : uint {
@@ -112,7 +112,7 @@ struct StoredB {
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG;
       if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
-      typename Form::Own terms = Form::Own::of(by[j]);
+      typename As::OfBlock terms = As::OfBlock::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
         uint at = place_of_factor + h * BN + j * (TG / ALONG);
@@ -187,8 +187,8 @@ struct StoredB {
 template <class T, class Storage, int BK, int BN, int TG>
 struct QuantizedB<T, Storage, BK, BN, TG, true> : StoredB<T, Storage, BK, BN, TG, false> {};
 
-// Those of wgmma. Of weights with a bias they have the sums of A's rows, too: of each part of k with one factor, or of 64. A lane's rows,
-// two of each eight, are neighbours.
+// Those of wgmma. Of weights with a bias in bfloat they have the sums of A's rows, too: of each part of k with one factor, or of 64. A
+// lane's rows, two of each eight, are neighbours.
 template <class T, class Storage, class S>
 struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   typedef StoredB<T, Storage, S::BK, S::BN, S::TG, true> Base;
@@ -197,8 +197,9 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     IN_ROWS = !Storage::IS_CANONICAL,
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
     PER_BYTE = Base::Pack::PER_BYTE,
-    // With 24 the compiler spilled loads of upper bits, and a spill waits for its load.
-    NEEDS_MORE = Base::Pack::HIGH > 0 || (Base::HAS_BIAS && Base::Pack::HALVES > 1) || int(Base::Stored::SCALING) == IN_HALVES,
+    // With 24 the compiler spilled: loads of upper bits, which waited for each other, and terms of two scales with a bias, or in two
+    // halves.
+    NEEDS_MORE = Base::Pack::HIGH > 0 || (Base::HAS_BIAS && Base::Pack::HALVES > 1) || int(Base::Stored::SCALING) == IN_TWO,
     REGISTERS_OF_OTHERS = NEEDS_MORE && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks

@@ -59,10 +59,11 @@ struct Groups : Fours<TOGETHER, M, N, M / 16, 1, STAGES, SPLIT> {};
 // The same of quantized weights, which are the left operand: an instruction has 64 of B's columns, 16 of each simdgroup, by rows of A.
 template <int M, int N, int STAGES, int SPLIT>
 struct Turned : Fours<TURNED, M, N, M / N, N / 16, STAGES, SPLIT> {};
+// What multiplies: as the blocks say, but TURNED_IN_TWO where B's weights are sums of two halves.
 template <class T, class S, class B>
 struct SumsOf {
-  enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE, HALVES = int(B::Stored::SCALING) == IN_HALVES };
-  typedef Products<T, S::TM, S::TN, HALVES ? int(TURNED_IN_HALVES) : S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
+  enum { ON_TENSOR_CORES = OnTensorCores<T, S::TM, S::TN>::VALUE, AS_TWO = int(B::Stored::SCALING) == IN_TWO };
+  typedef Products<T, S::TM, S::TN, AS_TWO ? int(TURNED_IN_TWO) : S::GROUPED ? int(S::GROUPED) : int(ON_TENSOR_CORES)> Type;
 };
 
 // Which tile a threadgroup has: its column and row. Threadgroups begin in the order of x, then y. Sixteen rows of one column come first,
@@ -124,7 +125,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     loads.finish(task, memory, stage);
     meet_all();
     loads.wait(memory, stage);
-    // Products begin here and go on while what comes next is asked for. In `add` affine weights add up A's rows, too.
+    // Products begin here and go on while what comes next is asked for. In `add`, WITH_REST, A's rows are added up, too.
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
     next = stage + 1 == STAGES ? 0 : stage + 1;
     if (!Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);

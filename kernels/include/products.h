@@ -13,11 +13,11 @@ enum Scaling {
   PLAIN,      // they do
   SCALED,     // integers, of each column and EACH of k with a factor
   WITH_REST,  // and with what is added to each product besides: `rest` times A
-  IN_HALVES   // sums of two numbers: ../cuda/halves.h
+  IN_TWO      // sums of two numbers: ../cuda/halves.h
 };
 
 // K of k of the tiles of a threadgroup, and of B's its Factors, COLUMNS of them for EACH of k: 32, or 16. ONE_SUM: one at a time waits for
-// its factor, for registers have no room for two, or weights have a bias.
+// its factor, for registers have no room for two, or SCALING is WITH_REST.
 template <class TileA, class OfB, int K_, bool ONE = false>
 struct TileStep {
   typedef TileA A;
@@ -31,8 +31,8 @@ struct TileStep {
   };
 };
 
-// How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h, TURNED_IN_HALVES of ../cuda/halves.h.
-enum Way { ALONE, PAIRS, TOGETHER, TURNED, TURNED_IN_HALVES };
+// How they are multiplied. PAIRS is of ../cuda/products.h, TOGETHER and TURNED of ../cuda/groups.h, TURNED_IN_TWO of ../cuda/halves.h.
+enum Way { ALONE, PAIRS, TOGETHER, TURNED, TURNED_IN_TWO };
 
 // SPLIT threadgroups that share K; each adds up all sums of a part of the tile's columns. Without IS_MANY the first does it all. More than
 // one: ../cuda/groups.h.

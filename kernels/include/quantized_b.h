@@ -8,7 +8,8 @@
 #include "weights.h"
 
 // BK x BN weights of a threadgroup of TG. In 16 bits integers are multiplied, less one that is next to -bias / scale; the scale of a
-// column and EACH of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are.
+// column and EACH of k waits for the sum of their products: `zero_of` says why, with the bound. In float weights are. ../cuda/halves.h has
+// another way.
 template <class T, class Storage, int BK, int BN, bool STRAIGHT>
 struct QuantizedTile {
   typedef typename Storage::Pack Pack;
@@ -50,8 +51,8 @@ struct QuantizedTile {
                                                scale, bias)));
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);
   }
-  // Where a sum that waits for its scale overflows, or is not within the bound, products are added one by one. So are they where K ends in
-  // a block's first half: the other's scale may be infinite or a NaN, and makes a NaN of the zeros there.
+  // Products are added one by one where a sum that waits for its scale overflows, or is not within the bound. Where K ends in a block's
+  // first half all sums are looked at: the other half's scale may be infinite or a NaN, and makes a NaN of the zeros there.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
     bool ends_in_first_half = Pack::HALVES == 2 && (p.k - 1) % 32 < 16;
     if (!ends_in_first_half && (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE))) return true;

@@ -182,7 +182,7 @@ def explained(mutants: list[Mutant]) -> list[Mutant]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a part of a file's name or of a description")
-    parser.add_argument("--draw", type=int, default=112, help="how many are drawn at random (112, as many as there are by hand)")
+    parser.add_argument("--draw", type=int, default=112, help="how many are drawn at random (112)")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000, help="of the drawn ones; printed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="what came of each")
