@@ -15,8 +15,8 @@ struct TileInTwo : QuantizedTile<T, Storage, BK, BN, true> {
 // A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most, or the
 // bias where the scale is 0. `big` is the weight rounded to half; of a K-quant, what the upper parts of scale and rest give. `small` is
 // what is left. Scales and biases are multiples of 2^-24, half's smallest, and so is all that is made of them: no small number is too
-// small. Both together are within 2 parts in 2^24 of an affine weight. Of a K-quant they are within 16: `small` is up to 2^-10 of it, and
-// rounded twice.
+// small. Both together are within 2 parts in 2^24 of an affine weight. Of a K-quant they are within 18: `small` is up to 2^-10 of it, and
+// rounded thrice.
 //
 // Half has 1024 + zero exactly up to a zero of 1024; 900 leaves room for the quotient's error. Beyond it the scale is made a NaN. A scale
 // past half's largest number is infinite. Weights are NaN in both cases, and is_good says so.
@@ -50,7 +50,7 @@ struct TermsInTwo : Terms<FORMAT> {
 // Four simdgroups multiply 64 columns of B in registers, of a simdgroup 16, by 8 * TM rows of A. Products of 32 of k go on while the other
 // 32 of a step are unpacked. Tensor cores add a quarter of K to each other, at most eight steps. With two products for each k these are
 // K / 2 at most. Each may lose one part of the bound's K + 1 (products.h). Where K is below 512 they add one step, 128 products. The first
-// 32 are of `small`, and lose nothing: 96 and a K-quant's 16 are within the 129 of K = SURE.
+// 32 are of `small`, and lose nothing: 96 and a K-quant's 18 are within the 129 of K = SURE.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED_IN_TWO> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
