@@ -100,6 +100,16 @@ struct Products<T, 2, TN, TOGETHER> {
   }
 };
 
+// The factor of a part of k for the lane's column of eight; eight further on is that of its next column.
+template <class Step, class T>
+METAL_FUNC const threadgroup Factor* factor_of_lane(const threadgroup T* b, uint part, uint column, uint lane) {
+  return Step::B::factors(b) + (part * Step::COLUMNS + column + lane / 4);
+}
+// 32 of k of a lane's two columns, as wgmma has its left operand: by eight of k, both columns of each.
+METAL_FUNC void put_left(thread metal::uint4 (&left)[2], metal::uint4 first, metal::uint4 second) {
+  left[0] = metal::uint4(first.x, second.x, first.y, second.y);
+  left[1] = metal::uint4(first.z, second.z, first.w, second.w);
+}
 // Stores a lane's sums of eight rows of A: of two rows, by two of B's columns, eight apart.
 template <int PITCH>
 METAL_FUNC void put_columns(metal::float4 of, threadgroup float* rows, uint lane) {
@@ -192,18 +202,17 @@ struct Products<T, TM, TN, TURNED> {
       stood[0] = Step::B::stood(b, 32 * block, from.y, 0, lane), stood[1] = Step::B::stood(b, 32 * block, from.y, 8, lane);
 #pragma clang loop unroll(full)
       for (uint i = 0; i < FACTORS; i++) {
-        const threadgroup Factor* own = factors<Step>(b, block * FACTORS + i, from, lane);
+        const threadgroup Factor* own = factor_of_lane<Step>(b, block * FACTORS + i, from.y, lane);
         by[i] = float2(own[0].scale, own[8].scale);
       }
     }
   };
-  // Unpacks a block into `left`, as wgmma has its left operand: by eight of k, two columns of each.
+  // Unpacks a block into `left`.
   template <class Step>
   METAL_FUNC void unpack(uint block, Columns<Step> x, const threadgroup T* b, uint3 from, uint lane, uint low) thread {
     metal::uint4 first = Step::B::eight_columns(x.stood[0], b, 32 * block, from.y, 0, lane, low);
     metal::uint4 second = Step::B::eight_columns(x.stood[1], b, 32 * block, from.y, 8, lane, low);
-    left[block][0] = metal::uint4(first.x, second.x, first.y, second.y);
-    left[block][1] = metal::uint4(first.z, second.z, first.w, second.w);
+    put_left(left[block], first, second);
   }
   // Begins the step's `part`, into few[sum]; ADDS: to what is there.
   template <class Step, bool ADDS>
@@ -213,10 +222,6 @@ struct Products<T, TM, TN, TURNED> {
       metal::multiply_group<ADDS>(few[sum], left[part % 2], a);
     else
       metal::multiply_group<ADDS>(few[sum], left[part / 2][part % 2], a);
-  }
-  template <class Step>
-  static METAL_FUNC const threadgroup Factor* factors(const threadgroup T* b, uint part, uint3 from, uint lane) {
-    return Step::B::factors(b) + (part * Step::COLUMNS + from.y + lane / 4);
   }
   METAL_FUNC void add_up(uint sum) thread {
     metal::take_sums(few[sum]);
@@ -228,7 +233,7 @@ struct Products<T, TM, TN, TURNED> {
 #pragma clang loop unroll(full)
     for (uint part = 0; part < Step::B::PARTS; part++) {
       if (part > 0 && adds_64(w)) break;
-      const threadgroup Factor* own = factors<Step>(before, part, from, lane);
+      const threadgroup Factor* own = factor_of_lane<Step>(before, part, from.y, lane);
       float2 rest = {own[0].rest, own[8].rest};
       const threadgroup float4* of_a = reinterpret_cast<const threadgroup float4*>(Step::B::sums(before, part, from.x + lane % 4 * 2));
 #pragma clang loop unroll(full)

@@ -1,17 +1,10 @@
 // Weights with a bias as sums of two numbers of type half, by A in half: for tensor cores of compute capability 9.0 (groups.h). Tensor
 // cores multiply twice as much so. But no product waits for a factor, and nobody needs the sums of A's rows.
 #pragma once
-#include "../include/quantized_b.h"
 #include "../include/terms.h"
 #include "groups.h"
 
 #ifdef __METALMM_CUDA__
-template <class T, class Storage, int BK, int BN>
-struct TileInTwo : QuantizedTile<T, Storage, BK, BN, true> {
-  static constexpr constant Scaling SCALING = IN_TWO;
-  static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) { return metal::isfinite(sum) && p.k >= SURE; }
-};
-
 // A weight is scale * (q - zero) + rest. Unlike zero_of's, zero may lie beyond the integers' ends: so rest is half a scale at most, or the
 // bias where the scale is 0. `big` is the weight rounded to half; of a K-quant, what the upper parts of scale and rest give. `small` is
 // what is left. Scales and biases are multiples of 2^-24, half's smallest, and so is all that is made of them: no small number is too
@@ -97,21 +90,22 @@ struct Products<T, TM, TN, TURNED_IN_TWO> {
       thread uint& own = left[block][i / 8][i / 4 % 2][i % 4];
       own = metal::kept(own);
     }
+    metal::uint4 big[2], small[2];
 #pragma clang loop unroll(full)
     for (uint other = 0; other < 2; other++) {  // columns eight apart
       metal::uint4 whole = Step::B::eight_columns(b, 32 * block, from.y, 8 * other, lane, low);
 #pragma clang loop unroll(full)
       for (uint i = 0; i < 4; i++) {
-        uint part = block * FACTORS + i / 2 % FACTORS;
-        Factor f = Step::B::factors(b)[part * Step::COLUMNS + from.y + 8 * other + lane / 4];
+        Factor f = *factor_of_lane<Step>(b, block * FACTORS + i / 2 % FACTORS, from.y + 8 * other, lane);
         metal::half2 x = as_type<metal::half2>(whole[i]), scales = as_type<metal::half2>(f.scale), rests = as_type<metal::half2>(f.rest);
         metal::half2 scale = scales.xx, rest = rests.xx, scale_left = scales.yy, rest_left = rests.yy;
-        metal::half2 big = metal::fma(x, scale, rest), small = rest - metal::fma(x, -scale, big);
-        if (Step::B::Stored::Pack::IS_K) small = metal::fma(x, scale_left, small) + rest_left;
-        left[block][0][i / 2][i % 2 * 2 + other] = as_type<uint>(big);
-        left[block][1][i / 2][i % 2 * 2 + other] = as_type<uint>(small);
+        metal::half2 near = metal::fma(x, scale, rest), off = rest - metal::fma(x, -scale, near);
+        if (Step::B::Stored::Pack::IS_K) off = metal::fma(x, scale_left, off) + rest_left;
+        big[other][i] = as_type<uint>(near), small[other][i] = as_type<uint>(off);
       }
     }
+    put_left(left[block][0], big[0], big[1]);
+    put_left(left[block][1], small[0], small[1]);
   }
 };
 #endif

@@ -7,16 +7,15 @@
 #include "halves.h"
 
 #ifdef __METALMM_CUDA__
-// What weights are multiplied as: shifted integers, whose sums wait for a factor; or sums of two halves.
+// Weights are multiplied as shifted integers, whose sums wait for a factor; or as sums of two halves.
 template <class T, class Storage, int BK, int BN, bool IN_TWO_HALVES>
-struct Multiplied {
-  typedef QuantizedTile<T, Storage, BK, BN, true> Tile;
+struct MultipliedTile : QuantizedTile<T, Storage, BK, BN, true> {
   typedef Terms<Storage::Pack::ID> OfBlock;
 };
 template <class T, class Storage, int BK, int BN>
-struct Multiplied<T, Storage, BK, BN, true> {
-  typedef TileInTwo<T, Storage, BK, BN> Tile;
+struct MultipliedTile<T, Storage, BK, BN, true> : QuantizedTile<T, Storage, BK, BN, true> {
   typedef TermsInTwo<Storage::Pack::ID> OfBlock;
+  static constexpr constant Scaling SCALING = IN_TWO;
 };
 
 // Weights stay in threadgroup memory as they are stored, and become numbers in registers, where lanes hold B. What a column has stays
@@ -27,8 +26,7 @@ struct Multiplied<T, Storage, BK, BN, true> {
 template <class T, class Storage, int BK, int BN, int TG, bool SWIZZLED>
 struct StoredB {
   typedef typename Storage::Pack Pack;
-  typedef Multiplied<T, Storage, BK, BN, SWIZZLED && IsSmall<T>::VALUE && Pack::HAS_BIAS> As;
-  typedef typename As::Tile Stored;
+  typedef MultipliedTile<T, Storage, BK, BN, SWIZZLED && IsSmall<T>::VALUE && Pack::HAS_BIAS> Stored;
   typedef typename Stored::Bits Bits;
   typedef typename Stored::By By;
   enum : uint {
@@ -112,7 +110,7 @@ struct StoredB {
     for (uint j = 0; j < BLOCKS_EACH; j++) {
       uint i = tid + j * TG;
       if (BLOCKS % TG != 0 && i >= BLOCKS) continue;
-      typename As::OfBlock terms = As::OfBlock::of(by[j]);
+      typename Stored::OfBlock terms = Stored::OfBlock::of(by[j]);
 #pragma clang loop unroll(full)
       for (uint h = 0; h < Pack::HALVES; h++) {
         uint at = place_of_factor + h * BN + j * (TG / ALONG);
