@@ -153,6 +153,20 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
   meet_all();
 }
 
+// Whether the next kernel begins as this one ends, rather than behind its last load: of tiles of 32 or 64 rows, where a row of calls is
+// faster so (docs/lab/cuda.md). Dense ones without a cluster always do, `gemm`'s with one row of tiles. Clusters do where sums are long and
+// a part of the next kernel's, not all, would find room beside them: the rest would begin late, and everybody waits for it. The bounds are
+// of 132 cores.
+template <class S, class B, uint BYTES>
+METAL_FUNC bool lets_next_last(constant MatmulParams& p) {
+  constexpr bool DENSE = B::Stored::SCALING == PLAIN, TWO_OF_CORE = DENSE && BYTES <= 113u << 10;
+  if (S::BM <= 16 || S::BM > 64) return false;
+  if (S::SPLIT == 1) return DENSE && (S::GROUPED || p.m <= S::BM);
+  if (!DENSE && S::SPLIT > 2) return false;
+  uint groups = ((p.m - 1) / S::BM + 1) * ((p.n - 1) / S::BN + 1) * p.batch * S::SPLIT;
+  return TWO_OF_CORE ? p.k >= 4096 && groups > 112 && groups < 212 : p.k >= 8192 && groups > 66 && groups < (DENSE ? 117 : 129);
+}
+
 template <bool TA, class S, class B, class T>
 METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant MatmulParams& p, metal::uint3 group, Thread me,
                          threadgroup typename StepLoads<TA, true, S, B, T>::Sizes& memory, constant void* maps = nullptr) {
@@ -185,10 +199,7 @@ METAL_FUNC void multiply(const device T* a, WeightsAt w, Output<T> to, constant 
   sums.clear();
   add_steps<TA, true, S, B>(task, p, begin, end, memory, sums);
   add_steps<TA, false, S, B>(task, p, end, last, memory, sums);
-  // Dense tiles of 32 or 64 rows without a cluster let the next kernel begin last; `gemm`'s with one row of tiles alone. A row of calls
-  // took longer otherwise (docs/lab/cuda.md).
-  constexpr bool LATER = S::SPLIT == 1 && B::Stored::SCALING == PLAIN && S::BM > 16 && S::BM <= 64;
-  if (!LATER || (!S::GROUPED && p.m > S::BM)) {
+  if (!lets_next_last<S, B, sizeof(Sizes)>(p)) {
     let_next_begin();
   }
   // By way of threadgroup memory: which elements of a simdgroup matrix a lane holds is not part of MSL.
