@@ -51,11 +51,12 @@ struct QuantizedTile {
                                                scale, bias)));
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);
   }
-  // Products are added one by one where a sum that waits for its scale overflows, or is not within the bound. Where K ends in a block's
-  // first half all sums are looked at: the other half's scale may be infinite or a NaN, and makes a NaN of the zeros there.
+  // Products are added one by one where a sum that waits for its scale overflows, or is not within the bound. All sums are looked at where
+  // something behind K has a factor that may be infinite or a NaN, and makes a NaN of A's zeros there: the other half of a block, or, of
+  // weights in float, the rest of an eighth.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
-    bool ends_in_first_half = Pack::HALVES == 2 && (p.k - 1) % 32 < 16;
-    if (!ends_in_first_half && (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE))) return true;
+    bool ends_early = (Pack::HALVES == 2 && (p.k - 1) % 32 < 16) || (IN_FLOAT && p.k % 8 != 0);
+    if (!ends_early && (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE))) return true;
     return metal::isfinite(sum) && (IN_FLOAT || !Pack::HAS_BIAS || p.k >= SURE);
   }
   static METAL_FUNC float one(WeightsAt w, uint column, uint k) { return Storage::one(w, column, k); }

@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, own_scales, possible, values_of, ways_of
+from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, one_type_is_enough, possible, values_of, ways_of
 
 ROWS = array()
 
@@ -23,17 +23,13 @@ def test_every_id_has_a_row(every_variant: list[metalmm.Variant]) -> None:
 def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     """What the array has to have of this instance."""
     what, b = What.of(row.variant), row.layout[1]
-    form = what.form
-    if own_scales(what):  # which have nothing to do with the type
-        each = what if what.end == "1" else (what.kernel, form, what.end, what.tensor_cores)
-        layout = (what.kernel, what.end, what.tensor_cores, what.layout)
-        return {each, layout} | (set() if what.tensor_cores else {(form, row.compiler)})
-    if form == "dense":
+    if what.form == "dense":
         return {(what, b, row.dtype, row.compiler)}
-    plain = (what.kernel, form, what.end, what.tensor_cores, b, row.dtype)
-    if what.end != "1" and not what.tensor_cores:
-        return {(what, b), plain, (what.kernel, what.end, b, row.dtype, row.compiler)}
-    return {(what, b, row.dtype), (*plain, row.compiler)}
+    alike = (what.kernel, what.end, what.tensor_cores)
+    found = {(*alike, what.form), (*alike, what.layout)}
+    if not what.tensor_cores:
+        found |= {(*alike, row.compiler), (what.form, row.compiler), (what.kernel, row.dtype, row.compiler)}
+    return found if one_type_is_enough(what) else found | {(what, b), (*alike, what.form, b, row.dtype)}
 
 
 def test_every_kernel_has_each_type_layout_and_compiler() -> None:
@@ -42,7 +38,7 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
         assert what_is_there(row) <= have, row
-        assert own_scales(What.of(row.variant)) or ways_of(row) <= ways, row
+        assert one_type_is_enough(What.of(row.variant)) or ways_of(row) <= ways, row
     cores = coverage.tensor_cores() if DEVICE == "cpu" else []
     have = set().union(*map(what_is_there, array(cores))) if cores else set()
     assert all(what_is_there(row) <= have for row in possible(cores, COMPILERS[-1:]))

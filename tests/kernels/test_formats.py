@@ -67,6 +67,23 @@ def test_infinities_stay_in_their_column(quantized_row: Row, device: metalmm.Dev
         assert quantized_row.variant.swiglu or not np.isfinite(out[:, columns].astype(np.float32)).any()
 
 
+def test_a_last_scale_that_is_infinite(quantized_row: Row, device: metalmm.Device) -> None:
+    """Times what is behind K it would be a NaN: K ends in a group, in half of a block, in a tile."""
+
+    def change(q: Any) -> Any:
+        form, layout = form_of(quantized_row)
+
+        def infinite(scales: Any) -> None:
+            (scales if q.layout == "nk" else scales.swapaxes(0, 1))[3, -1] = np.inf
+
+        return scaled(metalmm.quantize(np.ones(q.shape, DTYPES[quantized_row.dtype]), form, layout=layout or "nk"), infinite)
+
+    for i, (n, k) in enumerate(((40, 160), (71, 263), (33, 33), (40, 289), (40, 304))):
+        call = with_weights(quantized_row, change, n, k, seed=i)
+        np.abs(call.a, out=call.a)
+        call.check(device)
+
+
 def test_a_bias_of_any_size(affine_row: Row, device: metalmm.Device) -> None:
     """Weights near zero between terms that are not, wherever -bias / scale lies: on an integer, between two, far outside of them."""
     rng = np.random.default_rng(5)

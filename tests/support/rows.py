@@ -1,9 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices by weight format by transposition of B by operand type. Dense weights have it by
-each compiler. Of quantized ones compilers take turns, so that each kernel has each format, type and compiler; where matrices are fused, rows
-and blocks have some of the types. Formats of `own_scales` have one type by turns, and where matrices are fused rows or blocks. A's layouts take turns too: each is there with each of these
-alone. So are four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
+`array()` has each kernel by number and end of matrices. Dense weights have it by transposition of B, operand type and compiler. Quantized
+ones have it by format and type, rows and blocks by turns. Where matrices are fused, and of formats of `own_scales`, types take turns, too.
+So do compilers: each is there with each kernel and with each format. A's layouts take turns: each is there with each of these alone. So are
+four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import defaultdict
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +52,7 @@ class What:
         """What debug mode looks at: the kernel with each end, with rows and blocks, and with each format where nothing is fused. Those of
         `own_scales` are one."""
         has = {(self.kernel, self.end), (self.kernel, self.tensor_cores), (self.kernel, self.tensor_cores, self.layout)}
-        stored = "own" if own_scales(self) else self.storage
+        stored = "own" if own_scales(self) else self.form
         return has if self.tensor_cores or self.end != "1" else has | {(self.kernel, "storage", stored)}
 
 
@@ -83,9 +84,19 @@ def own_scales(what: What) -> bool:
     return what.form in FORMATS and (FORMATS[what.form].is_k or FORMATS[what.form].is_float)
 
 
+def one_type_is_enough(what: What) -> bool:
+    """Quantized, and with scales of no operand's type or in matrices that are fused."""
+    return own_scales(what) or (what.form in FORMATS and what.end != "1")
+
+
 def is_elsewhere(what: What) -> bool:
-    """Whether the other layout has it: of two matrices and of swiglu formats have rows and blocks by turns."""
-    return what.end != "1" and ([*FORMATS].index(what.form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(what.layout)
+    """Whether the other layout has it: formats have rows and blocks by turns."""
+    return (turn_of(what) + [*FORMATS].index(what.form)) % 2 == bool(what.layout)
+
+
+def turn_of(what: What) -> int:
+    """Another for each kernel and end."""
+    return zlib.crc32(f"{what.kernel} {what.end} {what.tensor_cores}".encode())
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -124,39 +135,35 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = set[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
-    types, rows = itertools.cycle(OPERAND_TYPES), list[Row]()
-    turns = defaultdict[str, Iterator[str]](lambda: itertools.cycle(compilers))  # of each format
+    have, by = Counter[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
+    rows, types = list[Row](), itertools.cycle(OPERAND_TYPES)
     for what, vs in members.items():
-        if own_scales(what):
-            if is_elsewhere(what):
-                continue
-            chosen = [(next(types), quickest if what.tensor_cores else next(turns[what.form]))]
+        if what.form == "dense":
+            chosen = [(dtype, [c]) for dtype, c in itertools.product(OPERAND_TYPES, by[what])]
+        elif not one_type_is_enough(what):
+            chosen = [(dtype, by[what]) for dtype in _types_of(what)]
         else:
-            chosen = [*_types_and_compilers(what, by[what])]
+            chosen = [] if is_elsewhere(what) else [(next(types), by[what])]
         rows += _product(vs, chosen, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
-        if v not in known_ids or any(not value[-1] for value in values_of(v, v.types[0]) - have):
+        if v not in known_ids or any(not value[-1] and value not in have for value in values_of(v, v.types[0])):
             known_ids.add(v)
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     for what, vs in members.items():
-        for row in () if own_scales(what) else possible(vs, by[what]):
-            if ways_of(row) - have:
+        for row in () if one_type_is_enough(what) else possible(vs, by[what]):
+            if not all(way in have for way in ways_of(row)):
                 rows.append(_newest([row], have))
     return rows
 
 
-def _types_and_compilers(what: What, compilers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Of dense weights all. Of quantized ones both layouts together have each type by each compiler, or, where matrices are fused, each type."""
-    form, layout = what.form, what.layout
+def _types_of(what: What) -> Iterator[str]:
+    """Rows and blocks together have each: blocks one of them, by turns."""
     for i, dtype in enumerate(OPERAND_TYPES):
-        if form == "dense":
-            yield from itertools.product([dtype], compilers)
-        elif what.end == "1" or what.tensor_cores or (i == 0) == bool(layout):
-            yield dtype, compilers[(i + bool(layout) + [*FORMATS].index(form)) % len(compilers)]
+        if (i == (turn_of(what) + [*FORMATS].index(what.form)) % len(OPERAND_TYPES)) == bool(what.layout):
+            yield dtype
 
 
 def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
@@ -166,14 +173,19 @@ def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
             yield Row(v, dtype, layout, compiler)
 
 
-def _newest(rows: Sequence[Row], have: set[tuple[Any, ...]]) -> Row:
-    """The one that has most pairs which no row before has."""
+def _newest(rows: Sequence[Row], have: Counter[tuple[Any, ...]]) -> Row:
+    """The one that has most pairs which no row before has; of these, by the compiler that has had least of its kind."""
 
-    def new(row: Row) -> set[tuple[Any, ...]]:
-        return (values_of(row.variant, row.dtype) | ways_of(row)) - have
+    def pairs(row: Row) -> set[tuple[Any, ...]]:
+        return values_of(row.variant, row.dtype) | ways_of(row)
 
-    newest = max(rows, key=lambda row: len(new(row)))
-    have |= new(newest)
+    def compiled(row: Row) -> list[tuple[Any, ...]]:
+        v = row.variant
+        return [(row.compiler, *x) for x in ((v.kernel, v.end), (v.kernel, row.dtype), (v.storage,), (v.storage, row.dtype))]
+
+    newest = max(rows, key=lambda row: (sum(x not in have for x in pairs(row)), -sum(have[x] for x in compiled(row))))
+    have.update(pairs(newest))
+    have.update(compiled(newest))
     return newest
 
 
@@ -190,14 +202,14 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
-def _product(vs: Sequence[metalmm.Variant], chosen: Sequence[tuple[str, str]], have: set[tuple[Any, ...]]) -> Iterator[Row]:
-    """Of what one kernel computes: layout of B by types and compilers. Where it takes none of these types, one that it takes."""
-    if not any(dtype in v.types for v in vs for dtype, _ in chosen):
+def _product(vs: Sequence[metalmm.Variant], chosen: Sequence[tuple[str, Sequence[str]]], have: Counter[tuple[Any, ...]]) -> Iterator[Row]:
+    """Of what one kernel computes: layout of B by types, each by one of the compilers. Where it takes none of these types, one that it takes."""
+    if chosen and not any(dtype in v.types for v in vs for dtype, _ in chosen):
         chosen = [(vs[0].types[0], chosen[0][1])]
-    for b, (dtype, compiler) in itertools.product(("n", "t"), chosen):
+    for b, (dtype, compilers) in itertools.product(("n", "t"), chosen):
         fitting = [(v, a + b) for a in ("n", "t") for v in vs if a + b in v.supports["layouts"] and dtype in v.types]
         if fitting:
-            yield _newest([Row(v, dtype, layout, compiler) for v, layout in fitting], have)
+            yield _newest([Row(v, dtype, layout, c) for v, layout in fitting for c in compilers], have)
 
 
 def is_large(v: metalmm.Variant) -> bool:

@@ -69,9 +69,8 @@ def test_the_list_of_what_a_device_is_has_under_200_lines() -> None:
 FIRST = {What.of(row.variant): row for row in array(known()) if row.variant.storage == "dense" and row.dtype == "float16"}
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("row", FIRST.values(), ids=str)
-def test_every_strategy_runs_on_it(row: Row, where: str, toy: metalmm.Device) -> None:
+@pytest.mark.parametrize(("where", "row"), [(("host", "device")[i % 2], row) for i, row in enumerate(FIRST.values())], ids=str)
+def test_every_strategy_runs_on_it(where: str, row: Row, toy: metalmm.Device) -> None:
     assert row.variant.runs_on("toy")
     call = draw(row, 2, 133, 300, bias=True, c=True, beta=0.5)
     if where == "device":
