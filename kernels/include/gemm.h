@@ -154,17 +154,17 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
 }
 
 // Whether the next kernel begins as this one ends, rather than behind its last load: of tiles of 32 or 64 rows, where a row of calls is
-// faster so (docs/lab/cuda.md). Dense ones without a cluster always do, `gemm`'s with one row of tiles. Clusters do where sums are long and
-// a part of the next kernel's, not all, would find room beside them: the rest would begin late, and everybody waits for it. The bounds are
-// of 132 cores.
+// faster so. Dense tiles do without a cluster; those of `gemm` where A has one row of them. Clusters do, dense ones and pairs of quantized
+// ones, where sums are long and a part of the next kernel's threadgroups, not all, would find room beside them. The rest would begin late,
+// and the kernel after it waits for them. The bounds were measured on 132 cores (docs/lab/cuda.md); others cost time alone.
 template <class S, class B, uint BYTES>
 METAL_FUNC bool lets_next_last(constant MatmulParams& p) {
-  constexpr bool DENSE = B::Stored::SCALING == PLAIN, TWO_OF_CORE = DENSE && BYTES <= 113u << 10;
+  constexpr bool DENSE = B::Stored::SCALING == PLAIN, TWO_FIT_A_CORE = BYTES <= 113u << 10;
   if (S::BM <= 16 || S::BM > 64) return false;
   if (S::SPLIT == 1) return DENSE && (S::GROUPED || p.m <= S::BM);
-  if (!DENSE && S::SPLIT > 2) return false;
   uint groups = ((p.m - 1) / S::BM + 1) * ((p.n - 1) / S::BN + 1) * p.batch * S::SPLIT;
-  return TWO_OF_CORE ? p.k >= 4096 && groups > 112 && groups < 212 : p.k >= 8192 && groups > 66 && groups < (DENSE ? 117 : 129);
+  if (!DENSE) return S::SPLIT == 2 && p.k >= 8192 && groups > 66 && groups < 129;
+  return TWO_FIT_A_CORE ? p.k >= 4096 && groups > 112 && groups < 212 : p.k >= 8192 && groups > 66 && groups < 117;
 }
 
 template <bool TA, class S, class B, class T>

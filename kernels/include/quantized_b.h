@@ -52,8 +52,8 @@ struct QuantizedTile {
     if (!IN_FLOAT && along % EACH == 0) by[along / EACH * BN + eight / ACROSS] = factor_of<Pack::ID>(scale, bias, zero);
   }
   // Products are added one by one where a sum that waits for its scale overflows, or is not within the bound. All sums are looked at where
-  // something behind K has a factor that may be infinite or a NaN, and makes a NaN of A's zeros there: the other half of a block, or, of
-  // weights in float, the rest of an eighth.
+  // a weight behind K may be infinite or a NaN: times A's zero there it is a NaN. With two scales it is the other half of a block, which
+  // tensor cores' tiles hold whole. Of weights in float it is what follows K among the last eight.
   static METAL_FUNC bool is_good(constant MatmulParams& p, float sum) {
     bool ends_early = (Pack::HALVES == 2 && (p.k - 1) % 32 < 16) || (IN_FLOAT && p.k % 8 != 0);
     if (!ends_early && (IN_FLOAT || (!Pack::HAS_BIAS && IsSmall<T>::VALUE))) return true;

@@ -25,8 +25,8 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     what, b = What.of(row.variant), row.layout[1]
     if what.form == "dense":
         return {(what, b, row.dtype, row.compiler)}
-    alike = (what.kernel, what.end, what.tensor_cores)
-    found = {(*alike, what.form), (*alike, what.layout)}
+    alike, of_form = (what.kernel, what.end, what.tensor_cores), (what.form, what.tensor_cores)
+    found = {(*alike, x) for x in (what.form, what.layout, row.dtype)} | {(*of_form, x) for x in (what.layout, row.dtype)}
     if not what.tensor_cores:
         found |= {(*alike, row.compiler), (what.form, row.compiler), (what.kernel, row.dtype, row.compiler)}
     return found if one_type_is_enough(what) else found | {(what, b), (*alike, what.form, b, row.dtype)}
@@ -41,7 +41,18 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
         assert one_type_is_enough(What.of(row.variant)) or ways_of(row) <= ways, row
     cores = coverage.tensor_cores() if DEVICE == "cpu" else []
     have = set().union(*map(what_is_there, array(cores))) if cores else set()
-    assert all(what_is_there(row) <= have for row in possible(cores, COMPILERS[-1:]))
+    for row in possible(cores, COMPILERS[-1:]):
+        assert what_is_there(row) <= have, row
+
+
+def test_each_format_has_rows_and_blocks_at_each_end(every_variant: list[metalmm.Variant]) -> None:
+    """On device cpu, or with the stand-in for tensor cores."""
+    if DEVICE != "cpu":
+        pytest.skip("with the stand-in both are one suite")
+    ends = {(what.form, what.layout, what.end) for what in map(What.of, every_variant)}
+    assert ends == {
+        (what.form, what.layout, what.end) for what in (What.of(row.variant) for row in [*ROWS, *array(coverage.tensor_cores())])
+    }
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:

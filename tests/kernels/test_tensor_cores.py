@@ -1,5 +1,5 @@
-"""The GEMM as device cuda runs it, kernels/cuda/products.h, on the CPU device's stand-in for tensor cores. Of `gemm_wgmma` rows of the array
-have each format."""
+"""The GEMM as device cuda runs it, kernels/cuda/products.h, on the CPU device's stand-in for tensor cores. Rows of the
+array have `gemm_wgmma` with each format; here are types and tiles that they lack."""
 
 from __future__ import annotations
 
@@ -82,22 +82,35 @@ def test_quantized_weights(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 
-@pytest.mark.parametrize("storage", ["q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical"])
-def test_formats_with_upper_bits_and_with_two_scales(large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str) -> None:
+_SIMDGROUPS = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
+
+
+@pytest.mark.parametrize(
+    ("storage", "points", "dtype"),
+    [
+        *((x, _SIMDGROUPS, "float16") for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical")),
+        ("q6_k", ("gemm_wgmma/bm64_bn64_s4",), "float16"),  # each sum is waited for
+        ("q5_k", ("gemm_wgmma/bm64_bn64",), "float16"),  # two halves, with upper bits
+        ("q8_k:canonical", ("gemm_wgmma/bm128_bn128",), "float16"),  # two scales in a large tile
+        ("q2_k", ("gemm_wgmma/bm128_bn128",), "bfloat16"),  # with sums of A's rows
+    ],
+)
+def test_formats_with_upper_bits_and_with_two_scales(
+    large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, points: tuple[str, ...], dtype: str
+) -> None:
     """K that ends in either half of a block, in a block, and in a tile. The scale of a half behind K may be anything, and a factor infinite."""
     rng, (form, _, layout) = np.random.default_rng(2), storage.partition(":")
-    points = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
     for i, (m, n, k) in enumerate(((32, 64, 512), (33, 40, 160), (50, 71, 263), (17, 33, 113), (17, 33, 33), (33, 40, 304))):
-        a, q = operand(rng, "float16", m, k), metalmm.quantize(operand(rng, "float16", n, k), form, layout=layout or "nk")
+        a, q = operand(rng, dtype, m, k), metalmm.quantize(operand(rng, dtype, n, k), form, layout=layout or "nk")
         if form == "nvfp4" and 0 < k % 32 <= 16:
             (q.scales[:, -1] if q.layout == "nk" else q.scales[-1])[..., 1] = 0x7FC0
-        found = metalmm.matmul(on_cpu[points[i % 2]], a, q, device=large).astype(np.float64)
+        found = metalmm.matmul(on_cpu[points[i % len(points)]], a, q, device=large).astype(np.float64)
         assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all(), (m, n, k)
         if q.biases is None:
             continue
         a, q = abs(a), metalmm.quantize(np.ones((n, k), a.dtype), form, layout=layout or "nk")
         q.biases[(3, -1) if q.layout == "nk" else (-1, 3)] = np.inf  # of a block whose last half may lie behind K
-        found = metalmm.matmul(on_cpu[points[i % 2]], a, q, device=large).astype(np.float64)
+        found = metalmm.matmul(on_cpu[points[i % len(points)]], a, q, device=large).astype(np.float64)
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 

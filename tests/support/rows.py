@@ -1,9 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices. Dense weights have it by transposition of B, operand type and compiler. Quantized
-ones have it by format and type, rows and blocks by turns. Where matrices are fused, and of formats of `own_scales`, types take turns, too.
-So do compilers: each is there with each kernel and with each format. A's layouts take turns: each is there with each of these alone. So are
-four ways to walk: one row of A or several, by lanes that share a column or by threads alone.
+`array()` has each kernel by number and end of matrices. Dense weights have it by transposition of B, operand type and compiler; quantized
+ones by format and type. Of formats of `own_scales`, and where matrices are fused, one type is enough. Rows and blocks, compilers, and those
+types take turns: each is there with each kernel and with each format. A's layouts take turns, and four ways to walk: one row of A or
+several, by lanes that share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -13,10 +13,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import metalmm
@@ -90,13 +89,8 @@ def one_type_is_enough(what: What) -> bool:
 
 
 def is_elsewhere(what: What) -> bool:
-    """Whether the other layout has it: formats have rows and blocks by turns."""
-    return (turn_of(what) + [*FORMATS].index(what.form)) % 2 == bool(what.layout)
-
-
-def turn_of(what: What) -> int:
-    """Another for each kernel and end."""
-    return zlib.crc32(f"{what.kernel} {what.end} {what.tensor_cores}".encode())
+    """Of fused matrices formats have rows and blocks by turns: at one end this layout, at the other that; and the other way on tensor cores."""
+    return what.end != "1" and ([*FORMATS].index(what.form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(what.layout)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -136,15 +130,17 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
     have, by = Counter[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
-    rows, types = list[Row](), itertools.cycle(OPERAND_TYPES)
+    rows, both = list[Row](), defaultdict[What, list[metalmm.Variant]](list)  # rows and blocks
     for what, vs in members.items():
         if what.form == "dense":
-            chosen = [(dtype, [c]) for dtype, c in itertools.product(OPERAND_TYPES, by[what])]
-        elif not one_type_is_enough(what):
-            chosen = [(dtype, by[what]) for dtype in _types_of(what)]
+            for b, dtype, compiler in itertools.product("nt", OPERAND_TYPES, by[what]):
+                rows += _next(vs, b, [dtype], [compiler], have)
         else:
-            chosen = [] if is_elsewhere(what) else [(next(types), by[what])]
-        rows += _product(vs, chosen, have)
+            both[replace(what, storage=what.form)] += [] if is_elsewhere(what) else vs
+    for what, vs in both.items():
+        types = [x for x in OPERAND_TYPES if any(x in v.types for v in vs)]
+        for some in [types] if one_type_is_enough(what) else [[x] for x in types]:
+            rows += _next(vs, "t", some, [quickest] if what.tensor_cores else compilers, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
@@ -159,13 +155,6 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     return rows
 
 
-def _types_of(what: What) -> Iterator[str]:
-    """Rows and blocks together have each: blocks one of them, by turns."""
-    for i, dtype in enumerate(OPERAND_TYPES):
-        if (i == (turn_of(what) + [*FORMATS].index(what.form)) % len(OPERAND_TYPES)) == bool(what.layout):
-            yield dtype
-
-
 def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterator[Row]:
     """Every instance of these."""
     for v in vs:
@@ -174,18 +163,30 @@ def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
 
 
 def _newest(rows: Sequence[Row], have: Counter[tuple[Any, ...]]) -> Row:
-    """The one that has most pairs which no row before has; of these, by the compiler that has had least of its kind."""
+    """Of quantized rows or blocks what their format has had less of; an id that no row before has; the type and compiler that its format and
+    kernel have had least of; most new pairs."""
 
     def pairs(row: Row) -> set[tuple[Any, ...]]:
         return values_of(row.variant, row.dtype) | ways_of(row)
 
-    def compiled(row: Row) -> list[tuple[Any, ...]]:
-        v = row.variant
-        return [(row.compiler, *x) for x in ((v.kernel, v.end), (v.kernel, row.dtype), (v.storage,), (v.storage, row.dtype))]
+    def taken(row: Row) -> list[tuple[Any, ...]]:
+        what = What.of(row.variant)
+        of_it = [("", what.layout), ("", row.dtype), ("", row.compiler), (what.end, what.layout)]
+        return [(of, x, *y) for of, x in (("form", what.form), ("kernel", what.kernel)) for y in of_it]
 
-    newest = max(rows, key=lambda row: (sum(x not in have for x in pairs(row)), -sum(have[x] for x in compiled(row))))
-    have.update(pairs(newest))
-    have.update(compiled(newest))
+    def newness(row: Row) -> tuple[int, ...]:
+        what = What.of(row.variant)
+        new_pairs = sum(x not in have for x in pairs(row))
+        return (
+            -have[("each", what.kernel, what.storage, what.end)],
+            not have[(str(row.variant),)],
+            -sum(have[x] for x in taken(row)),
+            new_pairs,
+        )
+
+    newest = max(rows, key=newness)
+    what = What.of(newest.variant)
+    have.update([("each", what.kernel, what.storage, what.end), (str(newest.variant),), *pairs(newest), *taken(newest)])
     return newest
 
 
@@ -202,14 +203,16 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
-def _product(vs: Sequence[metalmm.Variant], chosen: Sequence[tuple[str, Sequence[str]]], have: Counter[tuple[Any, ...]]) -> Iterator[Row]:
-    """Of what one kernel computes: layout of B by types, each by one of the compilers. Where it takes none of these types, one that it takes."""
-    if chosen and not any(dtype in v.types for v in vs for dtype, _ in chosen):
-        chosen = [(vs[0].types[0], chosen[0][1])]
-    for b, (dtype, compilers) in itertools.product(("n", "t"), chosen):
-        fitting = [(v, a + b) for a in ("n", "t") for v in vs if a + b in v.supports["layouts"] and dtype in v.types]
-        if fitting:
-            yield _newest([Row(v, dtype, layout, c) for v, layout in fitting for c in compilers], have)
+def _next(
+    vs: Sequence[metalmm.Variant], b: str, types: Sequence[str], compilers: Sequence[str], have: Counter[tuple[Any, ...]]
+) -> list[Row]:
+    """One row of these with B so, of one of the types, by one of the compilers; none where they take none."""
+    fitting = [
+        Row(v, dtype, a + b, compiler)
+        for a, v, dtype, compiler in itertools.product("nt", vs, types, compilers)
+        if a + b in v.supports["layouts"] and dtype in v.types
+    ]
+    return [_newest(fitting, have)] if fitting else []
 
 
 def is_large(v: metalmm.Variant) -> bool:

@@ -51,8 +51,9 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 
 # What each tile takes (protocol.Tiles) with dense weights, scaled ones of 8 bits and of 4, affine ones, those whose halves of a block have a
 # scale each, and floats with one; None where it is not offered. Fitted to an H200's times (docs/lab/cuda.md): dense weights and 4 bits by
-# "The rule knows models' matrices", affine ones and two scales by "Weights as two halves", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of
-# "Whole turns, and one row's bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma".
+# "The rule knows models' matrices", five dense tiles by "What clusters leave the next kernel", affine ones and two scales by "Weights as two
+# halves", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of "Whole turns, and one row's
+# bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma".
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {

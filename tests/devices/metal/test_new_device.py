@@ -12,7 +12,7 @@ import pytest
 from metalmm import backends, compiler, modules
 from metalmm.kernel_source import Code, Constants, KernelText, LibraryText
 from metalmm.msl.program import Program
-from support.here import ROOT
+from support.here import ALL_OF_IT, ROOT
 from support.operands import draw
 from support.rows import Row, What, array, known
 
@@ -69,7 +69,12 @@ def test_the_list_of_what_a_device_is_has_under_200_lines() -> None:
 FIRST = {What.of(row.variant): row for row in array(known()) if row.variant.storage == "dense" and row.dtype == "float16"}
 
 
-@pytest.mark.parametrize(("where", "row"), [(("host", "device")[i % 2], row) for i, row in enumerate(FIRST.values())], ids=str)
+WHERE = ("host", "device")  # by turns
+
+
+@pytest.mark.parametrize(
+    ("where", "row"), [(x, row) for i, row in enumerate(FIRST.values()) for x in (WHERE if ALL_OF_IT else [WHERE[i % 2]])], ids=str
+)
 def test_every_strategy_runs_on_it(where: str, row: Row, toy: metalmm.Device) -> None:
     assert row.variant.runs_on("toy")
     call = draw(row, 2, 133, 300, bias=True, c=True, beta=0.5)
