@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, one_type_is_enough, possible, values_of, ways_of
+from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, possible, takes_turns, values_of, ways_of
 
 ROWS = array()
 
@@ -26,10 +26,11 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     if what.form == "dense":
         return {(what, b, row.dtype, row.compiler)}
     alike, of_form = (what.kernel, what.end, what.tensor_cores), (what.form, what.tensor_cores)
-    found = {(*alike, x) for x in (what.form, what.layout, row.dtype)} | {(*of_form, x) for x in (what.layout, row.dtype)}
+    plain = {(*alike, what.form, "float16")} if what.end == "1" and row.dtype == "float16" else set()
+    found = plain | {(*alike, x) for x in (what.form, what.layout, row.dtype)} | {(*of_form, x) for x in (what.layout, row.dtype)}
     if not what.tensor_cores:
         found |= {(*alike, row.compiler), (what.form, row.compiler), (what.kernel, row.dtype, row.compiler)}
-    return found if one_type_is_enough(what) else found | {(what, b), (*alike, what.form, b, row.dtype)}
+    return found if takes_turns(what) else found | {(what, b), (*alike, what.form, b, row.dtype)}
 
 
 def test_every_kernel_has_each_type_layout_and_compiler() -> None:
@@ -38,7 +39,7 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
         assert what_is_there(row) <= have, row
-        assert one_type_is_enough(What.of(row.variant)) or ways_of(row) <= ways, row
+        assert takes_turns(What.of(row.variant)) or ways_of(row) <= ways, row
     cores = coverage.tensor_cores() if DEVICE == "cpu" else []
     have = set().union(*map(what_is_there, array(cores))) if cores else set()
     for row in possible(cores, COMPILERS[-1:]):

@@ -1,5 +1,5 @@
 """The GEMM as device cuda runs it, kernels/cuda/products.h, on the CPU device's stand-in for tensor cores. Rows of the
-array have `gemm_wgmma` with each format; here are types and tiles that they lack."""
+array have `gemm_wgmma` with each format; here are tiles that they may lack."""
 
 from __future__ import annotations
 
@@ -90,7 +90,6 @@ _SIMDGROUPS = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
     [
         *((x, _SIMDGROUPS, "float16") for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical")),
         ("q6_k", ("gemm_wgmma/bm64_bn64_s4",), "float16"),  # each sum is waited for
-        ("q5_k", ("gemm_wgmma/bm64_bn64",), "float16"),  # two halves, with upper bits
         ("q8_k:canonical", ("gemm_wgmma/bm128_bn128",), "float16"),  # two scales in a large tile
         ("q2_k", ("gemm_wgmma/bm128_bn128",), "bfloat16"),  # with sums of A's rows
     ],

@@ -1,9 +1,9 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
 `array()` has each kernel by number and end of matrices. Dense weights have it by transposition of B, operand type and compiler; quantized
-ones by format and type. Of formats of `own_scales`, and where matrices are fused, one type is enough. Rows and blocks, compilers, and those
-types take turns: each is there with each kernel and with each format. A's layouts take turns, and four ways to walk: one row of A or
-several, by lanes that share a column or by threads alone.
+ones by format and type, formats of `own_scales` with float16 and another type. Where matrices are fused one type is enough. Rows and
+blocks, compilers, and those types take turns: each is there with each kernel and with each format. A's layouts take turns, and four ways to
+walk: one row of A or several, by lanes that share a column or by threads alone.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -83,8 +83,8 @@ def own_scales(what: What) -> bool:
     return what.form in FORMATS and (FORMATS[what.form].is_k or FORMATS[what.form].is_float)
 
 
-def one_type_is_enough(what: What) -> bool:
-    """Quantized, and with scales of no operand's type or in matrices that are fused."""
+def takes_turns(what: What) -> bool:
+    """Not each type is with it: quantized, and with scales of no operand's type or in matrices that are fused."""
     return own_scales(what) or (what.form in FORMATS and what.end != "1")
 
 
@@ -139,7 +139,13 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             both[replace(what, storage=what.form)] += [] if is_elsewhere(what) else vs
     for what, vs in both.items():
         types = [x for x in OPERAND_TYPES if any(x in v.types for v in vs)]
-        for some in [types] if one_type_is_enough(what) else [[x] for x in types]:
+        if what.end != "1":
+            each = [types]
+        elif own_scales(what):
+            each = [types[:1], types[1:]]  # float16, and another by turns
+        else:
+            each = [[x] for x in types]
+        for some in each:
             rows += _next(vs, "t", some, [quickest] if what.tensor_cores else compilers, have)
     known_ids = {row.variant for row in rows}
     turn = itertools.count()
@@ -149,7 +155,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     for what, vs in members.items():
-        for row in () if one_type_is_enough(what) else possible(vs, by[what]):
+        for row in () if takes_turns(what) else possible(vs, by[what]):
             if not all(way in have for way in ways_of(row)):
                 rows.append(_newest([row], have))
     return rows
