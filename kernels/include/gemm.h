@@ -154,9 +154,9 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
 }
 
 // Whether the next kernel begins as this one ends, rather than behind its last load: of tiles of 32 or 64 rows, where a row of calls is
-// faster so. Dense tiles do without a cluster; those of `gemm` where A has one row of them. Clusters do, dense ones and pairs of quantized
-// ones, where sums are long and a part of the next kernel's threadgroups, not all, would find room beside them. The rest would begin late,
-// and the kernel after it waits for them. The bounds were measured on 132 cores (docs/lab/cuda.md); others cost time alone.
+// faster so. Dense tiles do without a cluster; those of `gemm` where A has one row of them. Dense clusters, and quantized ones of two, do
+// where sums are long and a part of the next kernel's threadgroups, not all, would find room beside them. The rest would begin late, and
+// the kernel after it waits for them. The bounds are for 132 cores (docs/lab/cuda.md). With another number of cores they cost time alone.
 template <class S, class B, uint BYTES>
 METAL_FUNC bool lets_next_last(constant MatmulParams& p) {
   constexpr bool DENSE = B::Stored::SCALING == PLAIN, TWO_FIT_A_CORE = BYTES <= 113u << 10;

@@ -129,11 +129,15 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         members[What.of(v)].append(v)
     if ALL_OF_IT and not REAL_GPU:
         return [*possible([*itertools.chain.from_iterable(members.values())], compilers)]
-    have, by = Counter[tuple[Any, ...]](), {what: [quickest] if what.tensor_cores else compilers for what in members}
+    have = Counter[Any]()
     rows, both = list[Row](), defaultdict[What, list[metalmm.Variant]](list)  # rows and blocks
+
+    def compilers_of(what: What) -> Sequence[str]:
+        return [quickest] if what.tensor_cores else compilers
+
     for what, vs in members.items():
         if what.form == "dense":
-            for b, dtype, compiler in itertools.product("nt", OPERAND_TYPES, by[what]):
+            for b, dtype, compiler in itertools.product("nt", OPERAND_TYPES, compilers_of(what)):
                 rows += _next(vs, b, [dtype], [compiler], have)
         else:
             both[replace(what, storage=what.form)] += [] if is_elsewhere(what) else vs
@@ -146,16 +150,14 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         else:
             each = [[x] for x in types]
         for some in each:
-            rows += _next(vs, "t", some, [quickest] if what.tensor_cores else compilers, have)
-    known_ids = {row.variant for row in rows}
+            rows += _next(vs, "t", some, compilers_of(what), have)
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
-        if v not in known_ids or any(not value[-1] and value not in have for value in values_of(v, v.types[0])):
-            known_ids.add(v)
+        if v not in have or any(not value[-1] and value not in have for value in values_of(v, v.types[0])):
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
     for what, vs in members.items():
-        for row in () if takes_turns(what) else possible(vs, by[what]):
+        for row in () if takes_turns(what) else possible(vs, compilers_of(what)):
             if not all(way in have for way in ways_of(row)):
                 rows.append(_newest([row], have))
     return rows
@@ -168,31 +170,24 @@ def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
             yield Row(v, dtype, layout, compiler)
 
 
-def _newest(rows: Sequence[Row], have: Counter[tuple[Any, ...]]) -> Row:
+def _newest(rows: Sequence[Row], have: Counter[Any]) -> Row:
     """Of quantized rows or blocks what their format has had less of; an id that no row before has; the type and compiler that its format and
-    kernel have had least of; most new pairs."""
+    kernel have had least of; most new pairs. `have` counts all of these."""
 
     def pairs(row: Row) -> set[tuple[Any, ...]]:
         return values_of(row.variant, row.dtype) | ways_of(row)
 
     def taken(row: Row) -> list[tuple[Any, ...]]:
         what = What.of(row.variant)
-        of_it = [("", what.layout), ("", row.dtype), ("", row.compiler), (what.end, what.layout)]
-        return [(of, x, *y) for of, x in (("form", what.form), ("kernel", what.kernel)) for y in of_it]
+        by_turns = (what.layout, row.dtype, row.compiler, (what.end, what.layout))
+        return [*itertools.product((what.form, what.kernel), by_turns)]
 
     def newness(row: Row) -> tuple[int, ...]:
-        what = What.of(row.variant)
-        new_pairs = sum(x not in have for x in pairs(row))
-        return (
-            -have[("each", what.kernel, what.storage, what.end)],
-            not have[(str(row.variant),)],
-            -sum(have[x] for x in taken(row)),
-            new_pairs,
-        )
+        fewest, new_pairs = -sum(have[x] for x in taken(row)), sum(x not in have for x in pairs(row))
+        return -have[What.of(row.variant)], row.variant not in have, fewest, new_pairs
 
     newest = max(rows, key=newness)
-    what = What.of(newest.variant)
-    have.update([("each", what.kernel, what.storage, what.end), (str(newest.variant),), *pairs(newest), *taken(newest)])
+    have.update([What.of(newest.variant), newest.variant, *pairs(newest), *taken(newest)])
     return newest
 
 
@@ -209,9 +204,7 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
 
 
-def _next(
-    vs: Sequence[metalmm.Variant], b: str, types: Sequence[str], compilers: Sequence[str], have: Counter[tuple[Any, ...]]
-) -> list[Row]:
+def _next(vs: Sequence[metalmm.Variant], b: str, types: Sequence[str], compilers: Sequence[str], have: Counter[Any]) -> list[Row]:
     """One row of these with B so, of one of the types, by one of the compilers; none where they take none."""
     fitting = [
         Row(v, dtype, a + b, compiler)
