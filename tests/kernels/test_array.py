@@ -9,7 +9,7 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, possible, takes_turns, values_of, ways_of
+from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, possible, takes_turns, types_of, values_of, ways_of
 
 ROWS = array()
 
@@ -24,13 +24,15 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     """What the array has to have of this instance."""
     what, b = What.of(row.variant), row.layout[1]
     if what.form == "dense":
-        return {(what, b, row.dtype, row.compiler)}
+        return {(what, b, row.dtype), (what, row.compiler), (row.dtype, row.compiler)}
     alike, of_form = (what.kernel, what.end, what.tensor_cores), (what.form, what.tensor_cores)
-    plain = {(*alike, what.form, "float16")} if what.end == "1" and row.dtype == "float16" else set()
-    found = plain | {(*alike, x) for x in (what.form, what.layout, row.dtype)} | {(*of_form, x) for x in (what.layout, row.dtype)}
+    found = types_of(row) | {(*alike, x) for x in (what.layout, row.dtype)}
+    if what.end == "1":
+        found |= {(*alike, what.form), (*of_form, what.layout)}
+        found |= {(*alike, what.form, "float16")} if row.dtype == "float16" else set()
     if not what.tensor_cores:
-        found |= {(*alike, row.compiler), (what.form, row.compiler), (what.kernel, row.dtype, row.compiler)}
-    return found if takes_turns(what) else found | {(what, b), (*alike, what.form, b, row.dtype)}
+        found |= {(*alike, row.compiler), (what.form, row.compiler), (row.dtype, row.compiler)}
+    return found
 
 
 def test_every_kernel_has_each_type_layout_and_compiler() -> None:
@@ -46,14 +48,12 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
         assert what_is_there(row) <= have, row
 
 
-def test_each_format_has_rows_and_blocks_at_each_end(every_variant: list[metalmm.Variant]) -> None:
+def test_each_format_is_there_at_each_end(every_variant: list[metalmm.Variant]) -> None:
     """On device cpu, or with the stand-in for tensor cores."""
     if DEVICE != "cpu":
         pytest.skip("with the stand-in both are one suite")
-    ends = {(what.form, what.layout, what.end) for what in map(What.of, every_variant)}
-    assert ends == {
-        (what.form, what.layout, what.end) for what in (What.of(row.variant) for row in [*ROWS, *array(coverage.tensor_cores())])
-    }
+    ends = {(what.form, what.end) for what in map(What.of, every_variant)}
+    assert ends == {(what.form, what.end) for what in (What.of(row.variant) for row in [*ROWS, *array(coverage.tensor_cores())])}
 
 
 def test_debug_mode_has_each_strategy_with_each_format_and_end(every_variant: list[metalmm.Variant]) -> None:

@@ -1,9 +1,7 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
-`array()` has each kernel by number and end of matrices. Dense weights have it by transposition of B, operand type and compiler; quantized
-ones by format and type, formats of `own_scales` with float16 and another type. Where matrices are fused one type is enough. Rows and
-blocks, compilers, and those types take turns: each is there with each kernel and with each format. A's layouts take turns, and four ways to
-walk: one row of A or several, by lanes that share a column or by threads alone.
+`array()` has each kernel by number and end of matrices: of dense weights by transposition of B and operand type, of quantized ones by format,
+in float16. Of fused matrices each format is there once with each end. All else is there in pairs: `types_of`, `ways_of`, `_newest`.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -89,8 +87,9 @@ def takes_turns(what: What) -> bool:
 
 
 def is_elsewhere(what: What) -> bool:
-    """Of fused matrices formats have rows and blocks by turns: at one end this layout, at the other that; and the other way on tensor cores."""
-    return what.end != "1" and ([*FORMATS].index(what.form) + (what.end == "swiglu") + what.tensor_cores) % 2 == bool(what.layout)
+    """Of fused matrices a format is there once with each end: in rows or in blocks, on device cpu or on tensor cores, by turns."""
+    turn = [*FORMATS].index(what.form) + (what.end == "swiglu")
+    return what.end != "1" and (turn % 2 == bool(what.layout) or (turn // 2 + turn) % 2 == what.tensor_cores)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -137,29 +136,24 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
 
     for what, vs in members.items():
         if what.form == "dense":
-            for b, dtype, compiler in itertools.product("nt", OPERAND_TYPES, compilers_of(what)):
-                rows += _next(vs, b, [dtype], [compiler], have)
+            for b, dtype in itertools.product("nt", OPERAND_TYPES):
+                rows += _next(vs, b, [dtype], compilers_of(what), have)
         else:
             both[replace(what, storage=what.form)] += [] if is_elsewhere(what) else vs
     for what, vs in both.items():
         types = [x for x in OPERAND_TYPES if any(x in v.types for v in vs)]
-        if what.end != "1":
-            each = [types]
-        elif own_scales(what):
-            each = [types[:1], types[1:]]  # float16, and another by turns
-        else:
-            each = [[x] for x in types]
-        for some in each:
-            rows += _next(vs, "t", some, compilers_of(what), have)
+        rows += _next(vs, "t", types if what.end != "1" else types[:1], compilers_of(what), have)  # types[0]: float16
     turn = itertools.count()
     for v in itertools.chain.from_iterable(members.values()):
         if v not in have or any(not value[-1] and value not in have for value in values_of(v, v.types[0])):
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
-    for what, vs in members.items():
-        for row in () if takes_turns(what) else possible(vs, compilers_of(what)):
-            if not all(way in have for way in ways_of(row)):
-                rows.append(_newest([row], have))
+    every = [possible(vs, compilers_of(what)) for what, vs in members.items()]
+    left = {row: pairs_of(row) for row in itertools.chain.from_iterable(every)}
+    while left := {row: new for row, pairs in left.items() if (new := {pair for pair in pairs if pair not in have})}:
+        most = max(map(len, left.values()))
+        best = [row for row, new in left.items() if len(new) == most]
+        rows.append(_newest(best[:: len(best) // 32 + 1], have))
     return rows
 
 
@@ -175,12 +169,12 @@ def _newest(rows: Sequence[Row], have: Counter[Any]) -> Row:
     kernel have had least of; most new pairs. `have` counts all of these."""
 
     def pairs(row: Row) -> set[tuple[Any, ...]]:
-        return values_of(row.variant, row.dtype) | ways_of(row)
+        return values_of(row.variant, row.dtype) | ways_of(row) | types_of(row)
 
     def taken(row: Row) -> list[tuple[Any, ...]]:
         what = What.of(row.variant)
-        by_turns = (what.layout, row.dtype, row.compiler, (what.end, what.layout))
-        return [*itertools.product((what.form, what.kernel), by_turns)]
+        by_turns = (what.layout, row.dtype, row.compiler)
+        return [*itertools.product((what.form, what.kernel), by_turns), *itertools.product([what.kernel], [what.end], by_turns)]
 
     def newness(row: Row) -> tuple[int, ...]:
         fewest, new_pairs = -sum(have[x] for x in taken(row)), sum(x not in have for x in pairs(row))
@@ -199,9 +193,29 @@ def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
 
 def ways_of(row: Row) -> set[tuple[Any, ...]]:
     """Pairs of A's layout, and of how a thread has its columns and rows of A, with all else that the product is of."""
-    v = row.variant
+    v, what = row.variant, What.of(row.variant)
     ways = {"layout of A": row.layout[0], "walk": (v.params.get("wide", False), v.params.get("rows", 1) > 1)}
-    return {(v.kernel, *way, beside) for way in ways.items() for beside in (v.storage, v.end, row.dtype, row.layout, row.compiler)}
+    parts = (what.form, what.layout, v.end, row.dtype, row.layout, row.compiler)
+    return {(v.kernel, *way, beside) for way in ways.items() for beside in parts}
+
+
+def types_of(row: Row) -> set[tuple[Any, ...]]:
+    """Of quantized weights pairs of the operand type, or of an end of fused matrices, with all that the kernel does by the format. In one
+    matrix of the type with the format, too, to one of `own_scales` all types but float16 are one; and of whether threads alone have columns."""
+    v, what = row.variant, What.of(row.variant)
+    if what.form not in FORMATS:
+        return set()
+    form, wide, is_one = FORMATS[what.form], v.params.get("wide", False), what.end == "1"
+    does = {"bits": form.bits, "halves": form.halves, "upper": form.upper, "float": form.is_float, "at": what.layout}
+    does["bias"] = form.has_bias if is_one else (form.has_bias, wide)
+    found = {(what.kernel, what.tensor_cores, row.dtype if is_one else what.end, *way) for way in does.items()}
+    of_type = row.dtype == "float16" if own_scales(what) else row.dtype
+    return found | {(what.form, what.tensor_cores, of_type), (what.form, "wide", wide)} if is_one else found
+
+
+def pairs_of(row: Row) -> set[tuple[Any, ...]]:
+    """What the array has to have of this instance."""
+    return types_of(row) | (set() if takes_turns(What.of(row.variant)) else ways_of(row))
 
 
 def _next(vs: Sequence[metalmm.Variant], b: str, types: Sequence[str], compilers: Sequence[str], have: Counter[Any]) -> list[Row]:
@@ -231,22 +245,24 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
-    """Compiled for a debug device: of each kernel the id of most ways and the one of fewest; of its formats and ends one of these, by turns. Of
-    each kernel one that splits K and one that does not; one row of A and several.
-    Of tiles no large one. With METALMM_TEST_ALL every id."""
+    """Compiled for a debug device: so few that each kernel is there with each format, with each end, with each of its ways to load; splitting K
+    and not; with one row of A and with several. By turns it is the id of most ways through the kernel and of fewest. Of tiles no large one.
+    With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
         members[What.of(v)].append(v)
-    rows, have = dict[Row, None](), set[tuple[Any, ...]]()
+    left, rows = dict[Row, set[tuple[Any, ...]]](), list[Row]()
     for turn, (what, vs) in enumerate(members.items()):
-        small = [v for v in vs if not is_large(v)]
-        ranked = sorted(vs if ALL_OF_IT else small or vs, key=_ways)
-        for v in dict.fromkeys((ranked[-1 + turn % 2], ranked[-(turn % 2)], *ranked)):
+        for v in vs if ALL_OF_IT else [v for v in vs if not is_large(v)] or vs:
             layout = v.supports["layouts"][-(turn % 2)]
-            ways: dict[str, Any] = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows")}}
+            ways: dict[str, Any] = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows", "wk")}, "end": v.end}
             ways["walk"] = (v.params.get("wide", False), ways["rows"])
-            new = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
-            if ALL_OF_IT or new - have:
-                have |= new
-                rows[Row(v, "float16", layout, COMPILERS[-1], debug=True)] = None
-    return list(rows)
+            row = Row(v, "float16", layout, COMPILERS[-1], debug=True)
+            left[row] = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
+    while left and not ALL_OF_IT:
+        most = max(map(len, left.values()))
+        best = sorted((row for row, new in left.items() if len(new) == most), key=lambda row: _ways(row.variant))
+        rows.append(best[-(len(rows) % 2)])
+        taken = left[rows[-1]]
+        left = {row: new - taken for row, new in left.items() if new - taken}
+    return [*rows, *left]
