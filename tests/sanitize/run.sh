@@ -11,12 +11,12 @@ source tests/fakes/stage.sh
 # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
-seconds=${SECONDS_EACH:-10}
+seconds=${SECONDS_EACH:-10}  # of threads; a third of it for memory, which the suite looks at, too
 
 threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
   echo "== $name sanitizer, device $1 ${METALMM_FAKE:-}"
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
-    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$seconds"
+    LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$([ $name = thread ] && echo $seconds || echo $((seconds / 3)))"
 }
 has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || true)
 for kind in thread address,undefined; do
@@ -42,9 +42,11 @@ done
 # To files: pytest has what a process says, and that is lost where it ends at once. (Tests that mean to die write there, too.)
 export ASAN_OPTIONS="$ASAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report" UBSAN_OPTIONS="$UBSAN_OPTIONS:log_path=$METALMM_FAKE_BUILD/report"
 rm -f "$METALMM_FAKE_BUILD"/report.*
-suite() {  # part of the suite, in a process of its own; what sends itself SIGINT, which a shell's background ignores, in the foreground
+# Part of the suite, in a process of its own; what sends itself SIGINT, which a shell's background ignores, in the foreground. Others' code, and
+# kernels, no sanitizer has seen: what only runs many of them is left out.
+suite() {
   LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/fakes/on_fake_metal.py -m pytest -q -p no:cacheprovider \
-    "${@/#/tests/}" -k "not torch and not mlx and not newer_than_what_we_build_for"  # others' code, which no sanitizer has seen
+    "${@/#/tests/}" -k "not torch and not mlx and not newer_than_what_we_build_for and not every_strategy and not auto_offers"
 }
 suite devices/metal/test_metal_device.py devices/metal/test_metal_work.py devices/metal/test_unkind_gpus.py devices/metal/test_unkind_details.py \
   devices/test_order.py devices/test_api.py devices/test_bad_input.py >"$METALMM_FAKE_BUILD/first.log" 2>&1 & first=$!
