@@ -33,14 +33,22 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "mutants"
 LIMIT = 90.0  # seconds of a survivor
-# Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order.
+# Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order. Rows apart
+# from others, which tests/kernels/conftest.py lets come first.
 _RESULTS = "tests/kernels/test_results.py"
+_ROWS, _CORES, _EARLY = (
+    ["tests/kernels/test_formats.py", _RESULTS, "tests/kernels/test_debug.py"],
+    ["tests/kernels/test_tensor_cores.py"],
+    ["tests/kernels/test_early.py"],
+)
 COMPILED = {
-    "csrc/msl/runtime/matrix.h": ["tests/kernels/test_tensor_cores.py", "tests/conformance/test_msl.py", _RESULTS],
-    "kernels/": [f"tests/kernels/test_{name}.py" for name in ("tensor_cores", "formats", "results", "debug", "early")],
+    "csrc/msl/runtime/matrix.h": [_CORES, ["tests/conformance/test_msl.py"], [_RESULTS]],
+    "kernels/cuda/": [_CORES, _ROWS, _EARLY],
+    "kernels/": [_ROWS, _EARLY, _CORES],
     "csrc/msl/": [
-        *(f"tests/conformance/test_{name}.py" for name in ("msl", "msl_rules", "constructs")),
-        *("tests/devices/cpu", _RESULTS, "tests/kernels/test_debug.py", "tests/devices/test_matmul.py"),
+        [f"tests/conformance/test_{name}.py" for name in ("msl", "msl_rules", "constructs")],
+        ["tests/devices/cpu"],
+        [_RESULTS, "tests/kernels/test_debug.py", "tests/devices/test_matmul.py"],
     ],
 }
 SOME_ROWS = "weight_columns.metal simd_tiles.metal"  # of both kinds of B, where no kernel is the mutant
@@ -106,9 +114,8 @@ class Worker:
                 return self.first_failure(["tests/devices/cuda"], fake="cuda")
             for folder, tests in COMPILED.items():
                 if mutant.file.startswith(folder):
-                    sources = path.name if folder == "kernels/" else SOME_ROWS
-                    # Its own apart: tests/kernels/conftest.py has rows in one order, whatever file comes first.
-                    return self.first_failure(mutant.tests.split(), sources) or self.first_failure(tests, sources)
+                    sources = path.name if folder.startswith("kernels/") else SOME_ROWS
+                    return next(filter(None, (self.first_failure(some, sources) for some in (mutant.tests.split(), *tests))), "")
             cache = "throwaway" if WRITES_TO_CACHE.match(mutant.file) else "cache"
             killer = self.first_failure(of_line.tests(mutant.file, whole.count("\n", 0, mutant.offset) + 1, LIMIT), cache=cache)
             return killer or (self.first_failure([_RESULTS], SOME_ROWS) if is_built else "")
