@@ -27,7 +27,7 @@ template <class Want, class Got> __attribute__((noinline)) void put(device float
 }
 """
 ARGUMENTS = "device float* y{}, device uint* wrong{}, constant float* x{}"
-FEWER = slice(None, None, 3 if FAKE_CUDA and not ALL_OF_IT else 1)  # device cpu has all
+FEWER = slice(None, None, 3 if FAKE_CUDA and not ALL_OF_IT else 1)  # by turns, without float and bfloat in vectors: device cpu has all
 Case = tuple[str, str, str, float]  # two operands, of x[0], which is 1; the result's type; and what it is
 
 

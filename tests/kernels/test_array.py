@@ -9,7 +9,20 @@ import pytest
 from support import coverage
 from support.here import ALL_OF_IT, COMPILERS, DEVICE
 from support.operands import sizes_of
-from support.rows import Row, What, array, debug_array, kinds, known, on_tensor_cores, possible, takes_turns, types_of, values_of, ways_of
+from support.rows import (
+    Row,
+    What,
+    array,
+    debug_array,
+    format_pairs_of,
+    kinds,
+    known,
+    on_tensor_cores,
+    possible,
+    values_of,
+    walks_are_free,
+    ways_of,
+)
 
 ROWS = array()
 
@@ -26,7 +39,7 @@ def what_is_there(row: Row) -> set[tuple[Any, ...]]:
     if what.form == "dense":
         return {(what, b, row.dtype), (what, row.compiler), (row.dtype, row.compiler)}
     alike, of_form = (what.kernel, what.end, what.tensor_cores), (what.form, what.tensor_cores)
-    found = types_of(row) | {(*alike, x) for x in (what.layout, row.dtype)}
+    found = format_pairs_of(row) | {(*alike, x) for x in (what.layout, row.dtype)}
     if what.end == "1":
         found |= {(*alike, what.form), (*of_form, what.layout)}
         found |= {(*alike, what.form, "float16")} if row.dtype == "float16" else set()
@@ -41,7 +54,7 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     ways = set[tuple[Any, ...]]().union(*map(ways_of, ROWS))
     for row in possible(known(), COMPILERS if DEVICE == "cpu" else ["-"]):
         assert what_is_there(row) <= have, row
-        assert takes_turns(What.of(row.variant)) or ways_of(row) <= ways, row
+        assert walks_are_free(What.of(row.variant)) or ways_of(row) <= ways, row
     cores = coverage.tensor_cores() if DEVICE == "cpu" else []
     have = set().union(*map(what_is_there, array(cores))) if cores else set()
     for row in possible(cores, COMPILERS[-1:]):

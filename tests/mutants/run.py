@@ -4,7 +4,7 @@
     python tests/mutants/run.py [--only TEXT] [--draw 112] [--seed N] [--json FILE]
 
 The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn.
-The tests that execute the mutant's line are run (lines.py), the quick ones first, and a survivor is cut after 90 seconds. Exit status 1 if a
+The tests that execute the mutant's line are run (lines.py), the quick ones first, and each part of them is cut after 90 seconds. Exit status 1 if a
 mutant by hand survives, or a drawn one that explained.toml does not explain.
 """
 

@@ -1,7 +1,7 @@
 """The array of kernels: which instances of which variants the suite compiles, with which compiler.
 
 `array()` has each kernel by number and end of matrices: of dense weights by transposition of B and operand type, of quantized ones by format,
-in float16. Of fused matrices each format is there once with each end. All else is there in pairs: `types_of`, `ways_of`, `_newest`.
+in float16. Of fused matrices each format is there once with each end. All else is there in pairs: `format_pairs_of`, `ways_of`, `_newest`.
 The axes are the fields of MatmulSpec and what the registry says that a strategy takes. Every id has a row at least, so that each pair of
 tuning parameters that an id has is there. Each of their values is there with each kernel that takes it.
 """
@@ -81,15 +81,16 @@ def own_scales(what: What) -> bool:
     return what.form in FORMATS and (FORMATS[what.form].is_k or FORMATS[what.form].is_float)
 
 
-def takes_turns(what: What) -> bool:
-    """Not each type is with it: quantized, and with scales of no operand's type or in matrices that are fused."""
+def walks_are_free(what: What) -> bool:
+    """A's layouts and ways to walk are not asked of it: quantized, and with scales of no operand's type or in matrices that are fused."""
     return own_scales(what) or (what.form in FORMATS and what.end != "1")
 
 
 def is_elsewhere(what: What) -> bool:
     """Of fused matrices a format is there once with each end: in rows or in blocks, on device cpu or on tensor cores, by turns."""
     turn = [*FORMATS].index(what.form) + (what.end == "swiglu")
-    return what.end != "1" and (turn % 2 == bool(what.layout) or (turn // 2 + turn) % 2 == what.tensor_cores)
+    other_kind = DEVICE != "metal" and (turn // 2 + turn) % 2 == what.tensor_cores  # device metal has no tensor cores
+    return what.end != "1" and (turn % 2 == bool(what.layout) or other_kind)
 
 
 def on_tensor_cores(v: metalmm.Variant) -> bool:
@@ -153,7 +154,7 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
     while left := {row: new for row, pairs in left.items() if (new := {pair for pair in pairs if pair not in have})}:
         most = max(map(len, left.values()))
         best = [row for row, new in left.items() if len(new) == most]
-        rows.append(_newest(best[:: len(best) // 32 + 1], have))
+        rows.append(_newest(best[:: len(best) // 32 + 1], have))  # of some of them: thousands would take seconds
     return rows
 
 
@@ -165,11 +166,11 @@ def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
 
 
 def _newest(rows: Sequence[Row], have: Counter[Any]) -> Row:
-    """Of quantized rows or blocks what their format has had less of; an id that no row before has; the type and compiler that its format and
-    kernel have had least of; most new pairs. `have` counts all of these."""
+    """What has had fewest rows; an id that no row before has; the layout, type and compiler that its format, its kernel and the kernel's end have
+    had least of; most new pairs. `have` counts all of these."""
 
     def pairs(row: Row) -> set[tuple[Any, ...]]:
-        return values_of(row.variant, row.dtype) | ways_of(row) | types_of(row)
+        return values_of(row.variant, row.dtype) | ways_of(row) | format_pairs_of(row)
 
     def taken(row: Row) -> list[tuple[Any, ...]]:
         what = What.of(row.variant)
@@ -199,9 +200,9 @@ def ways_of(row: Row) -> set[tuple[Any, ...]]:
     return {(v.kernel, *way, beside) for way in ways.items() for beside in parts}
 
 
-def types_of(row: Row) -> set[tuple[Any, ...]]:
-    """Of quantized weights pairs of the operand type, or of an end of fused matrices, with all that the kernel does by the format. In one
-    matrix of the type with the format, too, to one of `own_scales` all types but float16 are one; and of whether threads alone have columns."""
+def format_pairs_of(row: Row) -> set[tuple[Any, ...]]:
+    """Of quantized weights: the operand type, or an end of fused matrices, with all that a kernel does by the format. In one matrix the type with
+    the format, too, where to one of `own_scales` all types but float16 are one; and columns by threads alone, or not, with the format."""
     v, what = row.variant, What.of(row.variant)
     if what.form not in FORMATS:
         return set()
@@ -214,8 +215,11 @@ def types_of(row: Row) -> set[tuple[Any, ...]]:
 
 
 def pairs_of(row: Row) -> set[tuple[Any, ...]]:
-    """What the array has to have of this instance."""
-    return types_of(row) | (set() if takes_turns(What.of(row.variant)) else ways_of(row))
+    """What the array has to have of this instance, beside what `array` begins with."""
+    what = What.of(row.variant)
+    found = format_pairs_of(row) | (set() if walks_are_free(what) else ways_of(row))
+    by_compiler = {(what.form, row.compiler), (what.kernel, what.end, row.compiler)}
+    return found if what.form == "dense" or what.tensor_cores else found | by_compiler
 
 
 def _next(vs: Sequence[metalmm.Variant], b: str, types: Sequence[str], compilers: Sequence[str], have: Counter[Any]) -> list[Row]:
@@ -245,8 +249,8 @@ def _vectors(v: metalmm.Variant) -> tuple[Any, ...]:
 
 
 def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
-    """Compiled for a debug device: so few that each kernel is there with each format, with each end, with each of its ways to load; splitting K
-    and not; with one row of A and with several. By turns it is the id of most ways through the kernel and of fewest. Of tiles no large one.
+    """Compiled for a debug device: as few as have each kernel with each format, each end, each of its ways to load; splitting K and not; with one
+    row of A and with several. By turns it is the id of most ways through the kernel and of fewest. Of tiles no large one.
     With METALMM_TEST_ALL every id."""
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
@@ -259,10 +263,12 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
             ways["walk"] = (v.params.get("wide", False), ways["rows"])
             row = Row(v, "float16", layout, COMPILERS[-1], debug=True)
             left[row] = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
-    while left and not ALL_OF_IT:
+    if ALL_OF_IT:
+        return [*left]
+    while left:
         most = max(map(len, left.values()))
         best = sorted((row for row, new in left.items() if len(new) == most), key=lambda row: _ways(row.variant))
         rows.append(best[-(len(rows) % 2)])
         taken = left[rows[-1]]
         left = {row: new - taken for row, new in left.items() if new - taken}
-    return [*rows, *left]
+    return rows
