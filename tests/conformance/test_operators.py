@@ -10,7 +10,7 @@ import metalmm
 import numpy as np
 import pytest
 from support.functions import Function, bits, mistakes, sample
-from support.here import ALL_OF_IT, FAKE_CUDA
+from support.here import BY_TURNS
 from support.msl import COMPARISONS, FLOATS, INTEGERS
 
 TYPES: dict[str, Any] = {"bool": np.bool_, **INTEGERS, **FLOATS}
@@ -27,7 +27,7 @@ template <class Want, class Got> __attribute__((noinline)) void put(device float
 }
 """
 ARGUMENTS = "device float* y{}, device uint* wrong{}, constant float* x{}"
-FEWER = slice(None, None, 3 if FAKE_CUDA and not ALL_OF_IT else 1)  # by turns, without float and bfloat in vectors: device cpu has all
+FEWER = slice(None, None, 3 if BY_TURNS else 1)  # of vectors none of float and bfloat
 Case = tuple[str, str, str, float]  # two operands, of x[0], which is 1; the result's type; and what it is
 
 

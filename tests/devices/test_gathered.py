@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from metalmm import numerics
 from metalmm.quantized import FORMATS
-from support.here import ALL_OF_IT, DEVICE, FAKE, FAKE_CUDA
+from support.here import BY_TURNS, DEVICE
 from support.operands import DTYPES
 
 EXPERTS, N, K = 5, 37, 288
@@ -36,12 +36,9 @@ def device() -> metalmm.Device:
 
 
 # A fake runs the CPU's kernels: there one format of each arrangement of buffers will do.
-ON_A_FAKE = bool(FAKE or FAKE_CUDA) and not ALL_OF_IT
-FORMS = ["dense", "q8_0", "affine4", "q2_k"] if ON_A_FAKE else ["dense", *FORMATS]
-
-
+FORMS = ["dense", "q8_0", "affine4", "q2_k"] if BY_TURNS else ["dense", *FORMATS]
 TYPES = ("float16", "float32")
-CASES = [(x, TYPES[i % 2]) for i, x in enumerate(FORMS)] if ON_A_FAKE else [*itertools.product(FORMS, TYPES)]
+CASES = [(x, TYPES[i % 2]) for i, x in enumerate(FORMS)] if BY_TURNS else [*itertools.product(FORMS, TYPES)]
 
 
 @pytest.mark.parametrize(("form", "dtype"), CASES)

@@ -8,7 +8,7 @@ import metalmm
 import numpy as np
 import pytest
 from metalmm.variant import LAYOUTS
-from support.here import DEVICE, FAKE, FAKE_CUDA
+from support.here import DEVICE, ON_A_FAKE
 from support.numbers import right
 from support.operands import Call, draw, placed
 from support.rows import Row, What, array, known
@@ -16,11 +16,10 @@ from support.rows import Row, What, array, known
 ALL = [v for v in metalmm.variants(device=metalmm.default_device()) if v.storage == "dense"]
 LIBRARIES = [v for v in ALL if v.library]
 # Of each strategy, format and end the last row. On a fake, of each strategy and end.
-IS_FAKE = bool(FAKE or FAKE_CUDA)
 STRATEGIES = {
-    (row.variant.kernel, row.variant.end) if IS_FAKE else What.of(row.variant): row
+    (row.variant.kernel, row.variant.end) if ON_A_FAKE else What.of(row.variant): row
     for row in (array(known()) if DEVICE != "cpu" else ())  # there tests/kernels runs every row
-    if row.dtype == "float16" or not IS_FAKE
+    if row.dtype == "float16" or not ON_A_FAKE
 }
 OF_ALL = [Row(v, dtype, layout, "-") for v in LIBRARIES for dtype in v.types for layout in v.supports["layouts"]]
 OF_LIBRARIES = [row for row in OF_ALL if row.variant.supports.get("bias", True)]

@@ -16,7 +16,7 @@ import pytest
 from metalmm import manifest, numerics
 from metalmm.variant import STORAGES
 from support.counting import count_case
-from support.here import ALL_OF_IT, FAKE, FAKE_CUDA, REAL_GPU
+from support.here import ALL_OF_IT, BY_TURNS, ON_A_FAKE, REAL_GPU
 from support.numbers import carry_out
 from support.weights import blocks_of
 
@@ -142,16 +142,16 @@ def test_prepared_batched_and_recorded(device: metalmm.Device) -> None:
 
 def storages() -> Sequence[str]:
     """All quantized ones; without METALMM_TEST_ALL rows of one format and blocks of the next."""
-    if FAKE or FAKE_CUDA:
+    if ON_A_FAKE:
         return STORAGES[1:3]
     return STORAGES[1:] if ALL_OF_IT or REAL_GPU else [x for i, x in enumerate(STORAGES[1:]) if i % 4 in (0, 3)]
 
 
 def test_auto_takes_every_storage(device: metalmm.Device) -> None:
     for turn, storage in enumerate(storages()):
-        a, options = draw((1, 4, 17)[turn % 3] if not (FAKE or FAKE_CUDA) else 1, 33, 129, bias=True)
+        a, options = draw((1, 4, 17)[turn % 3] if not ON_A_FAKE else 1, 33, 129, bias=True)
         check("auto", a, weights(33, 129, storage), options, device)
-    for storage in ("dense", "q8_0", "q4_0", "affine8", "affine4") if not (FAKE or FAKE_CUDA) else ("dense", "q8_0"):
+    for storage in ("dense", "q8_0", "q4_0", "affine8", "affine4") if not ON_A_FAKE else ("dense", "q8_0"):
         parts = [weights(n, 96, storage) for n in (20, 9)]
         a, _ = draw(1, 20, 96)
         for out, w in zip(metalmm.matmul_fused("auto", a, parts, device=device), parts, strict=True):
@@ -325,7 +325,7 @@ def test_specs_of_stored_and_fused() -> None:
 OTHERS = ["q4_1", "q5_0", "q5_1", "q2_k", "q4_k", "q5_k", "iq4_nl", "iq4_xs"]
 
 
-@pytest.mark.parametrize("name", ["q2_k", "iq4_xs"] if (FAKE or FAKE_CUDA) and not ALL_OF_IT else OTHERS)
+@pytest.mark.parametrize("name", ["q2_k", "iq4_xs"] if BY_TURNS else OTHERS)
 def test_products_with_other_formats_of_gguf(name: str, device: metalmm.Device) -> None:
     for dtype, m in ((np.float16, 1), (np.float32, 2)):
         x, q = (

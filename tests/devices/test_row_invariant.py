@@ -17,11 +17,10 @@ from metalmm import manifest, tuning
 from metalmm.backends import cuda
 from metalmm.backends.protocol import Tiles
 from support.counting import count_case
-from support.here import ALL_OF_IT, DEVICE, FAKE, FAKE_CUDA, REAL_GPU
+from support.here import ALL_OF_IT, BY_TURNS, DEVICE, FAKE_CUDA, ON_A_FAKE, REAL_GPU
 
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 LAYOUTS, FORMS, HALVES = ("nt", "nn", "tn"), ("q8_0", "q4_0", "affine4", "q6_k", "fp8", "q4_0:canonical"), ("float16", "bfloat16")
-ON_A_FAKE = bool(FAKE or FAKE_CUDA)  # which is slow, and runs kernels as device cpu does: what that proves is left out
 KINDS = [*itertools.product(["dense"], DTYPES, LAYOUTS), *itertools.product(FORMS, HALVES, ["nt"])]
 if not (ALL_OF_IT or REAL_GPU):  # types and layouts take turns
     KINDS = [*(("dense", *of) for of in zip(DTYPES, LAYOUTS, strict=True)), *((form, HALVES[i % 2], "nt") for i, form in enumerate(FORMS))]
@@ -114,16 +113,16 @@ def test_points_that_differ_in_what_no_bit_goes_by(device: metalmm.Device, point
     if not (here := [v for v in points if manifest.get(v).runs_on(device)]):
         pytest.skip(f"{points[0]} does not run on device {device.name}")
     cases = itertools.product(("q8_0", "q4_0:canonical", "affine4", "q6_k", "fp8"), ((40, 2048), (33, 1376)))
-    by_turns = ON_A_FAKE and not ALL_OF_IT
     for seed, (storage, (n, k)) in enumerate(cases):
-        if (k % 256 and storage == "q6_k") or (by_turns and (k, storage) not in ((2048, "q6_k"), (1376, "affine4"))):
+        if (k % 256 and storage == "q6_k") or (BY_TURNS and (k, storage) not in ((2048, "q6_k"), (1376, "affine4"))):
             continue
         b, options = operands(np.random.default_rng(seed), n, k, storage, "float16", "nt")
         rows = Rows(device, here[0], b, k, "float16", seed, **options)
         wide = np.zeros((16, k + 1), np.float16)  # rows that do not begin on vectors
         wide[:, :k] = rows.rows
-        on_vectors, off = rows.rows, device.array(wide)[:, :k]
-        lefts = ([off] if storage == "affine4" else [on_vectors]) if by_turns else [on_vectors, off]
+        lefts = [rows.rows, device.array(wide)[:, :k]]
+        if BY_TURNS:
+            lefts = [lefts[storage == "affine4"]]
         for m, left in itertools.product((1, 3, 16), lefts):
             first, *others = (bits(metalmm.matmul(v, left[:m], b, device=device, **rows.options)) for v in here)
             for v, found in zip(here[1:], others, strict=True):

@@ -4,8 +4,8 @@
     python tests/mutants/run.py [--only TEXT] [--draw 112] [--seed N] [--json FILE]
 
 The mutants of by_hand/*.toml, and as many as --draw says drawn at random. Each worker has a copy of the sources, a build and its own turn.
-The tests that execute the mutant's line are run (lines.py), the quick ones first, and each part of them is cut after 90 seconds. Exit status 1 if a
-mutant by hand survives, or a drawn one that explained.toml does not explain.
+The tests that execute the mutant's line are run (lines.py), the quick ones first. Each part of them is cut after 90 seconds. Exit status 1 if
+a mutant by hand survives, or a drawn one that explained.toml does not explain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from draw import Mutant, draw
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "build" / "mutants"
-LIMIT = 90.0  # seconds of a survivor
+LIMIT = 90.0  # seconds of a survivor, for each part of the tests
 # Of what is compiled while a program runs, no line is known to be executed: the tests that look at such a file, in their order. Rows apart
 # from others, which tests/kernels/conftest.py lets come first.
 _RESULTS = "tests/kernels/test_results.py"

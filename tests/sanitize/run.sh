@@ -21,9 +21,8 @@ threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
 has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || true)
 for kind in thread address,undefined; do
   name=${kind%%,*}
-  # The address sanitizer has the suite, too.
-  if [ $name = address ] && [ -n "$has_metal" ]; then seconds=${SECONDS_EACH:-3}; fi
   if [ -n "$has_metal" ]; then
+    [ $name = thread ] || seconds=${SECONDS_EACH:-3}  # the suite runs under that one, too
     export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
     bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
     # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.

@@ -30,10 +30,14 @@ faulthandler.enable()  # before a device takes faults of kernels: pytest's would
 # Workers of pytest-xdist share the CPUs; where they are begun, so many threads would be set for all. NumPy's BLAS reads it when it is imported.
 _OWN = os.environ.setdefault("METALMM_TEST_THREADS", "" if "METALMM_CPU_THREADS" in os.environ else "ours")
 _each = max(1, cpus() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-_ON_A_FAKE = {"on_fake_metal", "on_fake_cuda"} & set(sys.modules)  # these run side by side; threads of BLAS spin
+FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
+FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the fake driver of NVIDIA's GPUs, likewise
+ON_A_FAKE = bool(FAKE or FAKE_CUDA)  # which is slow, and runs kernels as device cpu does
 if _OWN:
     os.environ["METALMM_CPU_THREADS"] = str(_each)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1" if _ON_A_FAKE else str(_each)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = (
+        "1" if ON_A_FAKE else str(_each)
+    )  # fakes run side by side; threads of BLAS spin
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; tests send it, to this process and to their own
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,10 +45,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
 DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs on, where a test does not choose
-FAKE: Any = getattr(sys.modules.get("on_fake_metal"), "fake", None)  # the fake Metal, if this run is on it
-FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the fake driver of NVIDIA's GPUs, likewise
-REAL_GPU = DEVICE in ("metal", "cuda") and not (FAKE or FAKE_CUDA)
+REAL_GPU = DEVICE in ("metal", "cuda") and not ON_A_FAKE
 ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
+BY_TURNS = ON_A_FAKE and not ALL_OF_IT  # what a fake repeats of device cpu
 SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))  # of what is drawn
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 LINUX = sys.platform.startswith("linux")

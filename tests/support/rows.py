@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,11 +149,9 @@ def array(variants: Sequence[metalmm.Variant] | None = None, compilers: Sequence
         if v not in have or any(not value[-1] and value not in have for value in values_of(v, v.types[0])):
             layouts = v.supports["layouts"]
             rows.append(_newest([Row(v, v.types[0], layouts[next(turn) % len(layouts)], quickest)], have))
-    every = [possible(vs, compilers_of(what)) for what, vs in members.items()]
-    left = {row: pairs_of(row) for row in itertools.chain.from_iterable(every)}
+    left = {row: pairs_of(row) for what, vs in members.items() for row in possible(vs, compilers_of(what))}
     while left := {row: new for row, pairs in left.items() if (new := {pair for pair in pairs if pair not in have})}:
-        most = max(map(len, left.values()))
-        best = [row for row, new in left.items() if len(new) == most]
+        best = with_most(left)
         rows.append(_newest(best[:: len(best) // 32 + 1], have))  # of some of them: thousands would take seconds
     return rows
 
@@ -163,6 +161,12 @@ def possible(vs: Sequence[metalmm.Variant], compilers: Sequence[str]) -> Iterato
     for v in vs:
         for dtype, layout, compiler in itertools.product(v.types, v.supports["layouts"], compilers):
             yield Row(v, dtype, layout, compiler)
+
+
+def with_most(left: Mapping[Row, Collection[Any]]) -> list[Row]:
+    """Those that have most of what is left."""
+    most = max(map(len, left.values()))
+    return [row for row, new in left.items() if len(new) == most]
 
 
 def _newest(rows: Sequence[Row], have: Counter[Any]) -> Row:
@@ -192,10 +196,15 @@ def values_of(v: metalmm.Variant, dtype: str) -> set[tuple[Any, ...]]:
     return {(v.kernel, *value, beside) for value in values for beside in ("", v.storage, v.end, dtype)}
 
 
+def walk_of(v: metalmm.Variant) -> tuple[bool, bool]:
+    """Whether threads alone have columns, and whether they have several rows of A."""
+    return v.params.get("wide", False), v.params.get("rows", 1) > 1
+
+
 def ways_of(row: Row) -> set[tuple[Any, ...]]:
     """Pairs of A's layout, and of how a thread has its columns and rows of A, with all else that the product is of."""
     v, what = row.variant, What.of(row.variant)
-    ways = {"layout of A": row.layout[0], "walk": (v.params.get("wide", False), v.params.get("rows", 1) > 1)}
+    ways = {"layout of A": row.layout[0], "walk": walk_of(v)}
     parts = (what.form, what.layout, v.end, row.dtype, row.layout, row.compiler)
     return {(v.kernel, *way, beside) for way in ways.items() for beside in parts}
 
@@ -259,16 +268,14 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     for turn, (what, vs) in enumerate(members.items()):
         for v in vs if ALL_OF_IT else [v for v in vs if not is_large(v)] or vs:
             layout = v.supports["layouts"][-(turn % 2)]
-            ways: dict[str, Any] = {"layout": layout, **{name: v.params.get(name, 1) > 1 for name in ("split", "rows", "wk")}, "end": v.end}
-            ways["walk"] = (v.params.get("wide", False), ways["rows"])
+            ways = {"layout": layout, "end": v.end, "walk": walk_of(v), **{x: v.params.get(x, 1) > 1 for x in ("split", "rows", "wk")}}
             row = Row(v, "float16", layout, COMPILERS[-1], debug=True)
             left[row] = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
     if ALL_OF_IT:
         return [*left]
     while left:
-        most = max(map(len, left.values()))
-        best = sorted((row for row, new in left.items() if len(new) == most), key=lambda row: _ways(row.variant))
+        best = sorted(with_most(left), key=lambda row: _ways(row.variant))
         rows.append(best[-(len(rows) % 2)])
         taken = left[rows[-1]]
-        left = {row: new - taken for row, new in left.items() if new - taken}
+        left = {row: rest for row, new in left.items() if (rest := new - taken)}
     return rows
