@@ -26,13 +26,9 @@ CASES = [
     ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt q8_0 bias"),
     ("gemv_nt/l2_d7_x_tg128", "m=1 n=67 k=200 nt q4_0:canonical"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=64 k=200 nt affine4:32"),
-    ("gemv_nt/l8_d7_tg256", "m=1 n=67+20 k=96 nt"),
     ("gemv_nt/l8_d7_tg256", "m=1 n=67+20+35 k=96 nt bias"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=40+40 k=96 nt q8_0 swiglu bias"),
-    ("gemv_nt/l8_d14_x_tg128", "m=1 n=40+40 k=96 nt swiglu"),
-    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=160 nt q4_k"),
     ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt q5_k"),
-    ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=320 nt q2_k"),
     ("gemv_nt/l4_d7_tg64", "m=1 n=67 k=320 nt q6_k:canonical"),
     ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt fp4"),
     ("gemv_nt_octet/c4_tg128", "m=1 n=67 k=203 nt"),
@@ -43,13 +39,11 @@ CASES = [
     ("gemv_nn_octet/o2_d4_tg512", "m=1 n=67 k=203 nn"),
     ("small_m/t2_s8_d2_tg256", "m=9 n=67 k=203 nt"),
     ("small_m/t2_s8_d2_tg256", "m=9 n=67 k=96 nt q4_0"),
-    ("gemm/bm32_bn32_bk32", "m=35 n=67 k=71 tn bias batch=2"),
-    ("gemm/bm32_bn32_bk32", "m=35 n=67 k=96 nt q8_0"),
     ("gemm_tensor/bm32_bn64_tg128", "m=35 n=67 k=71 tn bias batch=2"),
     ("gemv_columns/bn64_bk64_vec4_tg128", "m=1 n=67 k=203 nt"),
     ("gemv_split_k/bn4_tg256", "m=1 n=67 k=203 nt"),
     ("gemv/baseline", "m=1 n=67 k=71 nn"),
-    ("gemm_tiled/baseline", "m=35 n=67 k=71 tt float32"),
+    ("gemm_tiled/baseline", "m=35 n=67 k=71 tn float32 bias batch=2"),
     ("m1_optimized/simd_basic", "m=1 n=67 k=71 nn"),
     ("mlx/baseline", "m=3 n=67 k=71 nt"),
 ]
@@ -143,7 +137,7 @@ def test_every_strategy_of_ours_is_among_them() -> None:
     assert {f for f in ours - tried if not f.startswith("m1_optimized_v")} == set()  # gemv_columns and gemv_split_k are their kernels
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=["one matrix", "swiglu"])
+@pytest.mark.parametrize("case", [CASES[0], next(c for c in CASES if "swiglu" in c[1])], ids=["one matrix", "swiglu"])
 def test_the_code_that_launches_it_is_of_its_language(case: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     variant, words = case
     cli.main(["export", variant, "--spec", words, "-o", str(tmp_path)])

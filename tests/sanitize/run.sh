@@ -11,13 +11,25 @@ source tests/fakes/stage.sh
 # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
-seconds=${SECONDS_EACH:-10}
+seconds=${SECONDS_EACH:-15}
 
 threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
   echo "== $name sanitizer, device $1 ${METALMM_FAKE:-}"
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
     LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$seconds"
 }
+# beside NAME COMMAND…: side by side with others, and each one's words in one piece, by `all_through`, which fails where one did.
+beside() { "${@:2}" >"build/sanitize-$1.log" 2>&1 & running+=("$1 $!"); }
+all_through() {
+  local status=0
+  for each in "${running[@]}"; do
+    wait "${each#* }" || status=$?
+    cat "build/sanitize-${each% *}.log"
+  done
+  running=()
+  return $status
+}
+running=()
 has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || true)
 for kind in thread address,undefined; do
   name=${kind%%,*}
@@ -27,9 +39,10 @@ for kind in thread address,undefined; do
     bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
     # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.
     runtime=$([ $name = thread ] && g++ -print-file-name=libtsan.so || clang++ -print-file-name="libclang_rt.asan-$(uname -m).so")
-    threads cpu tests/fakes/on_fake_metal.py
-    threads metal tests/fakes/on_fake_metal.py
-    METALMM_FAKE=in_time=1,start_us=20,status_lag_us=50 threads metal tests/fakes/on_fake_metal.py  # a GPU in time, all that is optional on
+    beside cpu threads cpu tests/fakes/on_fake_metal.py
+    beside metal threads metal tests/fakes/on_fake_metal.py
+    METALMM_FAKE=in_time=1,start_us=20,status_lag_us=50 beside in-time threads metal tests/fakes/on_fake_metal.py  # all that is optional on
+    all_through
   else
     dir=build/sanitize-$name
     CXX=g++ cmake -S . -B "$dir" -G Ninja -DMETALMM_SANITIZE=$kind -DCMAKE_PREFIX_PATH="$nanobind" -DPython_EXECUTABLE="$python" >/dev/null
@@ -49,11 +62,11 @@ suite() {
   LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=metal timeout 900 "$python" tests/fakes/on_fake_metal.py -m pytest -q -p no:cacheprovider \
     "${@/#/tests/}" -k "not torch and not mlx and not newer_than_what_we_build_for and not every_strategy and not auto_offers"
 }
-suite devices/metal/test_metal_device.py devices/metal/test_metal_work.py devices/metal/test_unkind_gpus.py devices/metal/test_unkind_details.py \
-  devices/test_order.py devices/test_api.py devices/test_bad_input.py >"$METALMM_FAKE_BUILD/first.log" 2>&1 & first=$!
+beside suite suite devices/metal/test_metal_device.py devices/metal/test_metal_work.py devices/metal/test_unkind_gpus.py \
+  devices/test_order.py devices/test_api.py devices/test_bad_input.py
 status=0
-suite devices/cpu/test_misbehaving.py devices/cpu/test_cpu_device.py conformance/test_msl.py devices/test_arrays.py devices/metal/test_new_device.py || status=$?
-wait $first || status=$?
-cat "$METALMM_FAKE_BUILD/first.log"
+suite devices/cpu/test_misbehaving.py devices/cpu/test_cpu_device.py conformance/test_msl.py devices/test_arrays.py devices/metal/test_new_device.py \
+  devices/metal/test_unkind_details.py || status=$?
+all_through || status=$?
 [ $status = 0 ] || tail -n 60 "$METALMM_FAKE_BUILD"/report.* || true
 exit $status
