@@ -122,8 +122,8 @@ METAL_FUNC void put_columns(metal::float4 of, threadgroup float* rows, uint lane
 // while the next part is multiplied; or, with ONE_SUM, before.
 //
 // Weights with a bias, in bfloat (in half: halves.h), have one sum on its way: of 64 of k where groups have as many (products.h says the
-// bound; a cluster's three sums are 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later: a
-// simdgroup adds up some rows, for all.
+// bound; a cluster's three sums are 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later:
+// each simdgroup adds up some rows, for all (RowSums).
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -171,7 +171,8 @@ struct Products<T, TM, TN, TURNED> {
     if (Step::SCALING == WITH_REST && before != nullptr) add_rest<Step>(w, from, lane);
     metal::wait_for_groups<0>();
     if (Step::SCALING == WITH_REST) {
-      Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), from, lane);  // after the products: tensor cores keep the order
+      uint own = from.x + from.y;  // another row for each simdgroup; after the products: tensor cores keep the order
+      if (!Step::B::SUMS_BY_OTHERS) Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), own, lane);
       before = b;
     }
     add_up(Step::ONE_SUM ? 0 : 1);

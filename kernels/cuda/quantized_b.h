@@ -198,7 +198,8 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     // With 24 the compiler spilled: loads of upper bits, which waited for each other, and terms of two scales with a bias, or in two
     // halves.
     NEEDS_MORE = Base::Pack::HIGH > 0 || (Base::HAS_BIAS && Base::Pack::HALVES > 1) || int(Base::Stored::SCALING) == IN_TWO,
-    REGISTERS_OF_OTHERS = NEEDS_MORE && OfOthers::BLOCKS_EACH > 1 ? 40 : 24,
+    SUMS_BY_OTHERS = RowSums<S, Base>::ARE_BY_OTHERS,
+    REGISTERS_OF_OTHERS = SUMS_BY_OTHERS || (NEEDS_MORE && OfOthers::BLOCKS_EACH > 1) ? 40 : 24,
     ROWS = S::BM,
     OF_LANES = ROWS / 4 + 4,  // from one lane's rows to the next one's: in other banks
     OF_SUMS = Base::BYTES,
@@ -210,11 +211,10 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint part, uint row) {
     return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(part, row);
   }
-  // The simdgroup's sixteen rows, by products with ones. To be read after a barrier.
+  // Of sixteen rows, by products with ones. To be read after a barrier.
   template <class A>
-  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool one_factor, uint3 from, uint lane) {
+  static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool one_factor, uint row, uint lane) {
     static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, four times 16 of k");
-    uint row = from.x + from.y;  // another for each simdgroup
     metal::uint4 x[4];
     metal::float4 sum[PARTS];
 #pragma clang loop unroll(full)
@@ -238,6 +238,15 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
 #pragma clang loop unroll(full)
       for (uint part = 1; part < PARTS; part++) own[i * place(0, 8) + place(part, 0)] = of[part];
     }
+  }
+};
+template <class S, class B>
+struct RowSums<S, B, true> {
+  enum { ARE_BY_OTHERS = 1 };
+  template <class Loads, class Sizes>
+  static METAL_FUNC void put(thread Loads& loads, threadgroup Sizes& memory, uint stage, WeightsAt w, uint simdgroup, uint lane) {
+    loads.wait(memory, stage);
+    B::template add_rows<typename Loads::A>(memory.tile_a(stage), memory.tile_b(stage), adds_64(w), 16 * simdgroup, lane);
   }
 };
 #endif

@@ -125,7 +125,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
     loads.finish(task, memory, stage);
     meet_all();
     loads.wait(memory, stage);
-    // Products begin here and go on while what comes next is asked for. In `add`, WITH_REST, A's rows are added up, too.
+    // Products begin here and go on while what comes next is asked for. In `add`, WITH_REST, A's rows may be added up, too.
     sums.template begin<Each>(memory.tile_a(stage), memory.tile_b(stage), from, lane, task.w);
     next = stage + 1 == STAGES ? 0 : stage + 1;
     if (!Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
@@ -148,6 +148,7 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
     meet_all();
     next = stage + 1 == Loads::Sizes::STAGES ? 0 : stage + 1;
     if (Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
+    RowSums<S, B>::put(loads, memory, stage, task.w, task.me.simdgroup - S::TG / 32, task.me.lane);
   }
   if (B::Stored::SCALING == WITH_REST) meet_all();
   meet_all();

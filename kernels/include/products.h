@@ -45,6 +45,15 @@ struct Cluster {
   static METAL_FUNC void add_up(threadgroup float*, uint, uint) {}
 };
 
+// Where weights have a bias, simdgroups that only bring tiles add up A's rows of a step, of 64 rows: of more, those that multiply wait for
+// them. ../cuda/quantized_b.h.
+template <class S, class B, bool BY_OTHERS = (S::THREADS > S::TG && S::BM <= 64 && int(B::Stored::SCALING) == WITH_REST)>
+struct RowSums {
+  enum { ARE_BY_OTHERS = 0 };
+  template <class Loads, class Sizes>
+  static METAL_FUNC void put(thread Loads&, threadgroup Sizes&, uint, WeightsAt, uint, uint) {}
+};
+
 // TM x TN sums of 8 x 8 of a simdgroup.
 template <class T, int TM, int TN, int WAY = OnTensorCores<T, TM, TN>::VALUE>
 struct Products {
