@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, ROOT, cpus  # isort: skip  # before NumPy
+from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
 
 import metalmm
 import pytest
-from metalmm import backends, cache, compiler, manifest
+from metalmm import backends, cache, manifest
 from metalmm.bench import runner
 from support import counting
 
@@ -88,17 +88,6 @@ def _what_is_there_stays() -> None:
     """Neither what the suite is made of nor what files before have left is what a test of this file has the garbage collector look through."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _kernels_that_serve_others(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels of commands, and of calls that every device has, are judged elsewhere, compiled as users have them. Here -O1 saves a quarter of it."""
-    flags, folders = compiler._COMMON_FLAGS, request.path.relative_to(ROOT / "tests").parts[:-1]
-    before = flags.copy()
-    if folders in (("cli",), ("devices",)):
-        flags[:] = ["-O1" if flag == "-O3" else flag for flag in flags]
-    yield
-    flags[:] = before
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 // gemm_simdgroup and gemm_weights of B given as rows, where four simdgroups multiply together: NVIDIA's wgmma, of compute capability 9.0.
 // Tiles stay in threadgroup memory. That is more than a kernel may declare on device cuda, so the host gives it. A simdgroup's number is
-// said by one lane: so the compiler knows that all have the same, and which of them only bring tiles.
+// said by one lane: so the compiler knows that all have the same, and which of them bring tiles.
 #include <metal_stdlib>
 
 #include "../include/gemm.h"

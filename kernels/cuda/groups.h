@@ -122,8 +122,8 @@ METAL_FUNC void put_columns(metal::float4 of, threadgroup float* rows, uint lane
 // while the next part is multiplied; or, with ONE_SUM, before.
 //
 // Weights with a bias, in bfloat (in half: halves.h), have one sum on its way: of 64 of k where groups have as many (products.h says the
-// bound; a cluster's three sums are 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later:
-// each simdgroup adds up some rows, for all (RowSums).
+// bound; a cluster's three sums are 9 parts of it more), else of a part. What the bias adds, of the sums of A's rows, comes a step later.
+// Who makes these sums: RowSums.
 template <class T, int TM, int TN>
 struct Products<T, TM, TN, TURNED> {
   static_assert(TN == 2, "16 columns are a simdgroup's part of a product");
@@ -171,8 +171,8 @@ struct Products<T, TM, TN, TURNED> {
     if (Step::SCALING == WITH_REST && before != nullptr) add_rest<Step>(w, from, lane);
     metal::wait_for_groups<0>();
     if (Step::SCALING == WITH_REST) {
-      uint own = from.x + from.y;  // another row for each simdgroup; after the products: tensor cores keep the order
-      if (!Step::B::SUMS_BY_OTHERS) Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), own, lane);
+      uint row = from.x + from.y;  // each simdgroup's own sixteen
+      if (!Step::B::SUMS_BY_OTHERS) Step::B::template add_rows<typename Step::A>(a, b, adds_64(w), row, lane);
       before = b;
     }
     add_up(Step::ONE_SUM ? 0 : 1);

@@ -196,7 +196,7 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
     BYTES_COPIED = 4 * S::BN * Base::LENGTH,  // tma.h
     PER_BYTE = Base::Pack::PER_BYTE,
     // With 24 the compiler spilled: loads of upper bits, which waited for each other, and terms of two scales with a bias, or in two
-    // halves.
+    // halves. Sums of rows need 40, too.
     NEEDS_MORE = Base::Pack::HIGH > 0 || (Base::HAS_BIAS && Base::Pack::HALVES > 1) || int(Base::Stored::SCALING) == IN_TWO,
     SUMS_BY_OTHERS = RowSums<S, Base>::ARE_BY_OTHERS,
     REGISTERS_OF_OTHERS = SUMS_BY_OTHERS || (NEEDS_MORE && OfOthers::BLOCKS_EACH > 1) ? 40 : 24,
@@ -211,7 +211,7 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
   static METAL_FUNC const threadgroup float* sums(const threadgroup T* tile, uint part, uint row) {
     return reinterpret_cast<const threadgroup float*>(tile + OF_SUMS / sizeof(T)) + place(part, row);
   }
-  // Of sixteen rows, by products with ones. To be read after a barrier.
+  // Adds up sixteen rows from `row` on, by products with ones. To be read after a barrier.
   template <class A>
   static METAL_FUNC void add_rows(const threadgroup T* a, threadgroup T* b, bool one_factor, uint row, uint lane) {
     static_assert(ROWS * 32 == 16 * S::TG && S::BK == 64, "of each simdgroup sixteen rows, four times 16 of k");
@@ -243,6 +243,7 @@ struct TurnedB : StoredB<T, Storage, S::BK, S::BN, S::TG, true> {
 template <class S, class B>
 struct RowSums<S, B, true> {
   enum { ARE_BY_OTHERS = 1 };
+  static_assert(2 * S::BM == S::THREADS - S::TG, "of each simdgroup sixteen rows");
   template <class Loads, class Sizes>
   static METAL_FUNC void put(thread Loads& loads, threadgroup Sizes& memory, uint stage, WeightsAt w, uint simdgroup, uint lane) {
     loads.wait(memory, stage);

@@ -32,7 +32,7 @@ struct StepLoads<false, true, S, B, T, true> {
   static METAL_FUNC constant metal::TileMaps& maps(thread const Task<T>& task) {
     return *reinterpret_cast<constant metal::TileMaps*>(task.maps);
   }
-  // Of a thread among those that only bring; the first asks for tiles.
+  // Of a thread among those that bring; the first asks for tiles.
   static METAL_FUNC uint index(thread const Task<T>& task) { return task.index() - S::TG; }
   // Lines past the edge are zeros, or old numbers in rows whose results nobody stores. Where K ends in a tile it is not whole.
   static METAL_FUNC bool is_whole(thread const Task<T>& task, constant MatmulParams&) { return maps(task).there; }

@@ -24,7 +24,7 @@ struct Blocks {
     WN = N_SIMDGROUPS,
     WK = K_SIMDGROUPS,
     TG = WM * WN * WK * 32,
-    THREADS = TG,      // and those that only bring tiles
+    THREADS = TG,      // and those that bring tiles
     TM = BM / WM / 8,  // 8 x 8 tiles of a simdgroup
     TN = BN / WN / 8,
     PITCH_D = TN * 8 + 4,
@@ -39,7 +39,7 @@ struct Blocks {
     return {simdgroup / WN % WM * TM * 8, simdgroup % WN * TN * 8, simdgroup / (WM * WN) * (K / WK)};
   }
 };
-// Blocks whose simdgroups multiply by fours; four others only bring tiles. SPLIT threadgroups are a cluster (../cuda/groups.h).
+// Blocks whose simdgroups multiply by fours; four others bring tiles. SPLIT threadgroups are a cluster (../cuda/groups.h).
 template <Way WAY, int M, int N, int M_SIMDGROUPS, int N_SIMDGROUPS, int STAGES_, int SPLIT_>
 struct Fours : Blocks<M, N, 64, M_SIMDGROUPS, N_SIMDGROUPS, 1> {
   enum : uint {
@@ -136,7 +136,7 @@ METAL_FUNC void add_steps(thread const Task<T>& task, constant MatmulParams& p, 
   sums.template settle<Each>(from, lane, task.w);
   meet_all();
 }
-// The same steps of simdgroups that multiply nothing. They bring all where tiles come by TMA, and else only meet the others: barriers are
+// The same steps of simdgroups that multiply nothing. They bring all where tiles come by TMA. They meet the others as often: barriers are
 // as many as in add_steps, which has more than one stage then.
 template <bool TA, bool WHOLE, class S, class B, class T>
 METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p, uint k, uint end,
@@ -148,9 +148,10 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
     meet_all();
     next = stage + 1 == Loads::Sizes::STAGES ? 0 : stage + 1;
     if (Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
+    // They are read a step later: Memory's IN_USE keeps the stage.
     RowSums<S, B>::put(loads, memory, stage, task.w, task.me.simdgroup - S::TG / 32, task.me.lane);
   }
-  if (B::Stored::SCALING == WITH_REST) meet_all();
+  if (B::Stored::SCALING == WITH_REST) meet_all();  // the others read the last step's sums in `settle`
   meet_all();
 }
 

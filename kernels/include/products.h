@@ -45,8 +45,8 @@ struct Cluster {
   static METAL_FUNC void add_up(threadgroup float*, uint, uint) {}
 };
 
-// Where weights have a bias, simdgroups that only bring tiles add up A's rows of a step, of 64 rows: of more, those that multiply wait for
-// them. ../cuda/quantized_b.h.
+// Who adds up A's rows of a step, where weights have a bias. With tiles of 64 rows, simdgroups that multiply nothing do
+// (../cuda/quantized_b.h). With 128 they would have 32 rows each, which was slower.
 template <class S, class B, bool BY_OTHERS = (S::THREADS > S::TG && S::BM <= 64 && int(B::Stored::SCALING) == WITH_REST)>
 struct RowSums {
   enum { ARE_BY_OTHERS = 0 };

@@ -48,7 +48,7 @@ struct Memory {
   METAL_FUNC threadgroup ulong* ready(uint stage) threadgroup { return reinterpret_cast<threadgroup ulong*>(all + OF_READY / 16) + stage; }
 };
 
-// Registers that simdgroups which only bring tiles give to those that multiply: ../cuda/tma.h.
+// Registers that simdgroups which multiply nothing give to those that multiply: ../cuda/tma.h.
 template <class S, class B, bool SHARED = (S::THREADS > S::TG)>
 struct Registers {
   static METAL_FUNC void take() {}

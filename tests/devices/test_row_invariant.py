@@ -107,14 +107,14 @@ def points_of_the_same_bits() -> list[list[str]]:
     return [points for points in found.values() if len(points) > 1]
 
 
-@pytest.mark.parametrize(("turn", "points"), [pytest.param(i, x, id=x[0]) for i, x in enumerate(points_of_the_same_bits())])
-def test_points_that_differ_in_what_no_bit_goes_by(device: metalmm.Device, turn: int, points: list[str]) -> None:
+@pytest.mark.parametrize("points", points_of_the_same_bits(), ids=lambda points: points[0])
+def test_points_that_differ_in_what_no_bit_goes_by(device: metalmm.Device, points: list[str]) -> None:
     """`alike_by`: with K that their shares and turns divide, and that they do not. Results of bfloat16 would hide in what order sums were added."""
     if not (here := [v for v in points if manifest.get(v).runs_on(device)]):
         pytest.skip(f"{points[0]} does not run on device {device.name}")
     cases = itertools.product(("q8_0", "q4_0:canonical", "affine4", "q6_k", "fp8"), ((40, 2048), (33, 1376)))
     for seed, (storage, (n, k)) in enumerate(cases):
-        if (k % 256 and storage == "q6_k") or (BY_TURNS and (k, storage) != ((2048, "q6_k"), (1376, "affine4"))[turn % 2]):
+        if (k % 256 and storage == "q6_k") or (BY_TURNS and (k, storage) not in ((2048, "q6_k"), (1376, "affine4"))):
             continue
         b, options = operands(np.random.default_rng(seed), n, k, storage, "float16", "nt")
         rows = Rows(device, here[0], b, k, "float16", seed, **options)

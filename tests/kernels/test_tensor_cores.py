@@ -91,7 +91,8 @@ _SIMDGROUPS = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
         *((x, _SIMDGROUPS, "float16") for x in ("q5_k", "q6_k", "q8_k:canonical", "q2_k", "nvfp4", "fp8:canonical")),
         ("q6_k", ("gemm_wgmma/bm64_bn64_s4",), "float16"),  # each sum is waited for
         ("q8_k:canonical", ("gemm_wgmma/bm128_bn128",), "float16"),  # two scales in a large tile
-        ("q2_k", ("gemm_wgmma/bm128_bn128",), "bfloat16"),  # with sums of A's rows
+        ("q2_k", ("gemm_wgmma/bm128_bn128",), "bfloat16"),  # with sums of A's rows, by those that multiply
+        ("q2_k:canonical", ("gemm_wgmma/bm64_bn64_s4",), "bfloat16"),  # and by others
     ],
 )
 def test_formats_with_upper_bits_and_with_two_scales(
@@ -143,13 +144,20 @@ def test_what_groups_of_simdgroups_cut_off(large: metalmm.Device, on_cpu: Mappin
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("point", ["r4_t2_s2_d4_tg128", "r2_t8_s16_d2_tg512"])
-def test_row_tiles_that_share_threadgroup_memory(point: str) -> None:
-    """Sums of sixteen rows do, or of eight where sixteen do not fit. Threads take turns in any order, and races are errors."""
+@pytest.mark.parametrize(
+    ("point", "dtype", "storage"),
+    [
+        ("small_m_mma/r4_t2_s2_d4_tg128", "float16", "q8_0"),  # sums of sixteen rows share threadgroup memory
+        ("small_m_mma/r2_t8_s16_d2_tg512", "float16", "q8_0"),  # of eight: sixteen do not fit
+        ("gemm_wgmma/bm64_bn64_s4", "bfloat16", "affine4"),  # those that bring tiles store sums of A's rows
+    ],
+)
+def test_who_shares_threadgroup_memory(point: str, dtype: str, storage: str) -> None:
+    """Threads take turns in any order. Races, and reads of what nobody wrote, are errors."""
     rng = np.random.default_rng(5)
-    a, q = operand(rng, "float16", 43, 264), metalmm.quantize(operand(rng, "float16", 40, 264), "q8_0")
-    with metalmm.Device("cpu", debug=True, threadgroup_memory_limit=48 << 10) as device:
-        found = metalmm.matmul(f"cpu_small_m_mma/{point}", a, q, device=device).astype(np.float64)
+    a, q = operand(rng, dtype, 43, 264), metalmm.quantize(operand(rng, dtype, 40, 264), storage)
+    with metalmm.Device("cpu", debug=True, threadgroup_memory_limit=227 << 10) as device:
+        found = metalmm.matmul(f"cpu_{point}", a, q, device=device).astype(np.float64)
     assert (abs(found - metalmm.reference(a, q)) <= metalmm.error_bound(a, q)).all()
 
 

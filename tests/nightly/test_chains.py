@@ -1,9 +1,9 @@
 """Recordings of several calls of "auto", each of which reads the result of the one before: sizes of models, any type, format, layout, epilogue.
 
-A device may let a call begin before the one before it ends, read its weights early, and share out cores between both. Results must be what
-each call alone gives, bit by bit, and within the bound. METALMM_CAMPAIGN: seconds, by default 60. Of a GPU several processes:
+A GPU may let a call begin before the one before it ends. It may read the call's weights early, and share out cores between both. Results must
+have the bits that each call alone gives. Three rows of each are within the bound. METALMM_CAMPAIGN: seconds, by default 60. On a GPU:
 
-METALMM_DEVICE=cuda METALMM_CAMPAIGN=300 METALMM_SEED=7 python -m pytest tests/nightly/test_chains.py -s
+METALMM_TEST_ALL=1 METALMM_DEVICE=cuda METALMM_CAMPAIGN=300 METALMM_SEED=7 python -m pytest tests/nightly/test_chains.py -s
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def drawn_layer(rng: random.Random, numbers: np.random.Generator, lead: tuple[in
 def drawn_sizes(rng: random.Random) -> tuple[int, list[int]]:
     """Rows of A, and the sizes from each call to the next."""
     m = rng.choice((1, rng.randint(2, 16), rng.randint(17, 70), rng.randint(71, 300), rng.choice((128, 256)), rng.randint(1, MOST_M)))
-    most = [rng.choice((MOST_N, MOST_N // 6, MOST_N // 20)) for _ in range(rng.randint(2, 6))]
+    most = [rng.choice((MOST_N, MOST_N // 6, MOST_N // 20)) for _ in range(rng.randint(3, 6))]
     dims = [max(1, rng.randint(1, x) // (unit := rng.choice((1, 1, 32, 64, 128))) * unit) for x in most]
     while max(a * b for a, b in itertools.pairwise(dims)) > 24e6 or m * max(dims) > 12e6:
         dims = [max(1, x // 2) for x in dims]
@@ -100,32 +100,25 @@ def check_chain(rng: random.Random, device: metalmm.Device, alone: metalmm.Devic
         f"m={m} sizes {dims} {dtype} batch {lead}",
         *((getattr(x.b, "storage", "dense"), x.bias is not None, x.options) for x in layers),
     ]
-    left, outs, batch = device.array(a), list[Any](), device.batch()
+    given, outs, batch = device.array(a), list[Any](), device.batch()
     for layer, n in zip(layers, dims[1:], strict=True):
         b, options = layer.on(device)
         outs.append(device.array(np.full((*lead, m, n), np.nan, DTYPES[dtype])))
-        batch.add(device.prepare("auto", left, b, out=outs[-1], **options))
-        left = outs[-1]
-    recording = batch.record()
-    recording.replay()
-    recording.wait()
-    first, left = [np.array(x) for x in outs], a
-    for i, (layer, out) in enumerate(zip(layers, first, strict=True)):
-        b, options = layer.on(alone)
-        expected = np.asarray(metalmm.matmul("auto", alone.array(left), b, device=alone, **options))
-        np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8), f"call {i} alone has other bits: {what}")
-        assert not (wrong := layer.wrong(left, sorted({0, m - 1, rng.randrange(m)}), out)), f"call {i}: {wrong}: {what}"
-        left = out
-        count_case()
-    for turn in range(3):  # the first call of a replay follows the last of the one before
-        recording.replay()
+        batch.add(device.prepare("auto", outs[-2] if len(outs) > 1 else given, b, out=outs[-1], **options))
+    recording, by_itself = batch.record(), [layer.on(alone) for layer in layers]
+    for turn in range(3):  # with other numbers: what was there before would be right too
         if turn:
-            recording.replay()
+            a = numbers.standard_normal(a.shape, np.float32).astype(a.dtype)
+            given.write(a)
+        recording.replay()
         recording.wait()
-        for i, (x, out) in enumerate(zip(outs, first, strict=True)):
-            np.testing.assert_array_equal(
-                np.asarray(x).view(np.uint8), out.view(np.uint8), f"call {i} has other bits when replayed: {what}"
-            )
+        left = a
+        for i, (layer, out, (b, options)) in enumerate(zip(layers, map(np.array, outs), by_itself, strict=True)):
+            expected = np.asarray(metalmm.matmul("auto", alone.array(left), b, device=alone, **options))
+            np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8), f"call {i} alone has other bits: {what}")
+            assert not (wrong := layer.wrong(left, sorted({0, m - 1, rng.randrange(m)}), out)), f"call {i}: {wrong}: {what}"
+            left = out
+            count_case()
 
 
 def test_random_chains() -> None:
@@ -138,3 +131,4 @@ def test_random_chains() -> None:
             check_chain(rng, device, alone)
             count += 1
     print(f"{count} chains on device {DEVICE}")
+    assert count > 0

@@ -11,7 +11,7 @@ source tests/fakes/stage.sh
 # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
-seconds=${SECONDS_EACH:-15}
+seconds=${SECONDS_EACH:-30}  # of three runs side by side
 
 threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
   echo "== $name sanitizer, device $1 ${METALMM_FAKE:-}"
@@ -34,7 +34,7 @@ has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/nul
 for kind in thread address,undefined; do
   name=${kind%%,*}
   if [ -n "$has_metal" ]; then
-    [ $name = thread ] || seconds=${SECONDS_EACH:-3}  # the suite runs under that one, too
+    [ $name = thread ] || seconds=${SECONDS_EACH:-5}  # the suite runs under that one, too
     export METALMM_FAKE_BUILD="$PWD/build/sanitize-fake-$name"
     bash tests/fakes/fake_metal.sh "$python" -DMETALMM_SANITIZE=$kind
     # clang's runtime for threads does not start under kernels of many address bits; GCC's serves its code as well.

@@ -84,7 +84,7 @@ def main(seconds: float) -> None:
                     batch.matmul_fused("auto", a, halves)
                     del quantized, fused
                 counts[index] += 1
-                if counts[index] % 50 == 0:
+                if counts[index] % 5 == 1:
                     try:
                         diverges(np.zeros(64, np.float32), grid=(4,), threadgroup=(64,))
                     except metalmm.KernelError:
