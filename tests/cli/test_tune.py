@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,17 @@ def test_what_an_h200_takes_of_quantized_weights(monkeypatch: pytest.MonkeyPatch
     for k, also, v in ((896, (128, 128), "gemv_nt/l4_s7_tg448"), (4096, (1024, 1024), "gemv_nt_mma/c2_s4_d4_tg128")):
         spec = metalmm.MatmulSpec(1, k, k, transpose_b=True, b_storage="q4_0", also_n=also)
         assert tuning.choose_unseen("cuda", spec)[0] == v
+
+
+@pytest.mark.parametrize("storage", ["dense", *FORMATS])
+def test_of_several_matrices_auto_has_few_rows_too(storage: str) -> None:
+    """On a GPU that is not here. Those of tensor cores take a third and less of what the manifest has first (docs/lab/cuda.md)."""
+    for m, widths, swiglu in itertools.product((2, 4, 8), ((896, 128, 128), (4864, 4864)), (False, True)):
+        if swiglu and len(widths) == 3:
+            continue
+        spec = metalmm.MatmulSpec(m, widths[0], 896, transpose_b=True, b_storage=storage, also_n=widths[1:], swiglu=swiglu)
+        chosen = manifest.get(tuning.choose_unseen("cuda", spec)[0])
+        assert not chosen.lacks(spec) and chosen.family == ("gemv_nt" if storage == "dense" else "gemv_nt_mma"), (spec, chosen)
 
 
 def test_which_numbers_of_the_rule_are_a_format_s() -> None:

@@ -273,7 +273,7 @@ class _Cuda:
         ("", "", "gemv_nt/l4_d7_x_tg128"),
         # Up to four rows wgmma is slower.
         ("dense", "1", _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"), 4),
-        *((storage, "1", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
+        *((storage, "", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),  # of several matrices its `gemv_nt_mma`
         *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
         ("dense", "1", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
         ("", "1", "gemm/bm32_bn32_bk32"),
