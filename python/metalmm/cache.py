@@ -130,7 +130,7 @@ def digest_of(paths: Iterable[Path]) -> str:
 
 def key_of(*texts: str) -> str:
     """The name of an entry that is made of these texts."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()[:40]  # bytes of a file that are no UTF-8, too
 
 
 def has(name: str) -> bool:

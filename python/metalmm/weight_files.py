@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
 
     MLX's quantized weights (`NAME.weight` of uint32 with `NAME.scales` and `NAME.biases`) become one :class:`QuantizedArray` by the name
     of `NAME.weight`. They have 2 to 8 bits, or a mode that config.json beside the file says: mxfp4, mxfp8 and nvfp4 have no biases. How many neighbours share a scale is in config.json beside the file, for each layer or for all; group:
-    where it is not. Raises ArgumentError for a file that is none, is cut short or claims more than it holds.
+    where it is not. Raises ArgumentError for a file that is none, is cut short or claims more than it holds, and for a folder without all that
+    its index names.
     """
     if not isinstance(path, (str, Path)):
         raise ArgumentError(f"load_safetensors: it takes a path, not {path!r}")
@@ -147,6 +148,8 @@ def load_safetensors(path: str | Path, *, group: int | None = None, layout: str 
             else:
                 refused[name] = (kind.lower(), end - start)
             kinds[name] = kind
+    if is_folder:
+        _check_index(path / "model.safetensors.index.json", kinds)
     makers = dict(views)
     for name in views:
         stem = name.removesuffix(".weight")
@@ -197,12 +200,31 @@ def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str
     return from_mlx(packed, scales, biases, bits=found, group=size, layout=layout)
 
 
-def _config(path: Path) -> Mapping[str, Any]:
-    """What MLX notes of a model that it quantized: bits and group_size of all, or of a layer by its name. Empty where there is no note."""
+def _beside(path: Path) -> Any:
+    """A JSON file beside the weights; None where there is none. Raises ArgumentError."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{harmless(str(path))} beside the weights is no JSON: {error}") from None
+
+
+def _check_index(path: Path, there: Collection[str]) -> None:
+    """Raises ArgumentError where a folder lacks a tensor that its index names: a file of it was not copied."""
+    if (said := _beside(path)) is None:
+        return
+    files = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ArgumentError(f"{harmless(str(path))} has no weight_map of tensors and their files: mend it, or take it away")
+    if lacking := [name for name in files if name not in there]:
+        raise ArgumentError(
+            f"{harmless(str(path.parent))} lacks {len(lacking)} of the {len(files)} tensors of its index: the first,"
+            f" {harmless(lacking[0])!r}, is in {harmless(files[lacking[0]])!r}, which must lie beside the others"
+        )
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    """What MLX notes of a model that it quantized: bits and group_size of all, or of a layer by its name. Empty where there is no note."""
+    said = _beside(path)
     found = said.get("quantization", said.get("quantization_config")) if isinstance(said, dict) else None
     return found if isinstance(found, dict) else {}
 

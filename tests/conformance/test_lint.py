@@ -226,6 +226,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"part\.h:2: pointer type must have an address space: 'p' is float \* \[space\]", out)
     files = json.loads((tmp_path / "o.json").read_text())["files"]
     assert [len(f["findings"]) for f in files] == [0, 1]
+    latin = tmp_path / "latin.metal"
+    latin.write_bytes(b"// caf\xe9\n" + kernel("D[0] = 1;").encode())
+    assert cli.main(["lint", str(latin)]) == 0, "bytes that are no UTF-8, in a comment"
     assert cli.main(["lint"]) == 2
     assert cli.main(["lint", str(tmp_path / "absent.metal")]) == 2
 

@@ -127,6 +127,31 @@ def test_a_folder_of_mlx(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        ('{"weight_map": {"a": "m-1.safetensors"}}', ""),
+        (
+            '{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}',
+            "lacks 1 of the 2 tensors .* 'b', is in 'm-2.safetensors', which must lie",
+        ),
+        ('{"weight_map": {"a": 3}}', "index.json has no weight_map"),
+        ('{"weight_map": 3}', "index.json has no weight_map"),
+        ("[]", "index.json has no weight_map"),
+        ("", "index.json beside the weights is no JSON"),
+    ],
+)
+def test_a_folder_has_all_that_its_index_names(index: str, why: str, tmp_path: Path) -> None:
+    written(tmp_path / "m-1.safetensors", {"a": np.ones(3, np.float32)})
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    if not why:
+        assert list(metalmm.load_safetensors(tmp_path)) == ["a"]
+        return
+    with pytest.raises(metalmm.ArgumentError, match=why):
+        metalmm.load_safetensors(tmp_path)
+    assert list(metalmm.load_safetensors(tmp_path / "m-1.safetensors")) == ["a"], "one file by itself"
+
+
+@pytest.mark.parametrize(
     ("config", "given", "why"),
     [
         ("", {}, r"config.json does not say the group of 'l.weight', which MLX quantized; pass group="),
