@@ -51,7 +51,9 @@ class _Header:
             raise self.fail(f"a value of type {kind}, which is none")
 
     def tensor(self) -> None:
-        self.value(_STRING)
+        if not (length := self.number("Q")):
+            raise self.fail("a tensor without a name; the header has fewer tensors than it says")
+        self.skip(length, 1, "a name")
         dimensions, elements = self.number("I"), 1
         if dimensions > _MOST_DIMENSIONS:
             raise self.fail(f"a tensor of {dimensions} dimensions")

@@ -74,6 +74,10 @@ def test_a_damaged_file_is_an_error(model: Path) -> None:
     model.write_bytes(b"PK" + whole[2:])
     with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file"):
         metalmm.load_gguf(model, "q8_0")
+    one = struct.pack("<Q1sIQQIQ", 1, b"a", 2, 32, 2, 8, 0)  # of two that the header claims, and zeros
+    model.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + one + bytes(128))
+    with pytest.raises(metalmm.ArgumentError, match="a tensor without a name; the header has fewer tensors than it says"):
+        metalmm.load_gguf(model)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
