@@ -148,10 +148,11 @@ METAL_FUNC void bring_steps(thread const Task<T>& task, constant MatmulParams& p
     meet_all();
     next = stage + 1 == Loads::Sizes::STAGES ? 0 : stage + 1;
     if (Loads::APART) load_next(loads, task, p, k, end, memory, stage, next);
-    // They are read a step later: Memory's IN_USE keeps the stage.
+    // Sums of A's rows are read a step later: Memory's IN_USE keeps the stage.
     RowSums<S, B>::put(loads, memory, stage, task.w, task.me.simdgroup - S::TG / 32, task.me.lane);
   }
-  if (B::Stored::SCALING == WITH_REST) meet_all();  // the others read the last step's sums in `settle`
+  // The others read the last step's sums in `settle`.
+  if (B::Stored::SCALING == WITH_REST) meet_all();
   meet_all();
 }
 

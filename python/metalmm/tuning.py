@@ -303,7 +303,7 @@ def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str,
     name, why = _preferred(device, spec, takes)
     if name:
         return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
-    if name := _first([*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)], takes):
+    if name := _first(spec, takes, device):
         return name, f"nothing is tuned near it, {_FIRST}"
     way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
     raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
@@ -312,8 +312,10 @@ def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str,
 _FIRST = "none of the preferred takes it; the first in the manifest that does"
 
 
-def _first(variants: Iterable[Variant], takes: _Takes) -> str:
-    return next((str(v) for v in variants if takes(str(v))), "")
+def _first(spec: _core.MatmulSpec, takes: _Takes, device: Device | None = None) -> str:
+    """One that is on, else any."""
+    ordered = [*manifest.variants(spec, device=device, enabled=True), *manifest.variants(spec, device=device)]
+    return next((str(v) for v in ordered if takes(str(v))), "")
 
 
 def _preferred(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str, str]:
@@ -349,9 +351,10 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
         return usable_there(name) and manifest_file.RARE.isdisjoint(manifest.get(name).needs)
 
     name, why = _preferred(device, stand_in, takes)
-    if not name and not (name := _first([*manifest.variants(stand_in, enabled=True), *manifest.variants(stand_in)], takes)):
+    if not name:
+        name, why = _first(stand_in, takes), _FIRST
+    if not name:
         raise UnsupportedError(f"auto: nothing that device {backend} has takes {stand_in!r}")
-    why = why or _FIRST
     return _for_more_rows(device, spec, name, why, takes)
 
 

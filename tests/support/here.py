@@ -35,9 +35,8 @@ FAKE_CUDA: Any = getattr(sys.modules.get("on_fake_cuda"), "fake", None)  # the f
 ON_A_FAKE = bool(FAKE or FAKE_CUDA)  # which is slow, and runs kernels as device cpu does
 if _OWN:
     os.environ["METALMM_CPU_THREADS"] = str(_each)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = (
-        "1" if ON_A_FAKE else str(_each)
-    )  # fakes run side by side; threads of BLAS spin
+    # Fakes run side by side, and threads of BLAS spin.
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1" if ON_A_FAKE else str(_each)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; tests send it, to this process and to their own
     signal.signal(signal.SIGINT, signal.default_int_handler)
