@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=$(readlink -f "$(dirname "$1")")/$(basename "$1")
 source tests/fakes/stage.sh
+source tests/sanitize/beside.sh
 # Python itself is not clean under leak checking; the extension's own objects are checked by their counts.
 export ASAN_OPTIONS="detect_leaks=0 detect_stack_use_after_return=0" UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1"
 export METALMM_CACHE="$PWD/build/test-cache" METALMM_CPU_THREADS=2
@@ -18,18 +19,6 @@ threads() {  # DEVICE COMMAND...: each under the runtime of the build in hand
   TSAN_OPTIONS="halt_on_error=1 report_signal_unsafe=0 suppressions=$PWD/tests/fakes/fake_metal/tsan_suppressions" \
     LD_PRELOAD="$runtime $(g++ -print-file-name=libstdc++.so)" METALMM_DEVICE=$1 timeout 300 "$python" "${@:2}" tests/sanitize/threads.py "$seconds"
 }
-# beside NAME COMMAND…: side by side with others, and each one's words in one piece, by `all_through`, which fails where one did.
-beside() { "${@:2}" >"build/sanitize-$1.log" 2>&1 & running+=("$1 $!"); }
-all_through() {
-  local status=0
-  for each in "${running[@]}"; do
-    wait "${each#* }" || status=$?
-    cat "build/sanitize-${each% *}.log"
-  done
-  running=()
-  return $status
-}
-running=()
 has_metal=$(command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && echo yes || true)
 for kind in thread address,undefined; do
   name=${kind%%,*}
