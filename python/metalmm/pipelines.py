@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -31,9 +33,14 @@ def compile_together(device: Device, needed: Iterable[Needed]) -> None:
         device.backend.code_together(device, [(text, name) for _, text, name in made if text])
 
 
+def compilers(device: Device) -> int:
+    """How many compile at a time: as many as threads work for the device; for a GPU, all CPUs that this process may use."""
+    return device.threads or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+
+
 def in_groups(device: Device, work: Sequence[T]) -> list[list[T]]:
-    """Neighbours that are compiled together, in groups small enough that every thread of the device has work."""
-    most = max(1, min(device.backend.together, -(-len(work) // (device.threads or 1))))
+    """Neighbours that are compiled together, in groups small enough that every compiler has work."""
+    most = max(1, min(device.backend.together, -(-len(work) // compilers(device))))
     return [list(work[i : i + most]) for i in range(0, len(work), most)]
 
 
@@ -58,7 +65,7 @@ def compile_all(
             step()
 
     begin(len(specs))
-    pool = ThreadPoolExecutor(max_workers=device.threads or 1)
+    pool = ThreadPoolExecutor(max_workers=compilers(device))
     try:
         for _ in pool.map(build, in_groups(device, sorted(specs, key=lambda one: (manifest.get(one[0]).kernel, one)))):
             pass

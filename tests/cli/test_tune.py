@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import backends, cli, manifest, tuning
+from metalmm import backends, cli, manifest, pipelines, tuning
 from metalmm.backends.protocol import Splits, Tiles, names_of
 from metalmm.bench import search, sizes
 from metalmm.expressions import holds
@@ -174,6 +176,17 @@ def test_of_several_matrices_auto_has_few_rows_too(storage: str) -> None:
         spec = metalmm.MatmulSpec(m, widths[0], 896, transpose_b=True, b_storage=storage, also_n=widths[1:], swiglu=swiglu)
         chosen = manifest.get(tuning.choose_unseen("cuda", spec)[0])
         assert not chosen.lacks(spec) and chosen.family == ("gemv_nt" if storage == "dense" else "gemv_nt_mma"), (spec, chosen)
+
+
+def test_a_gpu_s_kernels_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two wait for each other. One after another, 23 kernels took 3 times as long on 16 CPUs."""
+    gpu: Any = SimpleNamespace(threads=None, backend=SimpleNamespace(together=1))
+    both = threading.Barrier(2, timeout=10)
+    monkeypatch.setattr(pipelines._core, "_prepare_pipeline", lambda *_: both.wait())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    v = manifest.get("gemm/bm32_bn32_bk32")
+    specs = [metalmm.MatmulSpec(64, 64, 64, dtype=dtype) for dtype in ("float16", "float32")]
+    assert not pipelines.compile_all(gpu, [(v, spec) for spec in specs], lambda count: None, lambda: None)
 
 
 def test_which_numbers_of_the_rule_are_a_format_s() -> None:
