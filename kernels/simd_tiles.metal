@@ -56,18 +56,25 @@ METAL_FUNC uint offset_of_load(uint d) {
   return PAIRS ? d / 2 * 64 + d % 2 * 8 : 32 * d;
 }
 
-template <class T, int TILES, int SPLIT, int DEPTH, int TG>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_tiles(
-    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
-    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+template <int TILES, int SPLIT, int TG>
+struct Shared {
+  float2 partial[TG / 32 / SPLIT][SPLIT][1][TILES][32];
+  float places[TG / 32][64];
+};
+
+// What a threadgroup does. Of two MATRICES, which end in swiglu, it has the same columns, and each second simdgroup has the second's.
+template <int MATRICES, int TILES, int SPLIT, int DEPTH, int TG, class T>
+METAL_FUNC void multiply_group(const device T* A, const device T* const thread* B, const device T* const thread* bias, device T* D,
+                               const device T* C, constant MatmulParams* of_each, uint3 group, uint simdgroup, uint lane,
+                               threadgroup Shared<TILES, SPLIT, TG>& shared) {
   constexpr bool PAIRS = DEPTH % 2 == 0 && sizeof(T) == 2;
   constexpr uint SETS = TG / 32 / SPLIT, EACH = PAIRS ? 16 : 8;  // neighbours of a lane
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  threadgroup float2 partial[SETS][SPLIT][1][TILES][32];
+  static_assert(TG / 32 % SPLIT == 0 && SETS > 0 && SPLIT % MATRICES == 0, "whole sets of SPLIT simdgroups, for each matrix as many");
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  threadgroup float places[TG / 32][64];
-  Place place = place_of(places[simdgroup], lane);
+  constant MatmulParams& p = *of_each;
+  constant MatmulParams& own = of_each[share % MATRICES];
+  const device T* from_b = B[share % MATRICES] + group.z * own.stride_b;
+  Place place = place_of(shared.places[simdgroup], lane);
   uint row = place.row, pair = place.column / 2;
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
   const device T* a = A + group.z * p.stride_a;
@@ -75,16 +82,16 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
   const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
   const device T* b[TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) b[t] = B + group.z * p.stride_b + min(first + 8 * t + row, last) * p.ldb;
-  uint slice = slice_of<SPLIT, 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  for (uint t = 0; t < TILES; t++) b[t] = from_b + min(first + 8 * t + row, last) * own.ldb;
+  uint slice = slice_of<SPLIT / MATRICES, 32>(p.k), begin = min(share / MATRICES * slice, p.k), end = min(begin + slice, p.k);
 
-  Tiles<1> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
-  float added[TILES];
+  Tiles<1, MATRICES> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
+  float added[MATRICES * TILES];
   mine.load_bias(bias, p, added);
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  bool octets = a_in_vectors(p, 8) && b_in_vectors(p, 8);
+  bool octets = a_in_vectors(p, 8) && b_in_vectors(own, 8);
   uint k = begin;
   if (octets && k + 32 * DEPTH <= end) {
     const device T* x0 = a0 + begin + EACH * (row / 2);
@@ -136,5 +143,35 @@ template <class T, int TILES, int SPLIT, int DEPTH, int TG>
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) total[0][t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
   wait_for_operands();
-  mine.store(total, added, partial[set], D, C, p);
+  mine.store(total, added, shared.partial[set], D, C, p);
+}
+
+template <class T, int TILES, int SPLIT, int DEPTH, int TG>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void simd_tiles(
+    const device T* A [[buffer(0)]], const device T* B [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup Shared<TILES, SPLIT, TG> shared;
+  multiply_group<1, TILES, SPLIT, DEPTH, TG>(A, &B, &bias, D, C, &p, group, simdgroup, lane, shared);
+}
+
+// Two or three matrices B of one A. Threadgroups along n are those of the first, then the second's, then the third's; of SWIGLU each has
+// the same columns of two. A stands in for C, which a fused call has not: has_c is 0.
+template <class T, int TILES, int SPLIT, int DEPTH, int TG, bool SWIGLU>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void fused_tiles(
+    const device T* A [[buffer(0)]], const device T* B0 [[buffer(1)]], device T* D0 [[buffer(2)]], const device T* bias0 [[buffer(4)]],
+    constant FusedParams& params [[buffer(5)]], const device T* B1 [[buffer(8)]], device T* D1 [[buffer(9)]],
+    const device T* bias1 [[buffer(10)]], const device T* B2 [[buffer(13)]], device T* D2 [[buffer(14)]],
+    const device T* bias2 [[buffer(15)]], uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr int MATRICES = SWIGLU ? 2 : 1;  // of a threadgroup
+  threadgroup Shared<TILES, SPLIT, TG> shared;
+  uint i = SWIGLU ? 0 : matrix_of(group, params, TG / 32 / SPLIT * 8 * TILES);
+  const device T* b[2] = {i == 0 ? B0 : i == 1 ? B1 : B2, B1};
+  const device T* bias[2] = {i == 0 ? bias0 : i == 1 ? bias1 : bias2, bias1};
+  multiply_group<MATRICES, TILES, SPLIT, DEPTH, TG>(A, b, bias,
+                                                    i == 0   ? D0
+                                                    : i == 1 ? D1
+                                                             : D2,
+                                                    A, &params.of[i], group, simdgroup, lane, shared);
 }

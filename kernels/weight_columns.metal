@@ -72,10 +72,8 @@ METAL_FUNC void multiply_swiglu(const device T* A, const thread WeightsAt (&w)[2
 #pragma clang loop unroll(full)
     for (uint c = 0; c < COLS; c += 2) {
       uint column = first + c / 2 * ACROSS;
-      if (me.lane % LANES == c / 2 % LANES && column < p.n && r < rows) {
-        float x = sum[r][c] + added[c], y = sum[r][c + 1] + added[c + 1];
-        to.D[group.z * p.stride_d + (row0 + r) * p.ldd + column] = T(x / (1.0f + precise::exp(-x)) * y);
-      }
+      if (me.lane % LANES == c / 2 % LANES && column < p.n && r < rows)
+        store_swiglu(to.D, p, group.z, row0 + r, column, sum[r][c] + added[c], sum[r][c + 1] + added[c + 1]);
     }
   }
 }
@@ -126,9 +124,7 @@ template <class T, class Storage, class Way, int ROWS, bool WIDE, bool SWIGLU>
     multiply_swiglu<WIDE, Storage, Own>(A, w, Output<T>{D0, A, bias0}, bias1, p0, group, me, shared);
     return;
   }
-  uint groups0 = (p0.n - 1) / Way::COLUMNS + 1, groups1 = (p1.n - 1) / Way::COLUMNS + 1;
-  uint i = group.x < groups0 ? 0 : group.x < groups0 + groups1 ? 1 : 2;
-  group.x -= i == 0 ? 0 : i == 1 ? groups0 : groups0 + groups1;
+  uint i = matrix_of(group, params, Way::COLUMNS);
   constant MatmulParams& p = params.of[i];
   // A in place of C, which a fused call has not: has_c is 0.
   // clang-format off

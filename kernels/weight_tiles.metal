@@ -21,25 +21,30 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weight_products.h"
 
-template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
-[[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
-    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
-    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
-    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+template <int ROWS, int TILES, int SPLIT, int TG>
+struct Shared {
+  enum : int { BANDS = ROWS % 2 == 0 && TG * (2 * TILES + 1) * 8 <= 32 * 1024 ? 2 : 1 };  // of `partial`, beside `numbers`
+  float2 partial[TG / 32 / SPLIT][SPLIT][BANDS][TILES][32];
+  float numbers[TG / 32][64];
+};
+
+// What a threadgroup does. Of two MATRICES, which end in swiglu, it has the same columns, and each second simdgroup has the second's; p is
+// of the first.
+template <int MATRICES, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, class T>
+METAL_FUNC void multiply_group(const device T* A, const thread WeightsAt* B, const device T* const thread* bias, device T* D,
+                               const device T* C, constant MatmulParams& p, uint3 group, uint simdgroup, uint lane,
+                               threadgroup Shared<ROWS, TILES, SPLIT, TG>& shared) {
   constexpr int FORMAT = Storage::Pack::ID;
   typedef Eighth<FORMAT> Bits;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Storage::Pack::PER_BYTE;
   // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
   constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
-  static_assert(TG / 32 % SPLIT == 0 && SETS > 0, "whole sets of SPLIT simdgroups");
-  constexpr int BANDS = ROWS % 2 == 0 && TG * (2 * TILES + 1) * 8 <= 32 * 1024 ? 2 : 1;  // of `partial`, beside `numbers`
-  threadgroup float2 partial[SETS][SPLIT][BANDS][TILES][32];
-  threadgroup float numbers[TG / 32][64];
-  WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte};
+  static_assert(TG / 32 % SPLIT == 0 && SETS > 0 && SPLIT % MATRICES == 0, "whole sets of SPLIT simdgroups, for each matrix as many");
+  constexpr int BANDS = Shared<ROWS, TILES, SPLIT, TG>::BANDS;
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
+  WeightsAt b = B[share % MATRICES];
   Place place = {lane / 4, lane % 4 * 2};  // of MMA, and of nobody else for certain
-  if (!MMA) place = place_of(numbers[simdgroup], lane);
+  if (!MMA) place = place_of(shared.numbers[simdgroup], lane);
   uint row = place.row, pair = place.column / 2, brought = MMA ? pair : row / 2, low = low_pair<FORMAT>(p.low_byte);
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8 * ROWS;
   const device T* a = A + group.z * p.stride_a;
@@ -50,11 +55,11 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
   for (uint r = 0; r < ROWS; r++) from0[r] = MMA ? a + min(row0 + 8 * r + row, p.m - 1) * p.lda : a0;
   const device T* from1 = MMA ? from0[0] : a1;
   // Of MMA shares are of four blocks: what is left of a turn is loaded a block at a time. The same for any DEPTH, which changes no bits so.
-  uint slice = slice_of<SPLIT, MMA ? 128 : 32>(p.k), begin = min(share * slice, p.k), end = min(begin + slice, p.k);
+  uint slice = slice_of<SPLIT / MATRICES, MMA ? 128 : 32>(p.k), begin = min(share / MATRICES * slice, p.k), end = min(begin + slice, p.k);
   uint column[TILES];
   float2 total[ROWS][TILES];
-  Tiles<BANDS> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
-  float added[TILES];
+  Tiles<BANDS, MATRICES> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
+  float added[MATRICES * TILES];
   mine.load_bias(bias, p, added);
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) {
@@ -62,9 +67,8 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
 #pragma clang loop unroll(full)
     for (uint r = 0; r < ROWS; r++) total[r][t] = float2(0.0f);
   }
-  bool whole = a_in_vectors(p, 8) && b_in_vectors(p, 16);  // 16 bytes
   uint k = begin;
-  if (whole && k + 32 * DEPTH <= end) {
+  if (b.whole && k + 32 * DEPTH <= end) {
     const device T* x1 = from1 + begin + 8 * brought;
     const device T* own[ROWS];
 #pragma clang loop unroll(full)
@@ -119,15 +123,15 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
     for (uint t = 0; t < TILES; t++) {
       Cursor c = Storage::at(b, column[t], k);
       c.values += Bits::BYTES * pair;
-      y[t] = whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
+      y[t] = b.whole && left >= 8 ? Bits::load(c.values) : Bits::some(c.values, (left + PER_BYTE - 1) / PER_BYTE);
       by[t] = Terms<FORMAT>::of(Storage::By::load(c));
     }
     if (k == begin) wait_for_operands();
     at = k + 8 * brought, left = at < end ? end - at : 0;
     Octet<T> x0[ROWS];
 #pragma clang loop unroll(full)
-    for (uint r = 0; r < ROWS; r++) x0[r] = whole && left >= 8 ? load_octet(from0[r] + at) : load_some(from0[r] + at, left);
-    Octet<T> x1 = whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
+    for (uint r = 0; r < ROWS; r++) x0[r] = b.whole && left >= 8 ? load_octet(from0[r] + at) : load_some(from0[r] + at, left);
+    Octet<T> x1 = b.whole && left >= 8 ? load_octet(from1 + at) : load_some(from1 + at, left);
     multiply<MMA>(total, y, by, x0, x1, place, end - k > 16 ? 2 : 1, low);
   }
   wait_for_operands();
@@ -147,5 +151,52 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
       }
     }
   }
-  mine.store(total, added, partial[set], D, C, p);
+  mine.store(total, added, shared.partial[set], D, C, p);
+}
+
+METAL_FUNC bool in_vectors(constant MatmulParams& p) { return a_in_vectors(p, 8) && b_in_vectors(p, 16); }
+
+template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void weight_tiles(
+    const device T* A [[buffer(0)]], const device uchar* values [[buffer(1)]], device T* D [[buffer(2)]], const device T* C [[buffer(3)]],
+    const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
+    const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup Shared<ROWS, TILES, SPLIT, TG> shared;
+  WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors(p)};
+  multiply_group<1, Storage, ROWS, TILES, SPLIT, DEPTH, TG, MMA>(A, &b, &bias, D, C, p, group, simdgroup, lane, shared);
+}
+
+// Two or three matrices B of one A, as fused_tiles in simd_tiles.metal has them.
+template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, bool SWIGLU>
+[[kernel, max_total_threads_per_threadgroup(TG)]] void fused_weight_tiles(
+    const device T* A [[buffer(0)]], const device uchar* values0 [[buffer(1)]], device T* D0 [[buffer(2)]],
+    const device T* bias0 [[buffer(4)]], constant FusedParams& params [[buffer(5)]], const device uchar* scales0 [[buffer(6)]],
+    const device uchar* biases0 [[buffer(7)]], const device uchar* values1 [[buffer(8)]], device T* D1 [[buffer(9)]],
+    const device T* bias1 [[buffer(10)]], const device uchar* scales1 [[buffer(11)]], const device uchar* biases1 [[buffer(12)]],
+    const device uchar* values2 [[buffer(13)]], device T* D2 [[buffer(14)]], const device T* bias2 [[buffer(15)]],
+    const device uchar* scales2 [[buffer(16)]], const device uchar* biases2 [[buffer(17)]], uint3 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  constexpr int MATRICES = SWIGLU ? 2 : 1;  // of a threadgroup
+  threadgroup Shared<ROWS, TILES, SPLIT, TG> shared;
+  uint i = SWIGLU ? 0 : matrix_of(group, params, TG / 32 / SPLIT * 8 * TILES);
+  constant MatmulParams& p = params.of[i];
+  constant MatmulParams& p1 = params.of[1];
+  const WeightsAt b[2] = {{i == 0   ? values0
+                           : i == 1 ? values1
+                                    : values2,
+                           i == 0   ? scales0
+                           : i == 1 ? scales1
+                                    : scales2,
+                           i == 0   ? biases0
+                           : i == 1 ? biases1
+                                    : biases2,
+                           p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors(p)},
+                          {values1, scales1, biases1, p1.n, p1.k, p1.ldb, p1.group_shift, p1.low_byte, in_vectors(p1)}};
+  const device T* bias[2] = {i == 0 ? bias0 : i == 1 ? bias1 : bias2, bias1};
+  multiply_group<MATRICES, Storage, ROWS, TILES, SPLIT, DEPTH, TG, MMA>(A, b, bias,
+                                                                        i == 0   ? D0
+                                                                        : i == 1 ? D1
+                                                                                 : D2,
+                                                                        A, p, group, simdgroup, lane, shared);
 }

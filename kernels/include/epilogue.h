@@ -48,3 +48,8 @@ METAL_FUNC void store_result(device T* D, const device T* C, const device T* bia
                              float ab) {
   store_sum(D, C, p, batch, row, col, ab, bias_of(bias, p, col));
 }
+// silu(x) * y, of two sums with their bias.
+template <class T>
+METAL_FUNC void store_swiglu(device T* D, constant MatmulParams& p, uint batch, uint row, uint col, float x, float y) {
+  D[batch * p.stride_d + row * p.ldd + col] = T(x / (1.0f + metal::precise::exp(-x)) * y);
+}

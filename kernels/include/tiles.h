@@ -5,24 +5,27 @@
 #include "epilogue.h"
 #include "lanes.h"
 
-// BANDS: of eight rows, whose sums have room in threadgroup memory at once.
-template <int BANDS>
+// BANDS: of eight rows, whose sums have room in threadgroup memory at once. Of two MATRICES, which end in swiglu, simdgroups have sums by
+// turns.
+template <int BANDS, int MATRICES = 1>
 struct Tiles {
   uint column, row, batch;  // where a lane's first result goes; those of the next tile are 8 columns further
   uint share, lane;         // of SPLIT simdgroups that share K
 
   METAL_FUNC bool has(constant MatmulParams& p, uint t, uint r = 0) const thread { return column + 8 * t < p.n && row + r < p.m; }
 
-  // The bias of each tile's column. Simdgroups from BANDS * TILES on store nothing, and need none.
-  template <int TILES, class T>
-  METAL_FUNC void load_bias(const device T* bias, constant MatmulParams& p, thread float (&added)[TILES]) const thread {
+  // The bias of each tile's column, of all MATRICES. Simdgroups from BANDS * TILES on store nothing, and need none.
+  template <int OWN, class T>
+  METAL_FUNC void load_bias(const device T* const thread* bias, constant MatmulParams& p, thread float (&added)[OWN]) const thread {
+    constexpr uint TILES = OWN / MATRICES;
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < TILES; t++) added[t] = share < BANDS * TILES && has(p, t) ? bias_of(bias, p, column + 8 * t) : 0.0f;
+    for (uint t = 0; t < OWN; t++)
+      added[t] = share < BANDS * TILES && has(p, t % TILES) ? bias_of(bias[t / TILES], p, column + 8 * (t % TILES)) : 0.0f;
   }
 
   // Stores ROWS bands. Each of the SPLIT simdgroups adds up and stores some of the tiles.
   template <int ROWS, int SPLIT, int TILES, class T>
-  METAL_FUNC void store(thread float2 (&total)[ROWS][TILES], const thread float (&added)[TILES],
+  METAL_FUNC void store(thread float2 (&total)[ROWS][TILES], const thread float (&added)[MATRICES * TILES],
                         threadgroup float2 (&partial)[SPLIT][BANDS][TILES][32], device T* D, const device T* C,
                         constant MatmulParams& p) const thread {
 #pragma clang loop unroll(full)
@@ -38,9 +41,20 @@ struct Tiles {
 #pragma clang loop unroll(full)
       for (uint t = 0; t < TILES; t++) {
         if ((r % BANDS * TILES + t) % SPLIT != share) continue;
-        float2 sum = SPLIT > 1 ? sum_of_parts<SPLIT, BANDS * TILES * 32>(&partial[0][r % BANDS][t][lane]) : total[r][t];
-        if (has(p, t, 8 * r)) store_sum(D, C, p, batch, row + 8 * r, column + 8 * t, sum.x, added[t]);
-        if (has(p, t, 8 * r + 1)) store_sum(D, C, p, batch, row + 8 * r + 1, column + 8 * t, sum.y, added[t]);
+        float2 sums[MATRICES];
+#pragma clang loop unroll(full)
+        for (uint i = 0; i < MATRICES; i++)
+          sums[i] =
+              SPLIT > 1 ? sum_of_parts<SPLIT / MATRICES, MATRICES * BANDS * TILES * 32>(&partial[i][r % BANDS][t][lane]) : total[r][t];
+#pragma clang loop unroll(full)
+        for (uint e = 0; e < 2; e++) {
+          if (!has(p, t, 8 * r + e)) continue;
+          uint at_row = row + 8 * r + e, at = column + 8 * t;
+          if (MATRICES == 1)
+            store_sum(D, C, p, batch, at_row, at, sums[0][e], added[t]);
+          else
+            store_swiglu(D, p, batch, at_row, at, sums[0][e] + added[t], sums[MATRICES - 1][e] + added[(MATRICES - 1) * TILES + t]);
+        }
       }
     }
   }

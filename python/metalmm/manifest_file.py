@@ -281,7 +281,7 @@ class _Entry:
         storages = dict.fromkeys(x for word in self._listed("storage", "dense") for x in (STORAGES[1:] if word == "quantized" else [word]))
         if (unknown := next((x for x in storages if x not in STORAGES), None)) is not None:
             raise self.fail(f"storage has {unknown!r}; it lists some of {', '.join(STORAGES)}, or quantized")
-        ends = tuple(dict.fromkeys(self._listed("matrices", "1")))
+        ends = tuple(dict.fromkeys(self._ends()))
         for key, found in (("storage", storages), ("matrices", ends)):
             if not found:
                 raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
@@ -295,6 +295,23 @@ class _Entry:
         if not isinstance(value, (str, list)):
             raise self.fail(f"'{key}' is {value!r}, of the wrong type; it takes a string such as {otherwise!r}, or a list of strings")
         return (value,) if isinstance(value, str) else self.words(key)
+
+    def _ends(self) -> Iterator[str]:
+        """What `matrices` lists: an end, or [end, condition] for one that is there where the condition holds."""
+        given = self.table.get("matrices", "1")
+        if not isinstance(given, list):
+            given = self._listed("matrices", "1")
+        for end in given:
+            word, when = end if isinstance(end, list) and len(end) == 2 else (end, "")
+            if not isinstance(word, str):
+                raise self.fail(f"'matrices' is {given!r}; it takes a list of strings, or, where a condition holds, of [string, condition]")
+            try:
+                if not when or holds(when, self.v.numbers()):
+                    yield word
+            except (TypeError, ValueError):
+                raise self.fail(
+                    f"matrices has {when!r}; of a list the second is a condition between parameters: + - * // % and comparisons"
+                ) from None
 
     def _source(self) -> Path:
         source = self.path.parent / str(self.take("source", str))

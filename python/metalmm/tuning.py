@@ -305,8 +305,11 @@ def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str,
         return name, f"nothing is tuned near it on {device_key(device)}; {why}" + _stale_text(stale)
     if name := _first(spec, takes, device):
         return name, f"nothing is tuned near it, {_FIRST}"
-    way = "; fused variants take m up to 8: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
-    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{way}")
+    raise UnsupportedError(f"auto: no variant on device {device.name} takes {spec!r}{_way_out(spec)}")
+
+
+def _way_out(spec: _core.MatmulSpec) -> str:
+    return "; fused variants take few rows, up to 8 or 16: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
 
 
 _FIRST = "none of the preferred takes it; the first in the manifest that does"
@@ -354,7 +357,7 @@ def choose_unseen(backend: str, spec: _core.MatmulSpec) -> tuple[str, str]:
     if not name:
         name, why = _first(stand_in, takes), _FIRST
     if not name:
-        raise UnsupportedError(f"auto: nothing that device {backend} has takes {stand_in!r}")
+        raise UnsupportedError(f"auto: nothing that device {backend} has takes {stand_in!r}{_way_out(spec)}")
     return _for_more_rows(device, spec, name, why, takes)
 
 

@@ -181,6 +181,17 @@ v = { threads = 64 }
         ('"threads // 32"', '"threads - 64"', "supports.m goes from 1 to 0"),
         ('storage = "q8_0"', 'storage = ""', "storage has ''; it lists some of dense"),
         ('storage = "q8_0"', "storage = []", r"storage is \[\]; it lists some of dense"),
+        (
+            'storage = "q8_0"',
+            'storage = "q8_0"\nmatrices = [["2", "cores > 1"]]',
+            "matrices has 'cores > 1'; of a list the second is a condition",
+        ),
+        (
+            'storage = "q8_0"',
+            'storage = "q8_0"\nmatrices = [["2", "3", "4"]]',
+            r"it takes a list of strings, or, where a condition holds, of \[string,",
+        ),
+        ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = [["2", "1 > 2"]]', r"matrices is \[\]; it lists some of 1, 2"),
         ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = []', r"matrices is \[\]; it lists some of 1, 2"),
         ('storage = "q8_0"', 'storage = "q8_0"\nbaseline = ["nt"]', "'baseline' is not the same in the tables of all its kernels"),
         ('storage = "q8_0"', 'storage = "q8_0"\ndevices = ["cuda"]', "'devices' is not the same in the tables"),

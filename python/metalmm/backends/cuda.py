@@ -53,7 +53,8 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 # scale each, and floats with one; None where it is not offered. Fitted to an H200's times (docs/lab/cuda.md): dense weights and 4 bits by
 # "The rule knows models' matrices", five dense tiles by "What clusters leave the next kernel", affine ones and two scales by "Weights as two
 # halves", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of "Whole turns, and one row's
-# bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma".
+# bits for sixteen", but for their `small_m`, `t4` by "Several matrices, few rows"; the rest
+# is of "Every format on wgmma".
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -81,14 +82,6 @@ _TILES: Mapping[str, Sequence[_Times]] = {
         (141, 75, 3775, 4),
         (161, 71, 2818, 4),
         (106, 67, 3664, 3),
-    ),
-    "gemm/bm64_bn32_bk128_wm1_wn1_wk4": (
-        (130, 67, 3017, 1),
-        (175, 66, 3096, 1),
-        (142, 84, 3334, 1),
-        (203, 89, 5145, 1),
-        (246, 84, 3368, 1),
-        (142, 98, 4416, 1),
     ),
     "gemm/bm128_bn64_bk64": (
         (391, 184, 2188, 1),
@@ -176,6 +169,7 @@ _FEW: Mapping[str, Sequence[_Times]] = {
         (34, 99, 794, 1),
         (23, 63, 938, 1),
     ),
+    "small_m/t4_s8_d2_tg256": ((54, 47, 1173, 1), None, None, None, None, None),
     "gemv_nt_mma/r2_c2_s4_d2_tg128": (None, (40, 19, 1199, 6), (44, 10, 1324, 7), (52, 15, 1294, 7), (52, 15, 819, 6), (32, 13, 1745, 7)),
     "gemv_nt_mma/r2_c2_s4_d4_tg128": (None, (37, 14, 422, 4), (30, 9, 1255, 4), (42, 10, 668, 4), (34, 12, 1008, 3), (22, 12, 1428, 4)),
     "gemv_nt_mma/r2_c2_s8_d2_tg256": (None, (35, 16, 264, 3), (18, 11, 1045, 3), (29, 12, 1490, 3), (24, 14, 574, 1), (19, 12, 1466, 3)),
@@ -189,6 +183,13 @@ _FEW: Mapping[str, Sequence[_Times]] = {
     "small_m_mma/t4_s8_d4_tg256": (None, (34, 37, 1827, 1), (29, 24, 2142, 2), (57, 33, 1648, 2), (71, 27, 954, 1), (37, 40, 1567, 1)),
     "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((48, 66, 3058, 4), None, None, None, None, None),
     "gemm_wgmma/bm64_bn64_s8_k2": ((51, 33, 3290, 1), None, None, None, None, None),
+}
+_SWIGLU: Mapping[int, str] = {
+    _BYTES: "t4_s4_d4_tg128",
+    _NIBBLES: "t4_s8_d4_tg256",
+    _AFFINE: "t2_s4_d8_tg128",
+    _HALVES: "t2_s4_d8_tg128",
+    _FLOATS: "t4_s8_d4_tg256",
 }
 
 
@@ -271,11 +272,20 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
+        # Of swiglu a simdgroup has one matrix of two. These were measured so; `_FEW` was not.
+        ("", "swiglu", "gemv_nt_mma/r2_c2_s4_d2_tg128", 2),
+        ("", "swiglu", "gemv_nt_mma/r4_c2_s4_d2_tg128", 4),
+        *((storage, "swiglu", f"small_m_mma/{_SWIGLU[weights_of(storage)]}", 8) for storage in _core._STORAGES[1:]),
+        ("dense", "swiglu", Tiles({"small_m/t2_s4_d2_tg128": (82, 35, 1314, 5)}), 8),
         # Up to four rows wgmma is slower.
         ("dense", "1", _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"), 4),
-        *((storage, "", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),  # of several matrices its `gemv_nt_mma`
-        *((storage, "1", _tiles(_TILES, storage)) for storage in _core._STORAGES),
-        ("dense", "1", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),  # float32
+        *((storage, "", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),
+        # float32, of which tensor cores have no products
+        ("dense", "", "gemv_nt/r2_l32_c2_s4_tg128", 2),
+        ("dense", "", "gemv_nt/r4_l16_c2_s8_tg256", 4),
+        ("dense", "", Splits.of(24e3, "small_m", "t2_s8_d2_tg256", "t2_s16_d2_tg512"), 16),
+        *(("", "", f"gemv_nt/r{rows}_l4_c2_s8_tg256", rows) for rows in (2, 4, 8)),
+        *((storage, "", _tiles(_TILES, storage)) for storage in _core._STORAGES),
         ("", "1", "gemm/bm32_bn32_bk32"),
         ("", "", "gemm_tiled/baseline"),
     )

@@ -113,7 +113,7 @@ class _Metal:
         ("dense", "1", "gemm/bm32_bn32_bk32"),  # what MPS does not take
         ("dense", "", Splits.of(_IN_FLIGHT, "gemv_nt", "l16_d4_tg64", "l32_d4_tg64", "l32_s4_d4_tg128")),
         ("", "", Splits.of(_IN_FLIGHT, "gemv_nt", "l4_d2_tg64", "l8_d2_tg64", "l16_d2_tg64", "l16_s4_d2_tg128")),
-        ("", "", "gemv_nt/r8_l4_d2_tg64", 8),
+        *(("", "", f"gemv_nt/r{rows}_l4_d2_tg64", rows) for rows in (2, 4, 8)),
         ("", "1", "gemm/bm32_bn32_bk32"),
     )
 
