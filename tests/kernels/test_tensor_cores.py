@@ -43,7 +43,7 @@ def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
     ("point", "dtype", "layout"),
     [
         *(("bm32_bn32_bk128_wm1_wn1_wk4", "float16", x) for x in ("nn", "nt", "tn", "tt")),
-        *(("bm64_bn32_bk128_wm1_wn1_wk4", "bfloat16", x) for x in ("nt", "nn")),  # four simdgroups add to the same results
+        *(("bm32_bn32_bk128_wm1_wn1_wk4", "bfloat16", x) for x in ("nt", "nn")),  # four simdgroups add to the same results
         ("bm32_bn32_bk32", "bfloat16", "nn"),
     ],
 )
@@ -61,7 +61,7 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
 @pytest.mark.parametrize("storage", ["q8_0", "q4_0", "affine8", "affine4"])
 @pytest.mark.parametrize(
     ("layout", "dtype", "variant"),
-    [("nk", "float16", "gemm/bm128_bn64_bk64"), ("canonical", "bfloat16", "gemm/bm64_bn32_bk128_wm1_wn1_wk4")],
+    [("nk", "float16", "gemm/bm128_bn64_bk64"), ("canonical", "bfloat16", "gemm/bm32_bn32_bk128_wm1_wn1_wk4")],
 )
 def test_quantized_weights(
     large: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, layout: str, dtype: str, variant: str
