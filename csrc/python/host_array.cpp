@@ -242,12 +242,20 @@ void read_dlpack(nb::handle object, const char* name, Tensor& t, const Device* d
 
 }  // namespace
 
+// An array of NumPy's whose mask nothing here would look at. A plain one is seen by its name, without a search for attributes.
+static bool is_masked(nb::handle object) {
+  return std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") != 0 && nb::hasattr(object, "mask") && nb::hasattr(object, "filled");
+}
+
 bool has_dlpack(nb::handle object) { return nb::hasattr(object, "__dlpack__") && nb::hasattr(object, "__dlpack_device__"); }
 
 void read_tensor(nb::handle object, const char* name, Tensor& t, const Device* device) {
   View view = view_of(object);
   if (view && !known_format(view->format, view->itemsize).size && has_dlpack(object) && !nb::hasattr(object, "__array_interface__"))
     view.reset();  // MLX's bfloat16, which DLPack can say; NumPy's arrays have no more to say by it
+  if (view && is_masked(object))
+    throw Error(ErrorKind::dtype,
+                std::string(name) + " is " + class_name(object) + ", whose mask would not count; pass its .filled(0) or .data");
   if (view) {
     read_view(std::move(view), name, t);
     if (t.dtype.kind != DType::kOpaque) return;

@@ -508,6 +508,8 @@ def _from_mx(packed: Any, scales: Any, biases: Any, bits: Any, group: Any, mode:
 
 def _host_array(x: Any, name: str) -> _Numbers:
     """As NumPy has it: arrays of torch and MLX, too, in bfloat16 and with a gradient to come. Raises DTypeError for what is no array."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise DTypeError(f"{name} is a MaskedArray, whose mask would not count; pass its .filled(0) or .data")
     if isinstance(x, np.ndarray):
         return x
     if isinstance(x, Array):

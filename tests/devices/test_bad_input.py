@@ -151,3 +151,17 @@ def test_sizes_that_would_wrap() -> None:
         metalmm.Device("cpu", threads=1).empty((2.5, 2))  # type: ignore[arg-type]
     with pytest.raises(metalmm.CompileError, match=r"missing\.metal"):
         metalmm.Device("cpu", threads=1).compile("missing.metal")
+
+
+def test_a_mask_is_not_dropped(device: metalmm.Device) -> None:
+    x, plain = np.ma.masked_array(np.ones((4, 64), np.float16), mask=False), np.ones((4, 64), np.float16)
+    for call in (
+        lambda: metalmm.matmul("auto", x, plain, transpose_b=True, device=device),
+        lambda: metalmm.matmul("auto", plain, x, transpose_b=True, device=device),
+        lambda: metalmm.matmul("auto", plain, plain, transpose_b=True, out=np.ma.zeros((4, 4), np.float16), device=device),
+        lambda: device.array(x),
+        lambda: metalmm.quantize(x, "q8_0"),
+    ):
+        with pytest.raises(metalmm.DTypeError, match=r"MaskedArray, whose mask would not count; pass its \.filled\(0\) or \.data"):
+            call()
+    assert (metalmm.matmul("auto", x.data, plain, transpose_b=True, device=device) == 64).all()
