@@ -1,5 +1,5 @@
-// B given as N x K rows (NT), m up to 8: products of 8 x 8 simdgroup matrices, rows of B on the left and of A, transposed, on the right, so
-// that all rows of A cost what one does. A simdgroup owns 8 * TILES columns; SPLIT simdgroups share K.
+// B given as N x K rows (NT), few rows of A, eight at a time: products of 8 x 8 simdgroup matrices, rows of B on the left and of A,
+// transposed, on the right, so that all rows of A cost what one does. A simdgroup owns 8 * TILES columns; SPLIT simdgroups share K.
 //
 // Which k stands where in a product is free, as long as both sides agree: a lane's 8 neighbouring elements of its row of B serve it for
 // four products, one load of 16 bytes where loading a matrix would be four of 4. Per output: 2 * k / m bytes of B, once; DEPTH * TILES
@@ -58,22 +58,23 @@ METAL_FUNC uint offset_of_load(uint d) {
 
 template <int TILES, int SPLIT, int TG>
 struct Shared {
-  float2 partial[TG / 32 / SPLIT][SPLIT][1][TILES][32];
+  float2 partial[SPLIT > 1 ? TG / 32 / SPLIT : 1][SPLIT][1][TILES][32];
   float places[TG / 32][64];
 };
 
 // What a threadgroup does. Of two MATRICES, which end in swiglu, it has the same columns, and each second simdgroup has the second's.
 template <int MATRICES, int TILES, int SPLIT, int DEPTH, int TG, class T>
 METAL_FUNC void multiply_group(const device T* A, const device T* const thread* B, const device T* const thread* bias, device T* D,
-                               const device T* C, constant MatmulParams* of_each, uint3 group, uint simdgroup, uint lane,
+                               const device T* C, constant MatmulParams* params, uint3 group, uint simdgroup, uint lane,
                                threadgroup Shared<TILES, SPLIT, TG>& shared) {
   constexpr bool PAIRS = DEPTH % 2 == 0 && sizeof(T) == 2;
   constexpr uint SETS = TG / 32 / SPLIT, EACH = PAIRS ? 16 : 8;  // neighbours of a lane
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0 && SPLIT % MATRICES == 0, "whole sets of SPLIT simdgroups, for each matrix as many");
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  constant MatmulParams& p = *of_each;
-  constant MatmulParams& own = of_each[share % MATRICES];
-  const device T* from_b = B[share % MATRICES] + group.z * own.stride_b;
+  constant MatmulParams& p = *params;
+  bool has_first = MATRICES == 1 || share % 2 == 0;
+  constant MatmulParams& p_of_b = params[has_first ? 0 : 1];
+  const device T* from_b = (has_first ? B[0] : B[MATRICES - 1]) + group.z * p_of_b.stride_b;
   Place place = place_of(shared.places[simdgroup], lane);
   uint row = place.row, pair = place.column / 2;
   uint first = (group.x * SETS + set) * 8 * TILES, last = p.n - 1, row0 = group.y * 8;
@@ -82,7 +83,7 @@ METAL_FUNC void multiply_group(const device T* A, const device T* const thread* 
   const device T* a1 = a + min(row0 + 2 * pair + 1, p.m - 1) * p.lda;
   const device T* b[TILES];
 #pragma clang loop unroll(full)
-  for (uint t = 0; t < TILES; t++) b[t] = from_b + min(first + 8 * t + row, last) * own.ldb;
+  for (uint t = 0; t < TILES; t++) b[t] = from_b + min(first + 8 * t + row, last) * p_of_b.ldb;
   uint slice = slice_of<SPLIT / MATRICES, 32>(p.k), begin = min(share / MATRICES * slice, p.k), end = min(begin + slice, p.k);
 
   Tiles<1, MATRICES> mine = {first + row, row0 + 2 * pair, group.z, share, lane};
@@ -91,7 +92,7 @@ METAL_FUNC void multiply_group(const device T* A, const device T* const thread* 
   simdgroup_matrix<float, 8, 8> sum[TILES];
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) sum[t] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  bool octets = a_in_vectors(p, 8) && b_in_vectors(own, 8);
+  bool octets = a_in_vectors(p, 8) && b_in_vectors(p_of_b, 8);
   uint k = begin;
   if (octets && k + 32 * DEPTH <= end) {
     const device T* x0 = a0 + begin + EACH * (row / 2);
@@ -143,7 +144,7 @@ METAL_FUNC void multiply_group(const device T* A, const device T* const thread* 
 #pragma clang loop unroll(full)
   for (uint t = 0; t < TILES; t++) total[0][t] = float2(sum[t].thread_elements()[0], sum[t].thread_elements()[1]);
   wait_for_operands();
-  mine.store(total, added, shared.partial[set], D, C, p);
+  mine.store(total, added, shared.partial[SPLIT > 1 ? set : 0], D, C, p);
 }
 
 template <class T, int TILES, int SPLIT, int DEPTH, int TG>

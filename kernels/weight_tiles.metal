@@ -21,11 +21,11 @@ using namespace metal;  // what follows names its types
 #include "include/wait.h"
 #include "include/weight_products.h"
 
-template <int ROWS, int TILES, int SPLIT, int TG>
+template <int ROWS, int TILES, int SPLIT, int TG, bool MMA>
 struct Shared {
   enum : int { BANDS = ROWS % 2 == 0 && TG * (2 * TILES + 1) * 8 <= 32 * 1024 ? 2 : 1 };  // of `partial`, beside `numbers`
-  float2 partial[TG / 32 / SPLIT][SPLIT][BANDS][TILES][32];
-  float numbers[TG / 32][64];
+  float2 partial[SPLIT > 1 ? TG / 32 / SPLIT : 1][SPLIT][BANDS][TILES][32];
+  float numbers[MMA ? 1 : TG / 32][64];
 };
 
 // What a threadgroup does. Of two MATRICES, which end in swiglu, it has the same columns, and each second simdgroup has the second's; p is
@@ -33,16 +33,16 @@ struct Shared {
 template <int MATRICES, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA, class T>
 METAL_FUNC void multiply_group(const device T* A, const thread WeightsAt* B, const device T* const thread* bias, device T* D,
                                const device T* C, constant MatmulParams& p, uint3 group, uint simdgroup, uint lane,
-                               threadgroup Shared<ROWS, TILES, SPLIT, TG>& shared) {
+                               threadgroup Shared<ROWS, TILES, SPLIT, TG, MMA>& shared) {
   constexpr int FORMAT = Storage::Pack::ID;
   typedef Eighth<FORMAT> Bits;
   constexpr uint SETS = TG / 32 / SPLIT, PER_BYTE = Storage::Pack::PER_BYTE;
   // A lane of MMA loads whole blocks, in fours. Of canonical ones a request has neighbours in memory anyway.
   constexpr bool IN_FOURS = MMA && DEPTH % 4 == 0 && !Storage::IS_CANONICAL;
   static_assert(TG / 32 % SPLIT == 0 && SETS > 0 && SPLIT % MATRICES == 0, "whole sets of SPLIT simdgroups, for each matrix as many");
-  constexpr int BANDS = Shared<ROWS, TILES, SPLIT, TG>::BANDS;
+  constexpr int BANDS = Shared<ROWS, TILES, SPLIT, TG, MMA>::BANDS;
   uint set = simdgroup / SPLIT, share = simdgroup % SPLIT;
-  WeightsAt b = B[share % MATRICES];
+  WeightsAt b = MATRICES == 1 || share % 2 == 0 ? B[0] : B[MATRICES - 1];
   Place place = {lane / 4, lane % 4 * 2};  // of MMA, and of nobody else for certain
   if (!MMA) place = place_of(shared.numbers[simdgroup], lane);
   uint row = place.row, pair = place.column / 2, brought = MMA ? pair : row / 2, low = low_pair<FORMAT>(p.low_byte);
@@ -151,9 +151,10 @@ METAL_FUNC void multiply_group(const device T* A, const thread WeightsAt* B, con
       }
     }
   }
-  mine.store(total, added, shared.partial[set], D, C, p);
+  mine.store(total, added, shared.partial[SPLIT > 1 ? set : 0], D, C, p);
 }
 
+// Whether rows of A begin on eight elements, and those of weights on 16 bytes.
 METAL_FUNC bool in_vectors(constant MatmulParams& p) { return a_in_vectors(p, 8) && b_in_vectors(p, 16); }
 
 template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int TG, bool MMA>
@@ -162,7 +163,7 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
     const device T* bias [[buffer(4)]], constant MatmulParams& p [[buffer(5)]], const device uchar* scales [[buffer(6)]],
     const device uchar* biases [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup Shared<ROWS, TILES, SPLIT, TG> shared;
+  threadgroup Shared<ROWS, TILES, SPLIT, TG, MMA> shared;
   WeightsAt b = {values, scales, biases, p.n, p.k, p.ldb, p.group_shift, p.low_byte, in_vectors(p)};
   multiply_group<1, Storage, ROWS, TILES, SPLIT, DEPTH, TG, MMA>(A, &b, &bias, D, C, p, group, simdgroup, lane, shared);
 }
@@ -178,7 +179,7 @@ template <class T, class Storage, int ROWS, int TILES, int SPLIT, int DEPTH, int
     const device uchar* scales2 [[buffer(16)]], const device uchar* biases2 [[buffer(17)]], uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int MATRICES = SWIGLU ? 2 : 1;  // of a threadgroup
-  threadgroup Shared<ROWS, TILES, SPLIT, TG> shared;
+  threadgroup Shared<ROWS, TILES, SPLIT, TG, MMA> shared;
   uint i = SWIGLU ? 0 : matrix_of(group, params, TG / 32 / SPLIT * 8 * TILES);
   constant MatmulParams& p = params.of[i];
   constant MatmulParams& p1 = params.of[1];

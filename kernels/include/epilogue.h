@@ -1,4 +1,4 @@
-// What every matmul kernel does with a finished sum: D = alpha * AB + beta * C + bias.
+// What every matmul kernel does with a finished sum: D = alpha * AB + beta * C + bias, or swiglu of two.
 #pragma once
 #include <metal_stdlib>
 

@@ -30,7 +30,7 @@ struct FusedParams {
 // Whether rows of A, or of B, begin on a vector of that many elements; of quantized weights, bytes.
 METAL_FUNC bool a_in_vectors(constant MatmulParams& p, uint size) { return (p.lda | p.stride_a | p.vec_offset_a) % size == 0; }
 METAL_FUNC bool b_in_vectors(constant MatmulParams& p, uint size) { return (p.ldb | p.stride_b | p.vec_offset_b) % size == 0; }
-// Of a fused call whose threadgroups have `columns` columns each: the matrix of this one, whose number becomes that among the matrix's.
+// Which matrix of a fused call this threadgroup has. group.x becomes its index among those of that matrix. columns: of a threadgroup.
 METAL_FUNC uint matrix_of(thread metal::uint3& group, constant FusedParams& params, uint columns) {
   uint groups0 = (params.of[0].n - 1) / columns + 1, groups1 = (params.of[1].n - 1) / columns + 1;
   uint i = group.x < groups0 ? 0 : group.x < groups0 + groups1 ? 1 : 2;

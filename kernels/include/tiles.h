@@ -5,8 +5,8 @@
 #include "epilogue.h"
 #include "lanes.h"
 
-// BANDS: of eight rows, whose sums have room in threadgroup memory at once. Of two MATRICES, which end in swiglu, simdgroups have sums by
-// turns.
+// BANDS: of eight rows, whose sums have room in threadgroup memory at once. Of two MATRICES, which end in swiglu, even shares have sums of
+// the first and odd ones of the second.
 template <int BANDS, int MATRICES = 1>
 struct Tiles {
   uint column, row, batch;  // where a lane's first result goes; those of the next tile are 8 columns further
@@ -15,11 +15,11 @@ struct Tiles {
   METAL_FUNC bool has(constant MatmulParams& p, uint t, uint r = 0) const thread { return column + 8 * t < p.n && row + r < p.m; }
 
   // The bias of each tile's column, of all MATRICES. Simdgroups from BANDS * TILES on store nothing, and need none.
-  template <int OWN, class T>
-  METAL_FUNC void load_bias(const device T* const thread* bias, constant MatmulParams& p, thread float (&added)[OWN]) const thread {
-    constexpr uint TILES = OWN / MATRICES;
+  template <int COUNT, class T>
+  METAL_FUNC void load_bias(const device T* const thread* bias, constant MatmulParams& p, thread float (&added)[COUNT]) const thread {
+    constexpr uint TILES = COUNT / MATRICES;
 #pragma clang loop unroll(full)
-    for (uint t = 0; t < OWN; t++)
+    for (uint t = 0; t < COUNT; t++)
       added[t] = share < BANDS * TILES && has(p, t % TILES) ? bias_of(bias[t / TILES], p, column + 8 * (t % TILES)) : 0.0f;
   }
 

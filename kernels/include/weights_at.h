@@ -12,8 +12,8 @@ struct IsSmall<half> {
   enum { VALUE = 1 };
 };
 
-// Where the weights of one matrix are. 2^shift neighbours along K share a scale; ldb: of dense ones, in elements; whole, for add_up
-// alone: rows of A and of the weights begin on vectors.
+// Where the weights of one matrix are. 2^shift neighbours along K share a scale; ldb: of dense ones, in elements; whole: rows of A
+// and of the weights begin on vectors.
 struct WeightsAt {
   const device uchar* values;
   const device uchar* scales;

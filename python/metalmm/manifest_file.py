@@ -283,6 +283,8 @@ class _Entry:
             raise self.fail(f"storage has {unknown!r}; it lists some of {', '.join(STORAGES)}, or quantized")
         ends = tuple(dict.fromkeys(self._ends()))
         for key, found in (("storage", storages), ("matrices", ends)):
+            if not found and self.table.get(key):
+                raise self.fail(f"{key} is {self.table[key]!r}, and no condition of it holds")
             if not found:
                 raise self.fail(f"{key} is []; it lists some of {', '.join(STORAGES if key == 'storage' else ENDS)}")
         if (unknown := next((x for x in ends if x not in ENDS), None)) is not None:

@@ -34,7 +34,9 @@ def compile_together(device: Device, needed: Iterable[Needed]) -> None:
 
 
 def compilers(device: Device) -> int:
-    """How many compile at a time: as many as threads work for the device; for a GPU, all CPUs that this process may use."""
+    """How many compile at a time: as many as threads work for the device; for a GPU, all CPUs that this process may use.
+
+    On device metal it is untried: the system may compile fewer at a time."""
     return device.threads or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 

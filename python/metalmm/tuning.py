@@ -309,7 +309,9 @@ def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str,
 
 
 def _way_out(spec: _core.MatmulSpec) -> str:
-    return "; fused variants take few rows, up to 8 or 16: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
+    return (
+        "; fused variants take m up to 8, some on device cuda up to 16: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
+    )
 
 
 _FIRST = "none of the preferred takes it; the first in the manifest that does"

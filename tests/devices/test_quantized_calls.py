@@ -105,7 +105,7 @@ def test_more_rows_than_a_fused_call_takes(device: metalmm.Device) -> None:
     if device.name == "cpu":
         assert (metalmm.matmul_fused("auto", x, [w, w], device=device)[0] == 64).all()
         return
-    with pytest.raises(metalmm.UnsupportedError, match="fused variants take few rows, up to 8 or 16: multiply by each matrix apart"):
+    with pytest.raises(metalmm.UnsupportedError, match="take m up to 8, some on device cuda up to 16: multiply by each matrix"):
         metalmm.matmul_fused("auto", x, [w, w], device=device)
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import metalmm
-from metalmm import kernel_source, manifest
+from metalmm import backends, kernel_source, manifest
+from metalmm.backends.protocol import names_of
 from metalmm.quantized import FORMATS
 from metalmm.variant import OPERAND_TYPES, specialization_of
 
@@ -110,8 +111,11 @@ def is_wanted(v: metalmm.Variant) -> bool:
 
 
 def known() -> list[metalmm.Variant]:
-    """Every variant with a kernel of ours that the device runs, for each B that it takes."""
-    return kinds(metalmm.variants(device=metalmm.default_device()))
+    """Every variant with a kernel of ours that the device runs, and every point that "auto" prefers on some device, for each B that it takes."""
+    device = metalmm.default_device()
+    preferred = [name for kind in backends.names() for row in backends.get(kind).preferred for name in names_of(row[2])]
+    found = [*metalmm.variants(device=device), *filter(lambda v: v.runs_on(device), map(manifest.get, preferred))]
+    return kinds(list({str(v): v for v in found}.values()))
 
 
 def kinds(variants: Sequence[metalmm.Variant]) -> list[metalmm.Variant]:

@@ -191,7 +191,11 @@ v = { threads = 64 }
             'storage = "q8_0"\nmatrices = [["2", "3", "4"]]',
             r"it takes a list of strings, or, where a condition holds, of \[string,",
         ),
-        ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = [["2", "1 > 2"]]', r"matrices is \[\]; it lists some of 1, 2"),
+        (
+            'storage = "q8_0"',
+            'storage = "q8_0"\nmatrices = [["2", "1 > 2"]]',
+            r"matrices is \[\['2', '1 > 2'\]\], and no condition of it holds",
+        ),
         ('storage = "q8_0"', 'storage = "q8_0"\nmatrices = []', r"matrices is \[\]; it lists some of 1, 2"),
         ('storage = "q8_0"', 'storage = "q8_0"\nbaseline = ["nt"]', "'baseline' is not the same in the tables of all its kernels"),
         ('storage = "q8_0"', 'storage = "q8_0"\ndevices = ["cuda"]', "'devices' is not the same in the tables"),

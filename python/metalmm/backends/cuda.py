@@ -53,8 +53,8 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 # scale each, and floats with one; None where it is not offered. Fitted to an H200's times (docs/lab/cuda.md): dense weights and 4 bits by
 # "The rule knows models' matrices", five dense tiles by "What clusters leave the next kernel", affine ones and two scales by "Weights as two
 # halves", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of "Whole turns, and one row's
-# bits for sixteen", but for their `small_m`, `t4` by "Several matrices, few rows"; the rest
-# is of "Every format on wgmma".
+# bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma". `small_m/t4_s8_d2_tg256` is of "Several matrices, few
+# rows".
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -184,6 +184,7 @@ _FEW: Mapping[str, Sequence[_Times]] = {
     "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((48, 66, 3058, 4), None, None, None, None, None),
     "gemm_wgmma/bm64_bn64_s8_k2": ((51, 33, 3290, 1), None, None, None, None, None),
 }
+# With 5 to 8 rows of swiglu, and in bfloat16 from 2 on, points of `small_m_mma` ("Several matrices, few rows").
 _SWIGLU: Mapping[int, str] = {
     _BYTES: "t4_s4_d4_tg128",
     _NIBBLES: "t4_s8_d4_tg256",
@@ -272,7 +273,7 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        # Of swiglu a simdgroup has one matrix of two. These were measured so; `_FEW` was not.
+        # Of swiglu, measured apart: `_FEW` has numbers of one matrix. Tiles of one point are taken in 16 bits alone.
         ("", "swiglu", "gemv_nt_mma/r2_c2_s4_d2_tg128", 2),
         ("", "swiglu", "gemv_nt_mma/r4_c2_s4_d2_tg128", 4),
         *((storage, "swiglu", f"small_m_mma/{_SWIGLU[weights_of(storage)]}", 8) for storage in _core._STORAGES[1:]),

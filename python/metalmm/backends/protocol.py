@@ -44,7 +44,7 @@ class Tiles(NamedTuple):
 
     @staticmethod
     def work(variant: Variant, spec: _core.MatmulSpec, cores: int) -> tuple[float, float]:
-        """How many tiles a core has, in the mean, and how often 32 of k, with what is loaded past the end."""
+        """How many tiles a core has, in the mean, and how often 32 of k, with what is loaded past the end; of swiglu those of both matrices."""
         tile, widths = variant.tile, [spec.n] if spec.swiglu else [spec.n, *spec.also_n]
         across = sum(math.ceil(n / tile[1]) for n in widths)
         return math.ceil(spec.m / tile[0]) * across * spec.batch / cores, math.ceil(variant.of_k(spec) / 32) * (1 + spec.swiglu)

@@ -21,7 +21,7 @@ from .sizes import LeftOut, Sizes, give, is_count, of_spec, text_of
 LIST = Path(__file__).with_name("models.json")
 MARK = "# Matmuls of a model"
 ARGUMENTS = ("model", "m", "context", "storage", "type")
-_FUSED_ROWS = 8  # what fused variants take, of any weights
+_FUSED_ROWS = 8  # what fused variants take on every device, whatever the weights
 _DRAFT_ROWS = 16  # of more rows, which are a prompt, the last one alone meets the vocabulary
 
 
