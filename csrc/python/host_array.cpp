@@ -59,10 +59,10 @@ DType known_format(const char* format, Py_ssize_t itemsize) {
   return kNoType;
 }
 
-DType dtype_of_format(const char* format, Py_ssize_t itemsize) {
+DType dtype_of_format(const char* name, const char* format, Py_ssize_t itemsize) {
   DType found = known_format(format, itemsize);
   if (found.size) return found;
-  throw Error(ErrorKind::dtype, std::string("arrays of format '") + format + "' are not supported; use a plain little-endian number type");
+  throw Error(ErrorKind::dtype, std::string(name) + " is an array of format '" + format + "'; it takes a plain little-endian number type");
 }
 
 // The deleter runs wherever the last user lets go, with or without the GIL.
@@ -102,7 +102,7 @@ View view_of(nb::handle object) {
 
 void read_view(View view, const char* name, Tensor& t) {
   t.ndim = view->ndim;
-  t.dtype = dtype_of_format(view->format, view->itemsize);
+  t.dtype = dtype_of_format(name, view->format, view->itemsize);
   check_ndim(name, view->ndim);
   for (int i = 0; i < view->ndim; i++) {
     t.shape[i] = view->shape[i];

@@ -10,14 +10,17 @@ namespace metalmm {
 
 namespace {
 
-bool is_past_float(double x) { return std::isfinite(x) && std::fabs(x) > std::numeric_limits<float>::max(); }
+// Infinities and NaN are floats; what is past the largest is none, and what would round to 0.
+bool is_no_float(double x) {
+  return std::isfinite(x) && (std::fabs(x) > std::numeric_limits<float>::max() || (x != 0 && static_cast<float>(x) == 0));
+}
 
 }  // namespace
 
 // alpha or beta, which kernels have in float32.
 double factor(PyObject* value, const char* what, double otherwise) {
   double x = real(value, what, otherwise);
-  if (is_past_float(x)) bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32");
+  if (is_no_float(x)) bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32: 0, or of a size from 1.4e-45 to 3.4e38");
   return x;
 }
 
@@ -68,8 +71,9 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   if (is_quantized) {
     quantized = parts_of(v[kB]);
     alpha *= quantized.global_scale;
-    if (is_past_float(alpha))
-      bad_argument("matmul: alpha times b's global_scale, " + std::to_string(quantized.global_scale) + ", is no float32");
+    if (is_no_float(alpha))
+      bad_argument("matmul: alpha times b's global_scale is " + repr_of(nb::float_(alpha).ptr()) +
+                   "; it is a float32: 0, or of a size from 1.4e-45 to 3.4e38");
     if (!flag(v[kTb], "matmul: transpose_b", true))
       bad_argument("matmul: transpose_b is False and b is quantized, n rows of k weights; leave it out, or pass True");
   }

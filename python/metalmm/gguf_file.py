@@ -99,8 +99,16 @@ def read(path: Path, who: str) -> Any:
         raise UnsupportedError(f"{who} needs the package gguf: pip install gguf") from None
     check(path)
     try:
-        return gguf.GGUFReader(path)
+        found = gguf.GGUFReader(path)
     except OSError as error:
         raise ArgumentError(f"{path}: {error.strerror or error}") from error
     except Exception as error:  # it reads what lies there: of a damaged file, anything
         raise ArgumentError(f"{path} is no GGUF file, or is cut short: {error}") from error
+    past = 0
+    for start, size, name in sorted((int(t.data_offset), int(t.n_bytes), t.name) for t in found.tensors):
+        if start < past or (start - found.data_offset) % found.alignment:
+            raise ArgumentError(
+                f"{path}: tensor {name!r} begins at byte {start}; it takes a multiple of {found.alignment} behind byte {past}"
+            )
+        past = start + size
+    return found

@@ -179,8 +179,9 @@ class QuantizedArray:
             isinstance(scale, bool)
             or not isinstance(scale, int | float | np.integer | np.floating)
             or not abs(float(scale)) <= 3.4028234663852886e38
+            or (scale != 0 and np.float32(scale) == 0)
         ):
-            raise ArgumentError(f"global_scale is {scale!r}; it takes a float32 that is finite")
+            raise ArgumentError(f"global_scale is {scale!r}; it takes a float32: 0, or of a size from 1.4e-45 to 3.4e38")
         object.__setattr__(self, "global_scale", float(np.float32(scale)))
         values, scales, biases = f.shapes(n, k, self.group, self.layout)
         _check(self.values, "values", values, (f.value_type,))
@@ -347,12 +348,12 @@ def quantize(w: Any, format: str, *, group: int | None = None, layout: str = "nk
     groups = -(-k // group)
     # A short group is filled with its own last element, which changes neither the least nor the greatest of it.
     blocks = np.concatenate([wide, np.repeat(wide[:, -1:], groups * group - k, axis=1)], axis=1).reshape(n, groups, group)
-    stored, scales, biases = QUANTIZERS[format](blocks, f)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):  # a scale of zero has no inverse; one that is past its type is refused below
+        stored, scales, biases = QUANTIZERS[format](blocks, f)
         kept = scales.astype(f.scale_type(w.dtype)), None if biases is None else biases.astype(f.bias_type(w.dtype))
-    for given, x in zip((scales, biases), kept, strict=True):
-        if given is not None and x is not None and not np.isfinite(x.astype(np.float32)).all():
-            raise ArgumentError(f"quantize: a group's scale is {np.abs(given).max():g}, past {x.dtype.name}")
+    for x in kept:
+        if x is not None and not np.isfinite(x.astype(np.float32)).all():
+            raise ArgumentError(f"quantize: weights of up to {np.abs(wide).max():g} need a scale past {x.dtype.name}")
     return _array_of(format, layout, stored.reshape(n, -1)[:, :k], group, *kept)
 
 

@@ -17,8 +17,7 @@ _Numbers = np.ndarray[Any, np.dtype[Any]]
 
 def _inverse(d: _Numbers) -> _Numbers:
     """0 where there is none: such a scale is 0 in float16, too."""
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(1) / d
+    inverse = np.float32(1) / d
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
@@ -54,10 +53,9 @@ def _bytes_of(x: _Numbers, most: int) -> tuple[_Numbers, _Numbers]:
     """Of numbers [n, blocks of 32, halves or 1] whole ones of up to `most`, and the float16 factor of each eight blocks."""
     n, count, each = x.shape
     padded = np.pad(x, ((0, 0), (0, -count % 8), (0, 0))).reshape(n, -1, 8, each)
-    with np.errstate(over="ignore"):
-        needed = np.abs(padded).max(axis=(2, 3)) / np.float32(most)
-        factor = needed.astype(np.float16)
-        factor = np.where(factor < needed, np.nextafter(factor, np.float16(np.inf)), factor)  # else the largest would be cut off
+    needed = np.abs(padded).max(axis=(2, 3)) / np.float32(most)
+    factor = needed.astype(np.float16)
+    factor = np.where(factor < needed, np.nextafter(factor, np.float16(np.inf)), factor)  # else the largest would be cut off
     whole = np.rint(padded * _inverse(factor.astype(np.float32))[..., None, None])
     return np.clip(whole, -most, most).reshape(n, -1, each)[:, :count], factor
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -270,10 +269,13 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
         if not start <= end <= size - begin or (width is not None and math.prod(shape) * width != end - start):
             raise fail(f"tensor {harmless(str(name))!r} is {kind} {shape} at bytes {start} to {end} of {size - begin}")
         found[name] = kind, shape, begin + start, begin + end
-    places = sorted((start, end, name) for name, (_, _, start, end) in found.items())
-    for (_, end, one), (start, _, other) in itertools.pairwise(places):
-        if start < end:
-            raise fail(f"tensors {one!r} and {other!r} share bytes")
+    past = begin
+    for start, end, name in sorted((start, end, name) for name, (_, _, start, end) in found.items()):
+        if start != past:
+            raise fail(f"tensor {name!r} begins at byte {start - begin}, and what lies before it ends at {past - begin}")
+        past = end
+    if past != size:
+        raise fail(f"{size - past} bytes behind its tensors")
     return found
 
 

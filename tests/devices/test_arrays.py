@@ -545,8 +545,6 @@ def test_text_that_is_no_utf8_and_reprs_that_fail(device: metalmm.Device) -> Non
     Odd.error = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         metalmm.matmul(V, a, b, alpha=Odd())
-    with pytest.raises(metalmm.ArgumentError, match="alpha is 1e\\+300; it is a float32"):
-        metalmm.matmul(V, a, b, alpha=1e300)
     assert np.isinf(metalmm.matmul(V, a, b, alpha=np.inf, device=device)).all()
 
 

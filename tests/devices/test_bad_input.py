@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import metalmm
@@ -24,6 +26,7 @@ def read_only(x: Any) -> Any:
 STORE = half(64)
 CASES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"c": half(2, 4)}, metalmm.ArgumentError, r"c is given and beta is not.*pass beta=1\.0 to add c"),
+    ({"a": half(1, 4).astype(">f2")}, metalmm.DTypeError, "a is an array of format '>e'; it takes a plain little-endian number type"),
     ({"a": half(4)}, metalmm.ShapeError, r"a \(4,\) has 1 dimension; it takes 2, or 3 with a batch"),
     ({"b": half(1, 1, 4, 4)}, metalmm.ShapeError, r"b \(1, 1, 4, 4\) has 4 dimensions"),
     (
@@ -106,6 +109,16 @@ def test_sizes_past_32_bit_counts() -> None:
     for sizes in ({"m": 0, "n": 1, "k": 1}, {"m": 1, "n": -3, "k": 1}, {"m": 1, "n": 1 << 40, "k": 1}):
         with pytest.raises(metalmm.ShapeError, match="sizes are 1 to"):
             metalmm.MatmulSpec(**sizes)
+
+
+def test_factors_that_are_no_float32(device: metalmm.Device) -> None:
+    """Rounded they would be Inf and 0."""
+    for name, bad in (("alpha", 1e300), ("alpha", 1e-300), ("beta", -1e-46)):
+        with pytest.raises(metalmm.ArgumentError, match=f"{name} is {re.escape(str(bad))}; it is a float32"):
+            metalmm.matmul(V, half(1, 8), half(8, 8), c=half(1, 8), device=device, **{"beta": 1.0, name: bad})
+    q = replace(metalmm.quantize(np.ones((8, 32), np.float16), "q8_0"), global_scale=2.0**-100)
+    with pytest.raises(metalmm.ArgumentError, match=r"alpha times b's global_scale is 6\.8\d*e-49; it is a float32"):
+        metalmm.matmul(V, half(1, 32), q, alpha=2.0**-60, device=device)
 
 
 def test_arrays_of_another_device(device: metalmm.Device) -> None:

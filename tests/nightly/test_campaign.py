@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
 import time
 from collections import defaultdict
@@ -18,11 +17,9 @@ import numpy as np
 import pytest
 from metalmm import manifest
 from support import counting
-from support.here import COMPILERS, DEVICE
+from support.here import CAMPAIGN_SECONDS, CAMPAIGN_SEED, COMPILERS, DEVICE
 from support.operands import DTYPES, draw, size_limits
 from support.rows import Row, known
-
-SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
 
 
 @functools.cache
@@ -64,10 +61,9 @@ def drawn_call(rng: random.Random, compiler: str) -> Any:
 
 @pytest.mark.parametrize("compiler", COMPILERS if DEVICE == "cpu" else ["-"])
 def test_random_calls(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = int(os.environ.get("METALMM_SEED", time.time_ns() % 10**6))
     if DEVICE == "cpu":
         monkeypatch.setenv("METALMM_CXX", compiler)
-    rng, until, checked, wrong = random.Random(seed), time.monotonic() + SECONDS, counting.cases, list[str]()
+    rng, until, checked, wrong = random.Random(CAMPAIGN_SEED), time.monotonic() + CAMPAIGN_SECONDS, counting.cases, list[str]()
     with metalmm.Device(DEVICE) as device:
         while time.monotonic() < until:
             call = drawn_call(rng, compiler)
@@ -78,5 +74,5 @@ def test_random_calls(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
             except (metalmm.KernelError, metalmm.CompileError) as error:  # a point too large for the device, with operands of that type
                 if "bytes of threadgroup memory; the limit is" not in str(error):
                     wrong.append(str(error))
-    print(f"seed {seed}, {compiler} on device {DEVICE}: {counting.cases - checked + len(wrong)} checked, {len(wrong)} wrong")
-    assert not wrong, f"seed {seed}: {wrong[:5]}"
+    print(f"seed {CAMPAIGN_SEED}, {compiler} on device {DEVICE}: {counting.cases - checked + len(wrong)} checked, {len(wrong)} wrong")
+    assert not wrong, f"seed {CAMPAIGN_SEED}: {wrong[:5]}"

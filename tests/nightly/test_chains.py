@@ -3,13 +3,12 @@
 A GPU may let a call begin before the one before it ends. It may read the call's weights early, and share out cores between both. Results must
 have the bits that each call alone gives. Three rows of each are within the bound. METALMM_CAMPAIGN: seconds, by default 60. On a GPU:
 
-METALMM_TEST_ALL=1 METALMM_DEVICE=cuda METALMM_CAMPAIGN=300 METALMM_SEED=7 python -m pytest tests/nightly/test_chains.py -s
+METALMM_TEST_ALL=1 METALMM_DEVICE=cuda METALMM_CAMPAIGN=300 METALMM_TEST_SEED=7 python -m pytest tests/nightly/test_chains.py -s
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from dataclasses import dataclass, replace
@@ -20,10 +19,9 @@ import numpy as np
 from metalmm import numerics
 from metalmm.quantized import FORMATS
 from support.counting import count_case
-from support.here import DEVICE, REAL_GPU
+from support.here import CAMPAIGN_SECONDS, CAMPAIGN_SEED, DEVICE, REAL_GPU
 from support.operands import DTYPES
 
-SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
 MOST_M, MOST_N = (2100, 12288) if REAL_GPU else (300, 300)
 DRAWN_ROWS = 509  # of B: a wider one repeats them in any order, so that drawing and judging stay cheap
 
@@ -122,11 +120,10 @@ def check_chain(rng: random.Random, device: metalmm.Device, alone: metalmm.Devic
 
 
 def test_random_chains() -> None:
-    seed = int(os.environ.get("METALMM_SEED", time.time_ns() % 10**6))
-    rng, until, count = random.Random(seed), time.monotonic() + SECONDS, 0
+    rng, until, count = random.Random(CAMPAIGN_SEED), time.monotonic() + CAMPAIGN_SECONDS, 0
     options = {"overlap": False} if DEVICE == "cuda" else {}
     with metalmm.Device(DEVICE) as device, metalmm.Device(DEVICE, **options) as alone:
-        print(f"seed {seed}")
+        print(f"seed {CAMPAIGN_SEED}")
         while time.monotonic() < until:
             check_chain(rng, device, alone)
             count += 1

@@ -8,6 +8,7 @@ import platform
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ REAL_GPU = DEVICE in ("metal", "cuda") and not ON_A_FAKE
 ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
 BY_TURNS = ON_A_FAKE and not ALL_OF_IT  # what a fake repeats of device cpu
 SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))  # of what is drawn
+CAMPAIGN_SEED = int(os.environ.get("METALMM_TEST_SEED", time.time_ns() % 10**6))
+CAMPAIGN_SECONDS = float(os.environ.get("METALMM_CAMPAIGN", "60"))
 ARM = platform.machine() in ("arm64", "aarch64")  # where a division by zero is no fault
 LINUX = sys.platform.startswith("linux")
 

@@ -193,7 +193,7 @@ def test_a_global_scale_of_mlx_bit_for_bit() -> None:
 
 def test_bad_global_scales() -> None:
     q = metalmm.quantize(np.ones((2, 32), np.float32), "q8_0")
-    for bad in (np.inf, np.nan, 1e39, True, "1", None):
+    for bad in (np.inf, np.nan, 1e39, 1e-46, True, "1", None):
         with pytest.raises(metalmm.ArgumentError, match="global_scale is"):
             dataclasses.replace(q, global_scale=bad)
     scaled = dataclasses.replace(q, global_scale=0.1)
@@ -320,7 +320,8 @@ def test_a_layer_of_mlx_knows_its_bits_and_group() -> None:
         (lambda: metalmm.quantize(W[0], "q8_0"), metalmm.ShapeError, r"w has shape \(64,\); it takes \[n, k\]"),
         (lambda: metalmm.quantize(W[:, :0], "q8_0"), metalmm.ShapeError, r"w has shape \(4, 0\)"),
         (lambda: metalmm.quantize(W * np.float16(np.nan), "q4_0"), metalmm.ArgumentError, r"w\[0, 0\] is not finite"),
-        (lambda: metalmm.quantize(W.astype(np.float32) * 1e9, "q8_0"), metalmm.ArgumentError, r"a group's scale is 7.87402e\+06, past float16"),
+        (lambda: metalmm.quantize(W.astype(np.float32) * 1e9, "q8_0"), metalmm.ArgumentError, r"weights of up to 1e\+09 need a scale past float16"),
+        (lambda: metalmm.quantize(np.full((1, 256), 7e7, np.float32), "q4_k"), metalmm.ArgumentError, r"weights of up to 7e\+07 need a scale past float16"),
         (lambda: metalmm.from_gguf(Q.to_gguf()[:, 1:], "q8_0", (4, 64)), metalmm.ShapeError, r"268 bytes for shape \(4, 64\) in q8_0"),
         (lambda: metalmm.from_gguf(Q.to_gguf(), "q8_0", (4, 65)), metalmm.ShapeError, "k is a multiple of 32"),
         (lambda: metalmm.from_gguf(Q.to_gguf().view(np.int8), "q8_0", (4, 64)), metalmm.DTypeError, "blocks are int8; it takes uint8"),

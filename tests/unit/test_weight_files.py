@@ -71,6 +71,11 @@ def test_a_damaged_file_is_an_error(model: Path) -> None:
         model.write_bytes(whole[:size])
         with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file, or is cut short"):
             metalmm.load_gguf(model, "half")
+    place = whole.index(b"q4_0") + 4 + 24  # behind its name, two sizes and type
+    for offset in (32, 2721):
+        model.write_bytes(whole[:place] + struct.pack("<Q", offset) + whole[place + 8 :])
+        with pytest.raises(metalmm.ArgumentError, match=r"tensor 'q4_0' begins at byte \d+; it takes a multiple of 32 behind byte \d+"):
+            metalmm.load_gguf(model)
     model.write_bytes(b"PK" + whole[2:])
     with pytest.raises(metalmm.ArgumentError, match=r"is no GGUF file"):
         metalmm.load_gguf(model, "q8_0")
@@ -250,6 +255,7 @@ def test_a_type_that_is_not_taken_is_listed(tmp_path: Path) -> None:
         lambda d: struct.pack("<Q", 2**63) + d[8:],
         lambda d: struct.pack("<Q", 4 << 30) + d[8:],
         lambda d: d[:-1],
+        lambda d: d + b"\0",
         lambda d: d.replace(b"[0, 12]", b"[0, 99]"),
         lambda d: d.replace(b"[0, 12]", b"[9, 2] "),
         lambda d: d.replace(b"[0, 12]", b"[-3, 9]"),

@@ -21,7 +21,7 @@ class Options(TypedDict, total=False):
     """Options of Device("cpu").
 
     Attributes:
-        threads: OS threads. By default $METALMM_CPU_THREADS or the CPUs that the process may use.
+        threads: OS threads. By default $METALMM_CPU_THREADS; of 0 the CPUs that the process may use.
         threadgroup_memory_limit: Bytes. By default 32 KB, as on Apple GPUs.
         lenient_barriers: Threads that have returned count as having reached every barrier. By default that is an error.
         guards: Poison stands around every array and threadgroup block, and is looked at after each dispatch. A kernel that writes
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
         debug: Has guards, too. Accesses outside of what is bound, indices outside of an array, races in threadgroup memory and vectors
             off their alignment are errors. Threads and threadgroups take turns in another order each time. The method count_writes()
             works. A debug device is slow.
-        timeout: Seconds after which a dispatch is ended with a KernelError. By default never.
+        timeout: Seconds after which a dispatch is ended with a KernelError. By default 0: never.
     """
 
     threads: int | None
@@ -93,11 +93,11 @@ class _Cpu:
                 raise DeviceError(f"{key} is {value!r}; it takes a number")
         threads, limit, timeout = options["threads"], options["threadgroup_memory_limit"], options["timeout"]
         if threads != int(threads) or not 0 <= threads <= 1024:
-            raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None for all CPUs")
+            raise DeviceError(f"threads is {threads}; it takes 1 to 1024, or None or 0 for all CPUs")
         if limit != int(limit) or not 0 <= limit < 2**32:
             raise DeviceError(f"threadgroup_memory_limit is {limit}; it takes bytes, up to 2^32 - 1")
         if not 0 <= timeout <= 1e6:
-            raise DeviceError(f"timeout is {timeout}; it takes seconds, up to a million, or None for none")
+            raise DeviceError(f"timeout is {timeout}; it takes seconds, up to a million, or None or 0 for no timeout")
         return {**options, "threads": int(threads), "threadgroup_memory_limit": int(limit), "timeout": float(timeout)}
 
     def library_text(self, device: Device, text: str, name: str, folders: Sequence[Path], defines: Mapping[str, Any]) -> LibraryText:
