@@ -113,19 +113,26 @@ class _Kernel:
             debug = [f.replace("init=pattern", "init=zero") for f in debug] + [_LEAVE] * (cxx.kind == "clang" and cxx.major < 16)
         self.flags = [*cxx.flags, *debug, *(multiplications.flags() if job.counts else [])]
         self._lowered = ""
+        self.beside: Sequence[_Kernel] = ()  # instances of the same file, which are lowered with it
 
     def lowered(self, choose: Collection[str] = ()) -> str:
         """Its C++, with what stands in these places decided: see msl/undecided.py. Raises CompileError, LoweringError."""
         if self._lowered and not choose:
             return self._lowered
-        source, kind = self.job.source, self.cxx.kind
+        source, kernels = self.job.source, {self.job.kernel: self}
         text = preprocessed(source)
-        found = cpu_target.lower(
-            text, self.job.kernel, self.job.constants, name=source.name, compiler=kind, converged=source.is_ours, choose=choose
+        for other in self.beside:
+            if other.job.kernel not in kernels:
+                kernels[other.job.kernel] = other
+                text = text.rstrip("\n") + _parts(other.job.source)[1]  # on one line, so that those behind keep theirs
+        found = cpu_target.lower_all(
+            text, [*kernels], self.job.constants, name=source.name, compiler=self.cxx.kind, converged=source.is_ours, choose=choose
         )
-        if not choose:
-            self._lowered = found
-        return found
+        if choose:
+            return found[self.job.kernel]
+        for kernel, lowered in found.items():
+            kernels[kernel]._lowered = lowered
+        return self._lowered
 
     def key(self) -> str:
         """Under which its module lies."""
@@ -148,8 +155,14 @@ def preprocessed(source: KernelText, defines: Mapping[str, object] | None = None
         return source.text
     if not source.is_ours:
         return compiler.preprocess(source.text, source.name, defines=defines, for_metal=for_metal)
-    all_but, end, instance = source.text.rstrip("\n").rpartition("\n")
-    return compiler.preprocess(all_but, source.name, defines=defines, for_metal=for_metal) + end + instance + "\n"
+    all_but, instance = _parts(source)
+    return compiler.preprocess(all_but, source.name, defines=defines, for_metal=for_metal) + "\n" + instance
+
+
+def _parts(source: KernelText) -> tuple[str, str]:
+    """Of a kernel of ours all but its last line, and that line, which says the instance."""
+    all_but, _, instance = source.text.rstrip("\n").rpartition("\n")
+    return all_but, f"{instance}\n"
 
 
 def build(job: Job) -> Path:
@@ -199,9 +212,13 @@ def build_together(jobs: Iterable[Job]) -> None:
     Half of a small kernel's compilation is the runtime's headers, which are read once here.
     """
     cxx, by_flags = compiler.find_compiler(), dict[tuple[str, ...], dict[str, _Kernel]]()
-    for job in filter(lambda job: may_stand_beside_others(job.source), jobs):
+    kernels = [_Kernel(job, cxx) for job in jobs if may_stand_beside_others(job.source)]
+    by_file = dict[tuple[str, str], list[_Kernel]]()
+    for kernel in kernels:
+        kernel.beside = by_file.setdefault((_parts(kernel.job.source)[0], str(kernel.job.constants)), [])
+        kernel.beside.append(kernel)
+    for kernel in kernels:
         with contextlib.suppress(Error):
-            kernel = _Kernel(job, cxx)
             key = kernel.key()
             if not cache.has(f"{key}.so"):
                 by_flags.setdefault((_asked_of(kernel.lowered()), *kernel.flags), {})[key] = kernel

@@ -15,9 +15,10 @@ from typing import Any
 import metalmm
 import numpy as np
 import pytest
-from metalmm import cache, compiler, kernel_source, modules
+from metalmm import cache, compiler, kernel_source, manifest, modules
 from metalmm.msl.program import Program
 from metalmm.msl.targets import cpu as lowering
+from metalmm.variant import specialization_of
 from support.here import COMPILERS
 
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
@@ -550,3 +551,22 @@ def test_loops_over_sixteen_become_vectors(is_quantized: bool, fresh: Path, each
     # clang 14 unrolls loops eightfold, both, where it takes the machine for a Zen 3: 60 and 80 of them.
     assert count(r"v(?:mul|fmadd\w+)ss\s") <= max(24, 2 * vectors), "tails alone are done one by one"
     assert not is_quantized or count(r"vcvtdq2ps\s.*%[yz]mm\d+$") >= 2
+
+
+def test_kernels_of_one_file_are_lowered_at_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances of one template, to what each is alone: else `build` would compile it anew, by another key."""
+    jobs, parses, groups = list[modules.Job](), list[str](), list[dict[str, Any]]()
+    for end, dtype in (("1", "float16"), ("2", "bfloat16"), ("swiglu", "float32"), ("1", "float32")):  # two templates
+        for v in ("small_m/t2_s8_d2_tg256", "small_m/t4_s8_d2_tg256", "gemv_nt/l8_d7_tg256"):
+            _, source, kernel = manifest.kernel_text(v, specialization_of(dtype, "nt", "dense", end))
+            assert source
+            jobs.append(modules.Job(source, kernel))
+    parsed = lowering.parsed
+    monkeypatch.setattr(lowering, "parsed", lambda kind, text, name: parses.append(name) or parsed(kind, text, name))
+    monkeypatch.setattr(modules, "_build_group", groups.append)
+    modules.build_together(jobs)
+    assert len(parses) == 4, "two files of two templates each"
+    (group,) = groups
+    assert len(group) == len(jobs)
+    for kernel in group.values():
+        assert kernel.lowered() == modules._Kernel(kernel.job, kernel.cxx).lowered()

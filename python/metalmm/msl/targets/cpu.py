@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from .. import for_gcc, for_nvrtc, undecided
 from ..control_flow import ControlFlow
 from ..passes import Passes
-from ..program import Declaration, Program
+from ..program import Declaration, Instance, Program
 from ..program_scope import parsed
 from ..rules import LANES, POSITIONS, UNSIGNED, MetalRules
 from ..tokens import NUMBERS, OPEN, VECTORS
@@ -46,35 +46,28 @@ class CpuTarget:
 
     def lower(
         self,
-        kernel: str,
+        kernels: Sequence[str],
         constants: Mapping[int | str, bool | int | float] | None,
         compiler: str,
         *,
         stops: bool,
         converged: bool,
         choose: Collection[str],
-    ) -> str:
-        """C++ for one kernel. stops: its loops look whether they shall; converged: see `lower`; choose: see undecided.py."""
-        instance = self.program.instance(kernel)
-        definition = self.program.definition_of(instance)
-        name = definition.name
-        reachable = self.program.reachable(definition, instance.declaration)
+    ) -> dict[str, str]:
+        """C++ for the first of these kernels and for those that are instances of the same template, by name. stops: its loops look whether
+        they shall; converged: see `lower`; choose: see undecided.py."""
+        instances = {kernel: self.program.instance(kernel) for kernel in kernels}
+        definition = self.program.definition_of(instances[kernels[0]])
+        instances = {kernel: one for kernel, one in instances.items() if self.program.definition_of(one) is definition}
+        reachable = self.program.reachable(definition, *(one.declaration for one in instances.values()))
         self._refuse_unsupported(reachable)
         MetalRules(self.program).check(reachable)
         specs = self._argument_specs(definition)
-        limit = self._thread_limit(definition, instance.declaration)
+        limits = {kernel: self._thread_limit(definition, one.declaration) for kernel, one in instances.items()}
         self.passes.function_constants(constants or {}, reachable)
         template = self._template_header(definition)
-        arguments = self.passes.erased_text(instance.arguments)
-        signature = self.passes.erased_text(instance.signature)
-        is_cast = (
-            instance.declaration is not definition
-            and (instance.arguments is None or len(self.program.definitions[name]) > 1)
-            and bool(signature)
-        )
         parameters = ", ".join(self.passes.erased_text(span) for span in self.program.parameters(definition))
-        if not is_cast and not template and self.program.shares_name(definition):
-            is_cast, signature = True, parameters
+        entries = {kernel: self._entry(definition, one, limits[kernel], specs, template, parameters) for kernel, one in instances.items()}
         self.passes.drop_unsupported(reachable, _UNSUPPORTED)
         self.passes.drop_other_kernels(definition)
         if plain := {place.removeprefix(PLAIN) for place in choose if place.startswith(PLAIN)}:
@@ -122,28 +115,9 @@ class CpuTarget:
         for i in constant_conditions:
             if self.source.tokens[i].text == "if":
                 self.source.tokens[i].text = "if constexpr "
-        # From the global namespace: a kernel may have the name of something in metal.
-        scope = "::".join(("METALMM_SCOPE", *definition.namespace))
-        function, of = f"&{scope}::{name}", f"<{arguments}>" if instance.arguments else ""
-        function += of
-        lines, threads = list[str](), f"static_cast<::metalmm::abi::u32>({limit})"
-        # Which overload its parameters say; these and its arguments have a meaning in the scope where they were written.
-        inner = "::".join(instance.declaration.namespace)
-        held = "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_"))
-        if is_cast or (inner and of):
-            cast = f"static_cast<void (*)({signature})>({function})" if is_cast else function
-            lines.append(f"static constexpr auto metalmm_function = {cast};")
-            function = f"{held}function"
-        if limit != "0" and (is_cast or of):
-            if is_cast:
-                lines.append(f"{template} constexpr ::metalmm::abi::u32 metalmm_limit(void (*)({parameters})) {{ return ({limit}); }}")
-            else:
-                lines.append(f"{template} struct metalmm_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};")
-            lines.append(f"static constexpr auto metalmm_thread_limit = metalmm_limit{of}{f'({function})' if is_cast else '::value'};")
-            threads = f"{held}thread_limit"
-        holder = "".join(line + "\n" for line in ([f"namespace {inner} {{", *lines, "}"] if inner and lines else lines))
         asked = "#define METALMM_SKIPPED_BARRIERS 1\n" * may_skip + "#define METALMM_MASKS 1\n" * masks
-        return asked + self._entry(function, specs, threads, holder, definition.namespace)
+        body = asked + self._wanted() + '#include "msl.h"\n' + self.source.text().rstrip() + '\n# 1 "<metalmm entry>"\n'
+        return {kernel: body + entry for kernel, entry in entries.items()}
 
     def _refuse_unsupported(self, declarations: list[Declaration]) -> None:
         for d in declarations:
@@ -308,20 +282,44 @@ class CpuTarget:
         asked = {"UTILITIES": utilities, "ALL_SWIZZLES": swizzles, "TENSORS": tensors}
         return "".join(f"#define METALMM_{name} 1\n" for name, is_asked in asked.items() if is_asked)
 
-    def _entry(self, function: str, specs: list[str], threads: str, holder: str, namespace: tuple[str, ...]) -> str:
-        """namespace: that of the definition, where the words of its attributes have a meaning."""
-        table, where = ", ".join(specs) or "{}", "".join(f"{name}::" for name in namespace)
-        constants = (
+    def _entry(self, definition: Declaration, instance: Instance, limit: str, specs: list[str], template: str, parameters: str) -> str:
+        """What stands behind the program, of one instance. limit: of its threads; template, parameters: the definition's."""
+        arguments, signature = self.passes.erased_text(instance.arguments), self.passes.erased_text(instance.signature)
+        is_cast = (
+            instance.declaration is not definition
+            and (instance.arguments is None or len(self.program.definitions[definition.name]) > 1)
+            and bool(signature)
+        )
+        if not is_cast and not template and self.program.shares_name(definition):
+            is_cast, signature = True, parameters
+        # From the global namespace: a kernel may have the name of something in metal.
+        scope = "::".join(("METALMM_SCOPE", *definition.namespace))
+        function, of = f"&{scope}::{definition.name}", f"<{arguments}>" if instance.arguments else ""
+        function += of
+        lines, threads = list[str](), f"static_cast<::metalmm::abi::u32>({limit})"
+        # Which overload its parameters say; these and its arguments have a meaning in the scope where they were written.
+        inner = "::".join(instance.declaration.namespace)
+        held = "::".join(("METALMM_SCOPE", *instance.declaration.namespace, "metalmm_"))
+        if is_cast or (inner and of):
+            cast = f"static_cast<void (*)({signature})>({function})" if is_cast else function
+            lines.append(f"static constexpr auto metalmm_function = {cast};")
+            function = f"{held}function"
+        if limit != "0" and (is_cast or of):
+            if is_cast:
+                lines.append(f"{template} constexpr ::metalmm::abi::u32 metalmm_limit(void (*)({parameters})) {{ return ({limit}); }}")
+            else:
+                lines.append(f"{template} struct metalmm_limit {{ static constexpr ::metalmm::abi::u32 value = ({limit}); }};")
+            lines.append(f"static constexpr auto metalmm_thread_limit = metalmm_limit{of}{f'({function})' if is_cast else '::value'};")
+            threads = f"{held}thread_limit"
+        holder = "".join(line + "\n" for line in ([f"namespace {inner} {{", *lines, "}"] if inner and lines else lines))
+        table, where = ", ".join(specs) or "{}", "".join(f"{name}::" for name in definition.namespace)
+        constants = (  # in the definition's namespace, where the words of its attributes have a meaning
             f"static constexpr ::metalmm::abi::ArgSpec metalmm_args[] = {{{table}}};\n"
             f"static constexpr ::metalmm::abi::u32 metalmm_threads = {threads};\n"
         )
         return (
-            self._wanted()
-            + '#include "msl.h"\n'
-            + self.source.text()
-            + '\n# 1 "<metalmm entry>"\n'
-            + holder
-            + (f"namespace {'::'.join(namespace)} {{\n{constants}}}\n" if namespace else constants)
+            holder
+            + (f"namespace {'::'.join(definition.namespace)} {{\n{constants}}}\n" if definition.namespace else constants)
             + f"using metalmm_function_type = decltype(+{function});\n"
             f"METALMM_KERNEL({where}metalmm_threads, {where}metalmm_args, {function});\n"
         )
@@ -345,4 +343,23 @@ def lower(
     Raises LoweringError (with file, line and construct) where the text holds what the CPU device cannot take, and
     CompileError for an unknown kernel or function constant.
     """
-    return CpuTarget(parsed(Program, text, name)).lower(kernel, constants, compiler, stops=stops, converged=converged, choose=choose)
+    return lower_all(text, [kernel], constants, name=name, compiler=compiler, stops=stops, converged=converged, choose=choose)[kernel]
+
+
+def lower_all(
+    text: str,
+    kernels: Sequence[str],
+    constants: Mapping[int | str, bool | int | float] | None = None,
+    *,
+    name: str,
+    compiler: str,
+    stops: bool = False,
+    converged: bool = False,
+    choose: Collection[str] = (),
+) -> dict[str, str]:
+    """The same for several kernels of one text, by name. Instances of one template are lowered at once."""
+    found = dict[str, str]()
+    while left := [kernel for kernel in kernels if kernel not in found]:
+        target = CpuTarget(parsed(Program, text, name))
+        found |= target.lower(left, constants, compiler, stops=stops, converged=converged, choose=choose)
+    return found
