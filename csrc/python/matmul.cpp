@@ -10,6 +10,8 @@ namespace metalmm {
 
 namespace {
 
+const char* const kIsFloat = "; it is a float32: 0, or of a size from 1.4e-45 to 3.4e38";
+
 // Infinities and NaN are floats; what is past the largest is none, and what would round to 0.
 bool is_no_float(double x) {
   return std::isfinite(x) && (std::fabs(x) > std::numeric_limits<float>::max() || (x != 0 && static_cast<float>(x) == 0));
@@ -20,7 +22,7 @@ bool is_no_float(double x) {
 // alpha or beta, which kernels have in float32.
 double factor(PyObject* value, const char* what, double otherwise) {
   double x = real(value, what, otherwise);
-  if (is_no_float(x)) bad_argument(std::string(what) + " is " + repr_of(value) + "; it is a float32: 0, or of a size from 1.4e-45 to 3.4e38");
+  if (is_no_float(x)) bad_argument(std::string(what) + " is " + repr_of(value) + kIsFloat);
   return x;
 }
 
@@ -71,9 +73,7 @@ MatmulCall MatmulCall::take(PyObject* const* args, Py_ssize_t count, PyObject* k
   if (is_quantized) {
     quantized = parts_of(v[kB]);
     alpha *= quantized.global_scale;
-    if (is_no_float(alpha))
-      bad_argument("matmul: alpha times b's global_scale is " + repr_of(nb::float_(alpha).ptr()) +
-                   "; it is a float32: 0, or of a size from 1.4e-45 to 3.4e38");
+    if (is_no_float(alpha)) bad_argument("matmul: alpha times b's global_scale is " + repr_of(nb::float_(alpha).ptr()) + kIsFloat);
     if (!flag(v[kTb], "matmul: transpose_b", true))
       bad_argument("matmul: transpose_b is False and b is quantized, n rows of k weights; leave it out, or pass True");
   }

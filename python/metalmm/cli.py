@@ -266,13 +266,19 @@ def _dispatch_lines(device: Device, v: Variant, spec: _core.MatmulSpec, facts: d
     return lines
 
 
-def _common() -> argparse.ArgumentParser:
-    """What every command takes."""
+_OF_NO_DEVICE = ("check", "compare", "lint", "report", "sizes")  # check: device cpu's debug mode
+
+
+def _common(name: str = "") -> argparse.ArgumentParser:
+    """What the command takes as every other."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
         "--manifest", type=Path, action="append", default=[], help="variants of your own (docs/add_a_variant.md); again for more"
     )
-    parser.add_argument("--device", choices=backends.names(), help="default: $METALMM_DEVICE, else metal where there is one")
+    if name in _OF_NO_DEVICE:
+        parser.set_defaults(device=None)
+    else:
+        parser.add_argument("--device", choices=backends.names(), help="default: $METALMM_DEVICE, else metal where there is one")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write it all there as JSON; to standard output without FILE")
     return parser
 
@@ -339,7 +345,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"metalmm {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (what, add_arguments) in _COMMANDS.items():
-        common = [_common()] if name in words and name != "profile" else []  # profile's own commands take it
+        common = [_common(name)] if name in words and name != "profile" else []  # profile's own commands take it
         command = commands.add_parser(name, help=what, description=what, parents=common, allow_abbrev=False)
         if name in words:
             command.set_defaults(schema=f"metalmm-{name}")

@@ -309,9 +309,11 @@ def _choose(device: Device, spec: _core.MatmulSpec, takes: _Takes) -> tuple[str,
 
 
 def _way_out(spec: _core.MatmulSpec) -> str:
-    return (
-        "; fused variants take m up to 8, some on device cuda up to 16: multiply by each matrix apart" if spec.also_n and spec.m > 8 else ""
-    )
+    if not spec.also_n:
+        return ""
+    if spec.row_invariant and spec.dtype == "float32":
+        return "; with row_invariant and float32 device cpu alone has fused variants: multiply by each matrix apart"
+    return "; fused variants take m up to 8, some on device cuda up to 16: multiply by each matrix apart" if spec.m > 8 else ""
 
 
 _FIRST = "none of the preferred takes it; the first in the manifest that does"

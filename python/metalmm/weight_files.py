@@ -184,8 +184,12 @@ def _of_mlx(parts: list[Callable[[], Any]], group: int | None, said: Mapping[str
     """The shapes alone do not say the group: k = 256 in groups of 32 by 8 bits has those of k = 512 in groups of 64 by 4."""
     packed, scales, biases = (part() for part in parts)
     of_layer = own if isinstance(own := said.get(stem), dict) else said
-    size, bits = of_layer.get("group_size") if group is None else group, of_layer.get("bits") if group is None else None
+    size, bits, mode = of_layer.get("group_size", group), of_layer.get("bits"), of_layer.get("mode", "affine")
     name = harmless(stem) + ".weight"
+    if mode != "affine":
+        raise UnsupportedError(f"'{name}' has biases, and config.json says mode {mode!r}; those of mode affine have them")
+    if group not in (None, size):
+        raise UnsupportedError(f"config.json says a group of {size!r} for '{name}', and group is {group}; leave group out")
     if type(size) is not int or size not in FORMATS["affine4"].groups:
         what = "config.json does not say the group of" if size is None else f"config.json says a group of {size!r} for"
         raise UnsupportedError(f"{what} '{name}', which MLX quantized; pass group=, one of 32, 64 and 128")

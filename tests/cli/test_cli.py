@@ -69,7 +69,7 @@ def test_explain_says_what_a_dispatch_is_made_of(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == text, "a shape in one argument"
     assert cli.main(["explain", "gemv_nt_vec4/c4_tg128", "n=64", "--device", DEVICE, "k=64", "batch=14", "nt"]) == 0
     assert capsys.readouterr().out == text, "on both sides of an option"
-    for words in ("explain gemv/baseline n=4 --devic cpu k=4", "variants n=4"):
+    for words in ("explain gemv/baseline n=4 --devic cpu k=4", "variants n=4", "check --device cuda --all"):
         assert cli.main(words.split()) == 2 and "unrecognized arguments" in capsys.readouterr().err
 
 

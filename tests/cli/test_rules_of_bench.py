@@ -257,6 +257,9 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--spec", "n=4 k=4", "--json", "none/x.json"], "none/x.json: there is no folder"),
         (["--spec", "n=4 k=4", "--resume", "--json", "none.json"], "there is no none.json"),
         (["--spec", "n=4 k=4", "--spread", "0"], "--spread"),
+        (["--spec", "n=4 k=4", "--least-time", "2", "--most-time", "1"], "the first at most the second"),
+        (["--spec", "n=4 k=4", "--bad-rel", "nan"], "'nan' is no number above 0"),
+        (["--spec", "n=4 k=4", "--bad-rel", "-1"], "'-1' is no number above 0"),
         (["--spec", "n=4 k=4", "--rounds", "0"], "--rounds"),
         (["--spec", "n=4 k=4", "--timeout", "0"], "--timeout"),
         (["--spec", "n=4 k=4", "--warmup", "0"], "--warmup"),
@@ -268,6 +271,9 @@ def test_what_bench_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         err = capsys.readouterr().err
         assert message in err and "Traceback" not in err, (arguments, err)
     assert (tmp_path / "precious.txt").read_text() == "precious"
+    assert (
+        cli.main(["tune", "--spec", "n=4 k=4", "-o", "none/x.json"]) == 2 and "none/x.json: there is no folder" in capsys.readouterr().err
+    )
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

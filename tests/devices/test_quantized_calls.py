@@ -64,7 +64,7 @@ def test_a_global_scale_is_part_of_alpha(device: metalmm.Device) -> None:
         metalmm.matmul_fused("auto", a[:1], [weights(40, 96, "nvfp4"), q], device=device)
     with pytest.raises(metalmm.UnsupportedError, match=r"a global scale of -2\.0, and it has no alpha"):
         metalmm.matmul_gathered(a, q, np.zeros((9, 1), np.int32), device=device)
-    with pytest.raises(metalmm.ArgumentError, match=r"alpha times b's global_scale, -2\.0"):
+    with pytest.raises(metalmm.ArgumentError, match=r"alpha times b's global_scale is -"):
         metalmm.matmul("auto", a, q, alpha=3e38, device=device)
 
 

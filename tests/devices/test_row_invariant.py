@@ -192,6 +192,10 @@ def test_prepared_batched_and_fused(device: metalmm.Device) -> None:
             )
             for x, y in [(whole, alone)] if activation else zip(whole, alone, strict=True):
                 np.testing.assert_array_equal(bits(x)[1:2], bits(y))
+    if device.name != "cpu":
+        x = np.ones((1, 64), np.float32)
+        with pytest.raises(metalmm.UnsupportedError, match="device cpu alone has fused variants: multiply by each matrix apart"):
+            metalmm.matmul_fused("auto", x, [x, x], row_invariant=True, device=device)
 
 
 def test_rows_that_do_not_begin_on_vectors(device: metalmm.Device) -> None:

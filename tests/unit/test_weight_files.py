@@ -131,7 +131,9 @@ def test_a_folder_of_mlx(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file["odd"], odd)  # at no multiple of its size in the file
     np.testing.assert_array_equal(file["norm"], norm)
     assert metalmm.load_safetensors(tmp_path / "b.safetensors")["down.weight"].group == 32
-    with pytest.raises(metalmm.UnsupportedError, match="bits is 1; there are 2"):
+    with pytest.raises(
+        metalmm.UnsupportedError, match=r"config\.json says a group of 32 for 'up.weight', and group is 128; leave group out"
+    ):
         metalmm.load_safetensors(tmp_path, group=128)["up.weight"]
 
 
@@ -169,6 +171,17 @@ def test_a_folder_has_all_that_its_index_names(index: str, why: str, tmp_path: P
         ('{"quantization": {"group_size": 128, "bits": 8, "l": {"group_size": 64, "bits": 4}}}', {}, None),
         ('{"quantization": {"group_size": 16, "bits": 4}}', {}, "config.json says a group of 16 for 'l.weight'"),
         ("", {"group": 64}, None),
+        ('{"quantization": {"bits": 8}}', {"group": 64}, "'l.weight' has 4 bits in groups of 64, and config.json says 8"),
+        (
+            '{"quantization": {"group_size": 64, "bits": 4}}',
+            {"group": 32},
+            "a group of 64 for 'l.weight', and group is 32; leave group out",
+        ),
+        (
+            '{"quantization": {"group_size": 64, "bits": 4, "mode": "mxfp4"}}',
+            {},
+            "'l.weight' has biases, and config.json says mode 'mxfp4'",
+        ),
     ],
 )
 def test_how_many_share_a_scale_is_never_guessed(config: str, given: dict[str, Any], why: str | None, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -62,7 +63,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-time", type=float, default=Rule.most, help="and at most")
     parser.add_argument(
         "--bad-rel",
-        type=float,
+        type=positive,
         default=env.get("MATMUL_BAD_REL_THRESHOLD", "1e-3"),
         help="maxRel of a wrong variant [MATMUL_BAD_REL_THRESHOLD]",
     )
@@ -117,6 +118,14 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> float:
+    """For argparse."""
+    with contextlib.suppress(ValueError):
+        if 0 < (found := float(text)) < math.inf:
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+
+
 def rule_of(args: argparse.Namespace) -> Rule:
     iters = None if args.iters is None else int(args.iters)
     if (iters is not None and iters < 1) or args.warmup < 0 or (iters is None and args.warmup < 1):
@@ -125,8 +134,10 @@ def rule_of(args: argparse.Namespace) -> Rule:
         raise UsageError("--rounds takes 1 to 100")
     if not 0 < args.timeout <= 1e6:
         raise UsageError("--timeout takes seconds, up to a million")
-    if not 0 < args.spread < 1 or not 0 <= args.least_time <= args.most_time < 1e6:
-        raise UsageError("--spread is between 0 and 1, --least-time at most --most-time")
+    if not 0 < args.spread < 1:
+        raise UsageError("--spread takes a number between 0 and 1")
+    if not 0 <= args.least_time <= args.most_time < 1e6:
+        raise UsageError("--least-time and --most-time take seconds, up to a million, the first at most the second")
     return Rule(
         spread=args.spread, least=args.least_time, most=args.most_time, warmup=args.warmup, rounds=1 if iters else args.rounds, fixed=iters
     )

@@ -375,7 +375,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", help="frameworks, comma-separated: mlx_gpu, mlx_gpu_compile, mlx_cpu, mps, cuda, cpu, metalmm; default: what there is"
     )
     parser.add_argument("--time", type=float, default=0.2, help="seconds of a measurement (at least three calls)")
-    parser.add_argument("--memory", type=float, help="GB that a row may take; default: half of what is free")
+    parser.add_argument("--memory", type=command.positive, help="GB that a row may take; default: half of what is free")
     parser.add_argument("--seed", type=command.seed, default=0)
     parser.set_defaults(run=main)
 

@@ -279,7 +279,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", action="store_true", help="of --model FILE.gguf its own weights, each call its tensor; A and biases stay drawn"
     )
-    parser.add_argument("--memory", type=float, help="GB that the weights may take; default: three quarters of what is free")
+    parser.add_argument("--memory", type=command.positive, help="GB that the weights may take; default: three quarters of what is free")
     parser.set_defaults(run=main, cold=True)  # what it benches on the way
 
 

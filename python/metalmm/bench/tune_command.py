@@ -36,7 +36,8 @@ def main(args: argparse.Namespace) -> int:
     path = args.output or tuning.default_path()
     if args.json not in (None, "-") and os.path.realpath(args.json) == os.path.realpath(path):
         raise command.UsageError(f"--json {args.json}: that is the tuning file")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not args.output:
+        path.parent.mkdir(parents=True, exist_ok=True)
     files.check_output(path, f'"schema": "{tuning.SCHEMA}"', "tuning file")
     if path.exists():
         tuning.read(path)  # a damaged one is refused before the run
