@@ -54,8 +54,9 @@ class CpuTarget:
         converged: bool,
         choose: Collection[str],
     ) -> dict[str, str]:
-        """C++ for the first of these kernels and for those that are instances of the same template, by name. stops: its loops look whether
-        they shall; converged: see `lower`; choose: see undecided.py."""
+        """C++ for the first of these kernels and for those that are instances of the same template, by name.
+
+        stops: loops look whether they shall. converged: see `lower`. choose: see undecided.py."""
         instances = {kernel: self.program.instance(kernel) for kernel in kernels}
         definition = self.program.definition_of(instances[kernels[0]])
         instances = {kernel: one for kernel, one in instances.items() if self.program.definition_of(one) is definition}
