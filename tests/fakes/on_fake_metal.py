@@ -129,11 +129,7 @@ def install() -> FakeMetal:
     sys.path.insert(0, str(BUILD))
     atexit.register(_check_exit)  # before metalmm's own, so that it runs after it
     import metalmm
-    from metalmm import compiler
 
-    compiler._COMMON_FLAGS[:] = [
-        "-O1" if flag == "-O3" else flag for flag in compiler._COMMON_FLAGS
-    ]  # the host's code is what is looked at
     assert str(BUILD) in metalmm._core.__file__, f"{metalmm._core.__file__}: run tests/fakes/fake_metal.sh first"
     fake = FakeMetal(metalmm._core.__file__)
     apply_settings(fake)

@@ -16,7 +16,7 @@ from metalmm.compiler import Compiler
 from metalmm.quantized import FORMATS
 from support import coverage
 from support.changed import changed_kernels
-from support.here import ALL_OF_IT, DEVICE
+from support.here import DEVICE
 from support.pages import Pages
 from support.rows import SOURCES, Row, array, debug_array, known, on_tensor_cores
 
@@ -27,14 +27,12 @@ def _is_changed(source: kernel_source.KernelText) -> bool:
 
 
 class _Kernel(modules._Kernel):
-    """With -O1, which saves a third of the compilation, most rows (`is_optimized`), and changed copies, which serve no user."""
-
-    level = "-O3"
+    """Changed copies, as what stands in for tensor cores, serve no user: -O1 saves a third of their compilation."""
 
     def __init__(self, job: modules.Job, cxx: Compiler) -> None:
         super().__init__(job, cxx)
-        level = "-O1" if _is_changed(job.source) else self.level
-        self.flags = [level if flag == "-O3" and not job.debug else flag for flag in self.flags]
+        if _is_changed(job.source) and not job.debug:
+            self.flags = ["-O1" if flag == "-O3" else flag for flag in self.flags]
 
 
 modules._Kernel = _Kernel
@@ -49,17 +47,6 @@ _ROW_FIXTURES = ("row", "dense_row", "quantized_row", "affine_row", "single_affi
 
 def sort_key(row: Row) -> tuple[Any, ...]:
     return row.debug, row.compiler, on_tensor_cores(row.variant), row.variant.kernel, row.variant.storage, str(row)
-
-
-@functools.cache
-def _optimized() -> set[Row]:
-    first = {(row.compiler, row.variant.kernel, row.variant.storage == "dense"): row for row in sorted(ROWS, key=sort_key, reverse=True)}
-    return {row for row in first.values() if not on_tensor_cores(row.variant)}
-
-
-def is_optimized(row: Row) -> bool:
-    """As users have it: of each template and compiler one row of dense weights and one of quantized."""
-    return ALL_OF_IT or row in _optimized()  # on tensor cores it makes no difference
 
 
 def spread(rows: list[Row]) -> list[Row]:
@@ -101,11 +88,9 @@ def compiled_by(row: Row) -> Iterator[None]:
     before = os.environ.get("METALMM_CXX")
     if DEVICE == "cpu":
         os.environ["METALMM_CXX"] = row.compiler
-    _Kernel.level = "-O3" if is_optimized(row) else "-O1"
     try:
         yield
     finally:
-        _Kernel.level = "-O3"
         os.environ.pop("METALMM_CXX", None)
         if before is not None:
             os.environ["METALMM_CXX"] = before
@@ -119,10 +104,10 @@ def _compile_group(rows: tuple[Row, ...]) -> None:
 
 
 def groups_of(rows: list[Row]) -> dict[Row, tuple[Row, ...]]:
-    """Neighbours of one compiler and its flags."""
+    """Neighbours of one compiler."""
     found, most = dict[Row, tuple[Row, ...]](), modules.MOST_TOGETHER
-    for flags in dict.fromkeys((row.compiler, is_optimized(row)) for row in rows):
-        those = [row for row in rows if (row.compiler, is_optimized(row)) == flags]
+    for compiler in dict.fromkeys(row.compiler for row in rows):
+        those = [row for row in rows if row.compiler == compiler]
         for i in range(0, len(those), most):
             found.update(dict.fromkeys(those[i : i + most], tuple(those[i : i + most])))
     return found
