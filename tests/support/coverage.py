@@ -22,6 +22,7 @@ def sentence() -> str:
     kinds, there = {What.of(v) for v in variants}, {What.of(row.variant) for row in rows}
     by = " and ".join(f"{sum(row.compiler == c for row in rows)} by {c}" for c in COMPILERS)
     return (
-        f"`make test` compiles {len(rows)} kernels, {by}: {len(there)} of {len(kinds)} combinations of kernel, weight format, end and tensor cores,"
-        f" each of {len({*variants})} ids. It checks {len(debug)} more in debug mode. `make test-all` takes every instance."
+        f"`make test` compiles {len(rows)} kernels, {by}. They have {len(there)} of {len(kinds)} combinations of kernel, weight format, end and tensor cores,"
+        f' and each of {len({*variants})} ids and points that "auto" prefers. It checks {len(debug)} more in debug mode. `make test-all`'
+        " takes every instance."
     )

@@ -135,6 +135,9 @@ def test_a_folder_of_mlx(tmp_path: Path) -> None:
         metalmm.UnsupportedError, match=r"config\.json says a group of 32 for 'up.weight', and group is 128; leave group out"
     ):
         metalmm.load_safetensors(tmp_path, group=128)["up.weight"]
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(metalmm.UnsupportedError, match="bits is 1; there are 2"):
+        metalmm.load_safetensors(tmp_path, group=128)["up.weight"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Options(TypedDict, total=False):
     """Options of Device("cpu").
 
     Attributes:
-        threads: OS threads. By default $METALMM_CPU_THREADS; of 0 the CPUs that the process may use.
+        threads: OS threads. By default $METALMM_CPU_THREADS, else 0: the CPUs that the process may use.
         threadgroup_memory_limit: Bytes. By default 32 KB, as on Apple GPUs.
         lenient_barriers: Threads that have returned count as having reached every barrier. By default that is an error.
         guards: Poison stands around every array and threadgroup block, and is looked at after each dispatch. A kernel that writes
