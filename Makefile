@@ -8,17 +8,20 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc kernels -type f) CMakeLists.txt pyproject.toml
 
-.PHONY: bench test test-all test-gpu lint docs sanitize mutants clean
+.PHONY: bench test test-rest test-all test-gpu lint docs sanitize mutants clean
 
 bench: $(VENV)/.built
 	$(BIN)/metalmm bench --json build/bench.json $(ARGS)
 
-# Device cpu, then Metal's and CUDA's host code on fakes of their drivers, side by side. ARGS: for pytest, of device cpu alone.
+# What each change needs: on device cpu, then Metal's and CUDA's host code on fakes of their drivers, side by side. make test-rest PART=2/3 takes
+# the second third of what that leaves out. ARGS: for pytest, of device cpu alone, and nothing is left out.
 PYTEST := $(BIN)/python -m pytest
 ON_METAL := $(BIN)/python tests/fakes/on_fake_metal.py -m pytest
 ON_CUDA := $(BIN)/python tests/fakes/on_fake_cuda.py -m pytest
 HAVE_METAL := $(shell command -v clang++ >/dev/null && command -v gnustep-config >/dev/null && command -v gcc >/dev/null && echo yes)
 JOBS ?= auto
+PART ?= first
+test: export METALMM_TEST_PART = $(if $(ARGS)$(METALMM_TEST_ALL),,$(PART))
 test: $(VENV)/.built
 	@command -v clang++ >/dev/null || echo "make test: no clang++ on the PATH; kernels are tested with g++ alone"
 ifeq ($(shell uname),Darwin)  # in a process that is started again: Metal's validation ends one where it finds something
@@ -30,6 +33,9 @@ else
 	METALMM_DEVICE=cpu $(PYTEST) -n $(JOBS) --dist worksteal $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-on-fakes)
 endif
+
+test-rest: PART = 1/1
+test-rest: test
 
 # Everything: each instance of each variant with each compiler, the random campaign, machine code for NVIDIA's GPUs.
 test-all: export METALMM_TEST_ALL = 1
@@ -49,20 +55,16 @@ test-on-fake-metal: fake-metal
 	METALMM_DEVICE=metal $(ON_METAL) $(ARGS)
 test-on-fake-cuda: fake-cuda
 	METALMM_DEVICE=cuda $(ON_CUDA) $(ARGS)
-# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work. Each device's is halved by folders.
-PARTS := on-cuda on-cuda-each $(if $(HAVE_METAL),on-metal on-metal-cli)
+# In processes of their own: a fake lives in one, so that pytest-xdist cannot divide its work.
+PARTS := on-cuda $(if $(HAVE_METAL),on-metal)
 .PHONY: $(PARTS)
 on-cuda:
-	@METALMM_DEVICE=cuda $(ON_CUDA) --ignore-glob '$(CURDIR)/tests/devices/test_*'
-on-cuda-each:  # what each device is asked
-	@METALMM_DEVICE=cuda $(ON_CUDA) tests/devices --ignore tests/devices/cuda
+	@METALMM_DEVICE=cuda $(ON_CUDA)
 on-metal:
-	@METALMM_DEVICE=metal $(ON_METAL) --ignore tests/cli
-on-metal-cli:
-	@METALMM_DEVICE=metal $(ON_METAL) tests/cli
+	@METALMM_DEVICE=metal $(ON_METAL)
 test-on-fakes: $(VENV)/.built
 	@$(MAKE) --no-print-directory -j2 fake-cuda $(if $(HAVE_METAL),fake-metal)
-	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j4 $(PARTS)
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j2 $(PARTS)
 ifeq ($(HAVE_METAL),)
 	@echo "make test: no clang++ and gcc with GNUstep (Debian: clang gobjc libgnustep-base-dev); device metal was NOT tested"; test -z "$(REQUIRE_METAL)"
 endif

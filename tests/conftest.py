@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, REAL_GPU, cpus  # isort: skip  # before NumPy
+from support.here import ALL_COMPILERS, ALL_OF_IT, COMPILERS, DEVICE, FAKE, FAKE_CUDA, ON_A_FAKE, REAL_GPU, cpus  # isort: skip  # before NumPy
 
 import metalmm
 import pytest
 from metalmm import backends, cache, manifest
 from metalmm.bench import runner
-from support import counting
+from support import counting, parts
 
 if FAKE_CUDA:  # a sample of some calls says as much as one of hundreds
     backends.get("cuda").replays, runner._MOST_COPIES = 2, 3
@@ -46,6 +48,21 @@ if not ALL_OF_IT:
     collect_ignore.append("nightly")
 if REAL_GPU:
     collect_ignore = [x for x in collect_ignore if x not in ("kernels", *_RULES)]
+
+
+# What is about kernels' results: a fake's are the CPU device's. Each change needs of a fake what is about the host's code.
+_LATER_ON_A_FAKE = (
+    *("conformance", "fuzz", "cli"),
+    *(f"devices/test_{name}.py" for name in ("autotune", "gathered", "matmul", "quantized_calls", "row_invariant")),
+)
+_TESTS = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    try:
+        parts.takes(True, "")
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     turns, left_out = dict[str, dict[str, int]](), dict[pytest.Item, None]()
     is_named = config.getoption("lf", False) or any("::" in arg for arg in config.args)
     for item in items if DEVICE == "cpu" and not ALL_OF_IT and not is_named else ():
-        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        params = _params_of(item)
         if len(params) < 2 or "each_compiler" not in params:
             continue
         function, others = item.nodeid.partition("[")[0], repr({k: v for k, v in params.items() if k != "each_compiler"})
@@ -156,6 +173,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+    if parts.PART:
+        _take_part(config, items)
+
+
+def _take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is of other parts of the suite. Rows of the array are those of this part already."""
+    cases, left_out = defaultdict[str, list[pytest.Item]](list), dict[pytest.Item, None]()
+    for item in items:
+        is_row = item.path.is_relative_to(_TESTS / "kernels") and any(type(x).__name__ == "Row" for x in _params_of(item).values())
+        if not is_row:
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for name, of_one in cases.items():
+        mark = of_one[0].get_closest_marker("rest")
+        if ON_A_FAKE and any(of_one[0].path.is_relative_to(_TESTS / x) for x in _LATER_ON_A_FAKE):
+            first = []
+        elif mark:
+            first = parts.spaced(of_one, mark.kwargs.get("but", 0))
+        elif all([*_params_of(item)] == ["each_compiler"] for item in of_one):  # one each, by turns
+            first = [of_one[zlib.crc32(name.encode()) % len(of_one)]]
+        else:
+            first = of_one
+        left_out |= {item: None for item in of_one if not parts.takes(item in first, item.nodeid)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _params_of(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

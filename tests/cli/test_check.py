@@ -322,6 +322,7 @@ MULTIPLIED = {  # what a kernel of 64 threads computes, and how many multiplicat
 }
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("body", MULTIPLIED)
 @pytest.mark.usefixtures("each_compiler")
 def test_multiplications_are_counted_as_they_happen(body: str) -> None:

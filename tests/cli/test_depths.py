@@ -10,6 +10,7 @@ from support.operands import draw
 from support.rows import Row
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("depth, split", [(1, 1), (3, 1), (4, 1), (4, 2), (7, 4)])
 def test_tiles_of_depths_that_no_id_has(depth: int, split: int, device: metalmm.Device) -> None:
     """Of an even one a lane's loads are neighbours."""

@@ -17,6 +17,7 @@ from metalmm import cli, doctor, doctor_rows, tuning
 from metalmm.bench.sizes import Shape
 from support.here import ALL_OF_IT, DEVICE, FAKE, FAKE_CUDA, ROOT
 
+pytestmark = pytest.mark.rest  # each compiles for seconds
 needs_fake = pytest.mark.skipif(not FAKE, reason="injects faults, which only the fake Metal allows")
 SHAPE = Shape("x", 1, 1, 32, 64, False, True, False, 1.0, 0.0)
 of_any_device = pytest.mark.skipif(bool(FAKE_CUDA), reason="compiles for seconds what device cpu and the fake Metal have shown")

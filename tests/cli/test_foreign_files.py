@@ -42,6 +42,7 @@ def replaced(x: Any, at: tuple[Any, ...], value: Any) -> Any:
     return x
 
 
+@pytest.mark.rest
 def test_a_result_file_with_any_part_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["bench", "--spec", "m=1 n=64 k=64 calls=3", "--iters", "2", "--backends", "gemv", "--json", "good.json"]
     assert cli.main(given) == 0
@@ -58,6 +59,7 @@ def test_a_result_file_with_any_part_replaced(capsys: pytest.CaptureFixture[str]
     assert len(everything) > 60 and "\x1b[31m" not in shown.out + shown.err
 
 
+@pytest.mark.rest
 def test_a_step_with_any_part_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["step", "--spec", "n=64 k=64 nt calls=2", "--iters", "3", *FEW, *QUICK, "--json", "good.json"]) == 0
     good = json.loads(Path("good.json").read_text())

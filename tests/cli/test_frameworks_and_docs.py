@@ -84,6 +84,7 @@ class Doubles:
         return turn, lambda: 2 * a.astype(np.float32) @ b.astype(np.float32).T
 
 
+@pytest.mark.rest
 @pytest.mark.needs("simdgroup_matrix")
 def test_a_models_products_in_each_framework(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours are right in every type and format; what gives another product has no time; a k without whole groups is told."""
@@ -175,6 +176,7 @@ def test_every_kernel_of_ours_says_what_is_in_flight() -> None:
     assert silent == {"gemm_tensor"}, "what Apple's library loads it does not say"
 
 
+@pytest.mark.rest
 def test_commands_without_their_library(tmp_path: Path) -> None:
     code = "import sys; sys.modules['rich'] = None\nimport metalmm.cli as c\nsys.exit(c.main(sys.argv[1:]))"
     for words, status in ((["variants", "--family", "gemv"], 0), (["bench", "--spec", "n=8 k=8"], 2)):

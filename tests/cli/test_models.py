@@ -205,6 +205,7 @@ def test_a_gguf_file(file: Callable[..., Path]) -> None:
     assert "m=1 n=96+96 k=64 nt q4_0 x2" in other and "m=1 n=160 k=64 nt q8_0 x1" in other
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(bool(FAKE), reason="compiles for seconds what device cpu has shown")
 def test_a_file_of_k_quants_runs_whole_with_its_own_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

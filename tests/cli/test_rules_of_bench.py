@@ -180,6 +180,7 @@ def bad_manifest(tmp_path: Path) -> Path:
     return tmp_path / "bad.toml"
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU has no guards, and an endless kernel ends where the system says")
 @pytest.mark.parametrize("checks", [[], ["--no-check"]])
 def test_bad_variants_are_lines_and_the_others_go_on(bad_manifest: Path, checks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +212,7 @@ def test_a_check_sees_the_same_edges_on_fewer_columns() -> None:
     assert check.reduced(v, small) == small
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(DEVICE != "cpu", reason="another process, without the fake")
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
     shapes = [word for n in (64, 128, 192) for word in ("--spec", f"n={n} k=64")]

@@ -311,6 +311,7 @@ def test_a_new_manifest_is_seen_by_auto(tmp_path: Path, device: metalmm.Device) 
     assert device.prepare("auto", x, w, transpose_b=True).variant == first
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(DEVICE != "cpu", reason="some dozens of kernels to compile; the fake's turn would add nothing")
 def test_search_tries_what_does_not_ship() -> None:
     ids = set(metalmm.variants())

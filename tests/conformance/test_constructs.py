@@ -157,6 +157,7 @@ def test_loops_whose_turns_nobody_counts_compile(device: metalmm.Device, monkeyp
     assert not y.any()
 
 
+@pytest.mark.rest(but=8)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("timeout", [None, 20.0] if DEVICE == "cpu" or REAL_GPU else [None])
 @pytest.mark.parametrize("body", AT_TURNS.values(), ids=AT_TURNS)
@@ -276,6 +277,7 @@ PARTED = {
 }
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("body", PARTED.values(), ids=PARTED)
 def test_lanes_are_together_behind_a_branch(body: str, device: metalmm.Device) -> None:
     """Where one lane counts in threadgroup memory and hands what it got to its simdgroup: each simdgroup has a number of its own."""

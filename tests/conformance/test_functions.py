@@ -13,6 +13,7 @@ from support.library import OF_FLOATS, OF_INTEGERS, PACKED
 from support.msl import FLOATS, INTEGERS
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("compiler, kind, functions", [*sample(OF_FLOATS, list(FLOATS)), *sample(OF_INTEGERS, list(INTEGERS))])
 def test_of_a_type(compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METALMM_CXX", compiler)

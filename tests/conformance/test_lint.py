@@ -179,6 +179,7 @@ CHOSEN = KINDS if ALL_OF_IT else list({What.of(kind): kind for kind in KINDS}.va
 SOURCES = sorted({kind.source for kind in KINDS})
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.name)
 def test_instances_of_every_kernel_are_msl(source: Path) -> None:
     ((count, found),) = lint_command.check_instances([kind for kind in CHOSEN if kind.source == source]).values()
@@ -197,6 +198,7 @@ def address_spaces(text: str) -> Iterator[tuple[str, int, str]]:
             yield text[: m.start()] + new + text[m.end() :], text.count("\n", 0, m.start()) + 1, m[1]
 
 
+@pytest.mark.rest
 def test_an_address_space_changed_or_left_out_is_found() -> None:
     (source,) = (s for s in SOURCES if s.name == "simd_columns.metal")
     v = next(v for v in metalmm.variants() if v.source == source)

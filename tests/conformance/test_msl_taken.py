@@ -576,6 +576,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 }
 
 
+@pytest.mark.rest(but=12)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_metal_takes_is_taken(name: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,12 +115,14 @@ def check(op: str, cases: list[Case], device: metalmm.Device, form: str = "") ->
     assert not bad, f"{len(bad)} of {len(cases)}: " + "; ".join(bad[:9])
 
 
+@pytest.mark.rest(but=6)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("op", [*ALL][FEWER])
 def test_between_numbers(op: str, device: metalmm.Device) -> None:
     check(op, list(of_numbers(op)), device)
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("op", [*ARITHMETIC, *OF_INTEGERS, *SHIFTS][FEWER])
 def test_in_place_between_numbers(op: str, device: metalmm.Device) -> None:
@@ -164,6 +166,7 @@ OF_WHOLE = [
 ]  # fmt: skip
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("compiler, kind, functions", [*sample(OF_FLOATS, list(FLOATS)), *sample(OF_WHOLE, list(INTEGERS))][FEWER])
 def test_between_vectors(
     compiler: str, kind: str, functions: list[Function], device: metalmm.Device, monkeypatch: pytest.MonkeyPatch

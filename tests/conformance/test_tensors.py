@@ -86,6 +86,7 @@ def draw(rng: np.random.Generator, kind: str, *shape: int) -> np.ndarray:
     return rng.integers(-9, 10, shape).astype({"half": np.float16, "float": np.float32, "char": np.int8}[kind])
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize(("kind", "out"), [("half", "float"), ("float", "float"), ("half", "half"), ("char", "int")])
 def test_a_product_of_slices_is_clipped_where_the_matrix_ends(kind: str, out: str, device: metalmm.Device) -> None:

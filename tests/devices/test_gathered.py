@@ -41,6 +41,7 @@ TYPES = ("float16", "float32")
 CASES = [(x, TYPES[i % 2]) for i, x in enumerate(FORMS)] if BY_TURNS else [*itertools.product(FORMS, TYPES)]
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize(("form", "dtype"), CASES)
 def test_each_row_is_by_its_own_matrix(form: str, dtype: str, device: metalmm.Device) -> None:
     """Rows that share a token and rows that do not; k that begins groups off vectors; one expert many times, others never."""

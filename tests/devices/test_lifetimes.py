@@ -171,6 +171,7 @@ AT_EXIT = {
 }
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("what", [*AT_EXIT, "blas"])
 @pytest.mark.needs("simdgroup_matrix")
 def test_exit_with_threads_inside_a_matmul(what: str) -> None:

@@ -79,6 +79,7 @@ def test_every_format_layout_and_number_of_rows_has_a_variant() -> None:
             assert metalmm.variants(spec, enabled=True), (storage, also_n, swiglu)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("rows", [slice(1, 5), slice(4, 5)])
 def test_wide_operands_with_rows_that_begin_off_four_bytes(rows: slice, device: metalmm.Device) -> None:
     """A scale of two bytes cannot stand where a bias of four is not."""
@@ -89,6 +90,7 @@ def test_wide_operands_with_rows_that_begin_off_four_bytes(rows: slice, device: 
     check_fused(fused, np.ones((1, 96), np.float32), [q, q, q], None, device)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("point", ["r8_l4_c3_tg64", "r3_l8_c7_tg64"])
 def test_points_whose_columns_make_no_whole_parts(point: str, device: metalmm.Device) -> None:
     """Of rows and columns that no point which ships has: their kernel compiles, what a thread alone would do in it too."""
@@ -147,6 +149,7 @@ def storages() -> Sequence[str]:
     return STORAGES[1:] if ALL_OF_IT or REAL_GPU else [x for i, x in enumerate(STORAGES[1:]) if i % 4 in (0, 3)]
 
 
+@pytest.mark.rest
 def test_auto_takes_every_storage(device: metalmm.Device) -> None:
     for turn, storage in enumerate(storages()):
         a, options = draw((1, 4, 17)[turn % 3] if not ON_A_FAKE else 1, 33, 129, bias=True)
@@ -325,6 +328,7 @@ def test_specs_of_stored_and_fused() -> None:
 OTHERS = ["q4_1", "q5_0", "q5_1", "q2_k", "q4_k", "q5_k", "iq4_nl", "iq4_xs"]
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("name", ["q2_k", "iq4_xs"] if BY_TURNS else OTHERS)
 def test_products_with_other_formats_of_gguf(name: str, device: metalmm.Device) -> None:
     for dtype, m in ((np.float16, 1), (np.float32, 2)):

@@ -68,6 +68,7 @@ class Rows:
             self.check(self.rng.integers(0, 16, (3, 5)))
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize(("storage", "dtype", "layout"), KINDS)
 def test_auto(device: metalmm.Device, storage: str, dtype: str, layout: str) -> None:
     for seed, (n, k) in enumerate(((40, 512), (33, 96), (129, 100), (7, 33))):
@@ -86,6 +87,7 @@ def alike() -> list[str]:
     return list(dict.fromkeys(str(v) for spec in specs for v in metalmm.variants(spec) if not is_left_out(v)))
 
 
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(("turn", "v"), [pytest.param(turn, v, id=v) for turn, v in enumerate(alike())])
 def test_each_point_that_says_so(device: metalmm.Device, turn: int, v: str) -> None:
     """By turns with dense weights of a layout, and with quantized ones."""
@@ -163,6 +165,7 @@ def test_what_is_fast_for_eight_rows_alone_is_not_taken() -> None:
     assert few.startswith("small_m/") and manifest.get(alike).tile[0] == 16, (few, alike)
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(DEVICE != "cpu", reason="device cpu's suite runs it")
 def test_any_order_of_threads() -> None:
     """Device cpu's debug mode lets threads and threadgroups take turns in another order each time."""
@@ -172,6 +175,7 @@ def test_any_order_of_threads() -> None:
             Rows(other, v, b, 256, "float16", seed, **options).check_some()
 
 
+@pytest.mark.rest
 def test_prepared_batched_and_fused(device: metalmm.Device) -> None:
     b, options = operands(np.random.default_rng(0), 40, 256, "q8_0", "float16", "nt")
     rows = Rows(device, "auto", b, 256, "float16", 0, **options)

@@ -14,11 +14,11 @@ import pytest
 from metalmm import kernel_source, modules, pipelines
 from metalmm.compiler import Compiler
 from metalmm.quantized import FORMATS
-from support import coverage
+from support import coverage, parts
 from support.changed import changed_kernels
 from support.here import DEVICE
 from support.pages import Pages
-from support.rows import SOURCES, Row, array, debug_array, known, on_tensor_cores
+from support.rows import SOURCES, Row, array, debug_array, first_of, known, on_tensor_cores
 
 
 def _is_changed(source: kernel_source.KernelText) -> bool:
@@ -61,9 +61,14 @@ def spread(rows: list[Row]) -> list[Row]:
     return [*first, *(row for row in rows if row not in first)]
 
 
-ROWS = sorted([*array(), *array(TENSOR_CORES)], key=sort_key)
+def of_this_part(rows: list[Row]) -> list[Row]:
+    first = set(first_of(rows)) if parts.PART else ()
+    return sorted((row for row in rows if parts.takes(row in first, str(row))), key=sort_key)
+
+
+ROWS = of_this_part([*array(), *array(TENSOR_CORES)])
 ROWS = spread(ROWS)[:60] if SOURCES else ROWS
-DEBUG_ROWS = sorted(debug_array([*known(), *TENSOR_CORES]), key=sort_key) if DEVICE == "cpu" else []
+DEBUG_ROWS = of_this_part(debug_array([*known(), *TENSOR_CORES])) if DEVICE == "cpu" else []
 
 
 @functools.cache

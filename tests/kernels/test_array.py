@@ -14,6 +14,7 @@ from support.rows import (
     What,
     array,
     debug_array,
+    first_of,
     format_pairs_of,
     kinds,
     known,
@@ -59,6 +60,23 @@ def test_every_kernel_has_each_type_layout_and_compiler() -> None:
     have = set().union(*map(what_is_there, array(cores))) if cores else set()
     for row in possible(cores, COMPILERS[-1:]):
         assert what_is_there(row) <= have, row
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="of device cpu alone")
+def test_what_each_change_needs_has_each_template(every_variant: list[metalmm.Variant]) -> None:
+    """With all that its rows of the array have, if not in pairs; and of debug mode each."""
+    rows = [*ROWS, *array(coverage.tensor_cores())]
+    debug = debug_array(every_variant)
+    first, of_debug = first_of(rows), first_of(debug)
+    assert {*first} < {*rows} and {*of_debug} < {*debug}, "it is a part"
+
+    def parts(row: Row) -> set[tuple[Any, ...]]:
+        v = row.variant
+        its = (v.end.replace("3", "2"), row.dtype, row.layout, row.compiler, *(("threads", v.threads), *v.params.items()))
+        return {(v.kernel, x) for x in its} | {(on_tensor_cores(v), What.of(v).form)}
+
+    assert set().union(*map(parts, first)) == set().union(*map(parts, rows))
+    assert {row.variant.kernel for row in of_debug} == {row.variant.kernel for row in debug}
 
 
 def test_each_format_is_there_at_each_end(every_variant: list[metalmm.Variant]) -> None:

@@ -51,6 +51,7 @@ def stopping() -> dict[str, metalmm.Variant]:
     return changed_kernels("stopping_", ("include/wait.h", WAIT, STOP))
 
 
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(("v", "size"), list(zip(early(), itertools.cycle(SIZES), strict=False)), ids=str)
 def test_weights_and_bias_alone_are_read_before_the_wait(
     v: metalmm.Variant, size: tuple[int, int], stopping: dict[str, metalmm.Variant], pages: list[Pages]

@@ -57,6 +57,7 @@ def instances() -> Iterator[tuple[Path, str, int]]:
                 yield v.source, instance, 90 if "wgmma" in v.needs or len(asked) % 2 else 80
 
 
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(("source", "instance", "capability"), list(instances()), ids=lambda x: "" if isinstance(x, Path) else str(x))
 def test_an_instance_becomes_machine_code(source: Path, instance: str, capability: int) -> None:
     text = KernelText(kernel_source.assemble(source, instance), str(source))
@@ -66,6 +67,7 @@ def test_an_instance_becomes_machine_code(source: Path, instance: str, capabilit
 PTXAS = next(iter(nvrtc._packaged("cu*/bin/ptxas")), "")  # of nvidia-cuda-nvcc
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(not PTXAS, reason="no ptxas: that debug mode's PTX is taken is NOT tested")
 def test_debug_mode_is_taken(tmp_path: Path) -> None:
     """As PTX every access but those to parameters, constants and a lane's own memory is looked at, and the simdgroup's ldmatrix, which no lane
@@ -80,6 +82,7 @@ def test_debug_mode_is_taken(tmp_path: Path) -> None:
         assert done.returncode == 0, (instance, done.stderr[:2000])
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("point", ["bm128_bn128_s4", "bm64_bn64_s3", "bm128_bn64_s9"])
 def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
     v = manifest.get(f"gemm_wgmma/{point}")
@@ -91,6 +94,7 @@ def test_the_corners_of_wgmma_become_machine_code(point: str) -> None:
             manifest.get(f"gemm_wgmma/{larger}")
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(
     ("point", "storage", "beside"),
     [
@@ -134,6 +138,7 @@ def test_a_core_has_registers_for_threadgroups_of_few_rows(also: tuple[int, ...]
     assert beside == 3 and cuda.BACKEND.registers(text, kernel, {}) <= 65536 // (v.threads * beside) // 8 * 8
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "conformance" / "msl").glob("*.metal")), ids=lambda p: p.stem)
 def test_what_the_language_tests_use(path: Path) -> None:
     text = metalmm.compiler.preprocess(path.read_text(), str(path), for_metal=True)
@@ -220,6 +225,7 @@ PROGRAMS = {
 ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES.items()}, **PROGRAMS}
 
 
+@pytest.mark.rest(but=6)
 @pytest.mark.parametrize(("name", "stops"), [(name, s) for i, name in enumerate(ALL) for s in (False, True) if ALL_OF_IT or s == i % 2])
 def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
     assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
@@ -282,6 +288,7 @@ def test_a_counter_that_something_may_change_is_asked_for(change: str) -> None:
     assert re.search(r"fiber::goes\(\(j < 4 &&", cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=False))
 
 
+@pytest.mark.rest(but=7)
 @pytest.mark.parametrize(("body", "kept"), PARTED.values(), ids=PARTED)
 def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> None:
     """And an operation comes there. Never of a kernel of ours."""

@@ -39,6 +39,7 @@ def operand(rng: np.random.Generator, dtype: str, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(DTYPES[dtype])
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(
     ("point", "dtype", "layout"),
     [
@@ -58,6 +59,7 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
         assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all(), (m, n, k)
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("storage", ["q8_0", "q4_0", "affine8", "affine4"])
 @pytest.mark.parametrize(
     ("layout", "dtype", "variant"),
@@ -85,6 +87,7 @@ def test_quantized_weights(
 _SIMDGROUPS = ("gemm/bm128_bn64_bk64", "gemm/bm16_bn32_bk128_wm1_wn1_wk4")
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(
     ("storage", "points", "dtype"),
     [
@@ -143,6 +146,7 @@ def test_what_groups_of_simdgroups_cut_off(large: metalmm.Device, on_cpu: Mappin
     assert (abs(found - metalmm.reference(a, b, c=c, **options)) <= metalmm.error_bound(a, b, c=c, **options)).all()
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(
     ("point", "dtype", "storage"),

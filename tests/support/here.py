@@ -47,6 +47,7 @@ os.environ.setdefault("METALMM_CACHE", str(ROOT / "build" / "test-cache"))
 DEVICE = os.environ.setdefault("METALMM_DEVICE", "cpu")  # what the suite runs on, where a test does not choose
 REAL_GPU = DEVICE in ("metal", "cuda") and not ON_A_FAKE
 ALL_OF_IT = bool(os.environ.get("METALMM_TEST_ALL"))  # make test-all
+PART = os.environ.get("METALMM_TEST_PART", "")  # of the suite: support/parts.py
 BY_TURNS = ON_A_FAKE and not ALL_OF_IT  # what a fake repeats of device cpu
 SEED = int(os.environ.get("METALMM_TEST_SEED", "1"))  # of what is drawn
 CAMPAIGN_SEED = int(os.environ.get("METALMM_TEST_SEED", time.time_ns() % 10**6))

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -268,7 +268,7 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
     members = defaultdict[What, list[metalmm.Variant]](list)
     for v in variants:
         members[What.of(v)].append(v)
-    left, rows = dict[Row, set[tuple[Any, ...]]](), list[Row]()
+    left = dict[Row, set[tuple[Any, ...]]]()
     for turn, (what, vs) in enumerate(members.items()):
         for v in vs if ALL_OF_IT else [v for v in vs if not is_large(v)] or vs:
             layout = v.supports["layouts"][-(turn % 2)]
@@ -277,9 +277,33 @@ def debug_array(variants: Sequence[metalmm.Variant]) -> list[Row]:
             left[row] = {*what.pairs(), (what.kernel, *_vectors(v)), *((what.kernel, *way) for way in ways.items())}
     if ALL_OF_IT:
         return [*left]
+
+    def by_turns(best: list[Row], turn: int) -> Row:
+        return sorted(best, key=lambda row: _ways(row.variant))[-(turn % 2)]
+
+    return fewest(left, by_turns)
+
+
+def fewest(left: Mapping[Row, set[Any]], choose: Callable[[list[Row], int], Row] = lambda best, _: best[0]) -> list[Row]:
+    """So few that they have all that there is: by turns one of those that have most of what is left."""
+    rows = list[Row]()
     while left:
-        best = sorted(with_most(left), key=lambda row: _ways(row.variant))
-        rows.append(best[-(len(rows) % 2)])
+        rows.append(choose(with_most(left), len(rows)))
         taken = left[rows[-1]]
         left = {row: rest for row, new in left.items() if (rest := new - taken)}
     return rows
+
+
+def first_of(rows: Sequence[Row]) -> list[Row]:
+    """What each change needs of an array: each template with each end, type, layout, compiler and value of a tuning parameter, each format
+    with tensor cores and without. In debug mode each template."""
+
+    def has(row: Row) -> set[tuple[Any, ...]]:
+        v, what = row.variant, What.of(row.variant)
+        if row.debug:
+            return {(what.kernel, what.tensor_cores)}
+        values = {value for value in values_of(v, row.dtype) if not value[-1]}
+        of_all = {"end": what.end, "type": row.dtype, "layout": row.layout, "compiler": row.compiler}
+        return {(what.tensor_cores, what.form), *((what.kernel, *each) for each in of_all.items()), *values}
+
+    return fewest({row: has(row) for row in rows})

@@ -22,6 +22,7 @@ def test_every_explained_mutant_has_its_place() -> None:
         assert mutant["change"].partition(": ")[2] in (ROOT / mutant["file"]).read_text() and mutant["reason"], mutant
 
 
+@pytest.mark.rest
 def test_drawn_mutants_follow_from_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
     try:

@@ -102,6 +102,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.rest(but=5)
 @pytest.mark.parametrize(("body", "message"), OUTSIDE.values(), ids=OUTSIDE)
 def test_nothing_outside_is_read_or_written(body: str, message: str, debug: metalmm.Device) -> None:
     for arrays in ((floats(), floats()), (debug.array(floats()), debug.array(floats()))):
@@ -159,6 +160,7 @@ RACES = {
 }
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("body", RACES.values(), ids=RACES)
 def test_a_race_in_threadgroup_memory_is_an_error(body: str, debug: metalmm.Device) -> None:
     x, thread = np.arange(1, 65, dtype=np.float32), r"thread \d+ \(<source>:5\)"
@@ -192,6 +194,7 @@ NO_RACES = {
 }
 
 
+@pytest.mark.rest(but=4)
 @pytest.mark.parametrize("body", NO_RACES.values(), ids=NO_RACES)
 def test_what_is_no_race_is_none(body: str, debug: metalmm.Device) -> None:
     x = np.arange(1, 1 + 5 * 64, dtype=np.float32)
@@ -337,18 +340,21 @@ TWINS = {
 }
 
 
+@pytest.mark.rest(but=8)
 @pytest.mark.parametrize(("body", "message"), PLANTED.values(), ids=PLANTED)
 def test_what_is_not_ordered_or_set_is_an_error(body: str, message: str, debug: metalmm.Device) -> None:
     with pytest.raises(metalmm.KernelError, match=message):
         run(debug, body, floats(512) + 1, floats(512), threads=128)
 
 
+@pytest.mark.rest(but=6)
 @pytest.mark.parametrize("body", TWINS.values(), ids=TWINS)
 def test_their_twins_are_none(body: str, debug: metalmm.Device) -> None:
     for _ in range(5):
         run(debug, body, floats(512) + 1, floats(512), threads=128)
 
 
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(
     ("body", "is_right"),
     [

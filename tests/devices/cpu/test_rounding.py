@@ -12,6 +12,7 @@ from support.rows import Row
 HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.usefixtures("every_compiler")
 def test_each_half_operation_is_rounded() -> None:
     """No a * b + c with one rounding, as the machine's own half arithmetic would have it; vectors too."""
@@ -46,6 +47,7 @@ INDEXED = {
 }
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.usefixtures("every_compiler")
 def test_an_indexed_conditional() -> None:
     """g++ takes (c ? p : q)[f(x)] for c ? p[f(x)] : q[f(x)], and computes f's argument in one arm alone: swiglu with a bias was wrong by it.
@@ -63,6 +65,7 @@ def test_an_indexed_conditional() -> None:
         np.testing.assert_array_equal(row, np.where(np.arange(64) % 2 == 0, a, b), err_msg=form)
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.usefixtures("every_compiler")
 def test_two_columns_of_two_matrices() -> None:
     """Of which clang 14 made a switch to another lane the wrong way round (csrc/msl/runtime/fiber.h)."""

@@ -32,6 +32,7 @@ def computes(gpu: metalmm.Device, point: str, a: Any, b: Any, **options: Any) ->
     assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all()
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(
     ("storage", "point"),
     [

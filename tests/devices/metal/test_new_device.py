@@ -72,6 +72,7 @@ FIRST = {What.of(row.variant): row for row in array(known()) if row.variant.stor
 WHERE = ("host", "device")  # by turns
 
 
+@pytest.mark.rest(but=6)
 @pytest.mark.parametrize(
     ("where", "row"), [(x, row) for i, row in enumerate(FIRST.values()) for x in (WHERE if ALL_OF_IT else [WHERE[i % 2]])], ids=str
 )

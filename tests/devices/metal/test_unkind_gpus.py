@@ -269,6 +269,7 @@ def offered() -> list[metalmm.Variant]:
     return [v for v in map(manifest.get, dict.fromkeys(names)) if not v.library]
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize(("turn", "v"), [pytest.param(turn, v, id=str(v)) for turn, v in enumerate(offered())])
 def test_what_auto_offers_on_a_mac_is_right_and_fills_its_simdgroups(turn: int, v: metalmm.Variant, like: Make) -> None:
     device = like()
