@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if metal:
         if len(args.what) > 1 or args.all or args.spec:
             raise UsageError("check: one .metal file at a time, and no variants beside it")
+        if not metal[0].is_file():
+            raise UsageError(f"check: {metal[0]}: there is no such file")
         for name in ("grid", "threadgroup"):
             if getattr(args, name) is None:
                 raise UsageError(f"check: a .metal file takes --{name}, such as 8,1,1")

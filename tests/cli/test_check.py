@@ -203,6 +203,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (["check"], "name variants, a .metal file or a manifest"),
         (["check", "k.metal"], "a .metal file takes --grid"),
+        (["check", "nope.metal"], "nope.metal: there is no such file"),
         (["check", "k.metal", "gemv/baseline"], "one .metal file at a time"),
         (["check", "gemv/baseline", "--grid", "2"], "--grid is of a .metal file"),
         ([*run[:3], "0", *run[4:]], "--grid '0': it takes up to three whole numbers"),
@@ -294,6 +295,7 @@ kernel void k(const device float* x, device float* y, constant uint& n, uint t [
 """
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(("step", "turns"), [(32, 32), (33, 1), (2, 2)])
 def test_what_a_dispatch_asks_of_memory_is_counted(step: int, turns: int, each_compiler: str) -> None:
     counts = metalmm.count(

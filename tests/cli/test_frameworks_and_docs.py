@@ -324,6 +324,7 @@ def test_odd_fused_shapes_are_left_out() -> None:
     assert sizes.parse(f"{head.replace('k=96', 'k=?')}n0=8 | n1=8:\n").left_out[0].columns == 16
 
 
+@pytest.mark.rest
 def test_a_trace_names_stored_and_fused(tmp_path: Path, device: metalmm.Device) -> None:
     w, a = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float16), np.ones((1, 64), np.float16)
     q = [metalmm.quantize(w, "affine4", group=32)] * 2

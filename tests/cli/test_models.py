@@ -103,6 +103,8 @@ def test_the_calls_of_a_layer() -> None:
         ({**SMALL, "hidden_size": "64"}, "hidden_size is '64'; it takes a whole number"),
         ({**SMALL, "num_hidden_layers": 0}, "num_hidden_layers is '0'"),
         ({**SMALL, "head_dim": True}, "head_dim is 'True'"),
+        ({**SMALL, "num_key_value_heads": 3}, "num_attention_heads is 4; it must be a multiple of num_key_value_heads, 3"),
+        ({**SMALL, "hidden_size": 66}, "num_attention_heads is 4; .* and without head_dim divide hidden_size, 66"),
         ([1], "a config.json is an object"),
     ],
 )

@@ -161,6 +161,7 @@ def test_a_slow_variant_flattens_no_bar() -> None:
     assert 'class="track"' in page_html._bar("fast", statistics.Median(1.0, 0.9, 1.1, 5), "1", 4.0, True)
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (Debian: chromium); the page's layout was NOT tested")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """No horizontal scroll, not of a table either, and nothing that is cut off, wide and narrow."""

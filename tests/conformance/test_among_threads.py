@@ -130,7 +130,7 @@ CASES = [(by, around) for i, around in enumerate(AROUND) for by in (COMPILERS if
 PART = len(COMPILERS) if ON_CPU else 1 if ALL_OF_IT else 4 if DEVICE == "cpu" else 12
 
 
-@pytest.mark.rest(but=4)
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize(("compiler", "around"), CASES)
 def test_of_a_simdgroup_or_a_quad(compiler: str, around: str, device: metalmm.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each function with one type, by compilers in turn, or every fourth. Results are whole numbers."""

@@ -115,7 +115,7 @@ def check(op: str, cases: list[Case], device: metalmm.Device, form: str = "") ->
     assert not bad, f"{len(bad)} of {len(cases)}: " + "; ".join(bad[:9])
 
 
-@pytest.mark.rest(but=6)
+@pytest.mark.rest(but=4)
 @pytest.mark.usefixtures("each_compiler")
 @pytest.mark.parametrize("op", [*ALL][FEWER])
 def test_between_numbers(op: str, device: metalmm.Device) -> None:

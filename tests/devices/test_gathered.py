@@ -55,6 +55,7 @@ def test_each_row_is_by_its_own_matrix(form: str, dtype: str, device: metalmm.De
             check(metalmm.matmul_gathered(x, experts, ids, device=device), x, experts, ids)
 
 
+@pytest.mark.rest
 def test_bfloat16_in_a_batch_of_arrays_and_ids_that_name_nobody(device: metalmm.Device) -> None:
     rng, dtype = np.random.default_rng(2), DTYPES["bfloat16"]
     for form in ("dense", "affine4", "q4_k"):

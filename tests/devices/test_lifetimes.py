@@ -365,6 +365,7 @@ print(metalmm.matmul('gemv/baseline', x[:1], w, device=metalmm.Device('cpu', thr
     assert done.stdout.splitlines()[-1] == "256.0"
 
 
+@pytest.mark.rest
 @on_cpu
 @pytest.mark.parametrize("has_guard_pages", [True, False])
 def test_the_stacks_of_many_threads_leave_maps_to_others(has_guard_pages: bool, tmp_path: Path) -> None:

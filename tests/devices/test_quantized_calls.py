@@ -328,7 +328,7 @@ def test_specs_of_stored_and_fused() -> None:
 OTHERS = ["q4_1", "q5_0", "q5_1", "q2_k", "q4_k", "q5_k", "iq4_nl", "iq4_xs"]
 
 
-@pytest.mark.rest(but=2)
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize("name", ["q2_k", "iq4_xs"] if BY_TURNS else OTHERS)
 def test_products_with_other_formats_of_gguf(name: str, device: metalmm.Device) -> None:
     for dtype, m in ((np.float16, 1), (np.float32, 2)):

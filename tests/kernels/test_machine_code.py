@@ -225,7 +225,7 @@ PROGRAMS = {
 ALL = {**{name: f"kernel void k({ARGS}) {{\n{body}\n}}" for name, body in BODIES.items()}, **PROGRAMS}
 
 
-@pytest.mark.rest(but=6)
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(("name", "stops"), [(name, s) for i, name in enumerate(ALL) for s in (False, True) if ALL_OF_IT or s == i % 2])
 def test_what_the_cpu_takes_so_does_nvrtc(name: str, stops: bool) -> None:
     assert built(HEAD + ALL[name] + "\n", stops=stops).startswith(b"\x7fELF")
@@ -288,7 +288,7 @@ def test_a_counter_that_something_may_change_is_asked_for(change: str) -> None:
     assert re.search(r"fiber::goes\(\(j < 4 &&", cuda.cxx.lower(text, "k", {}, compiler="nvrtc", converged=False))
 
 
-@pytest.mark.rest(but=7)
+@pytest.mark.rest(but=3)
 @pytest.mark.parametrize(("body", "kept"), PARTED.values(), ids=PARTED)
 def test_who_is_with_a_lane_is_kept_where_lanes_part(body: str, kept: bool) -> None:
     """And an operation comes there. Never of a kernel of ours."""

@@ -59,7 +59,7 @@ def test_dense_weights(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Vari
         assert (abs(found - metalmm.reference(a, b, **options)) <= metalmm.error_bound(a, b, **options)).all(), (m, n, k)
 
 
-@pytest.mark.rest(but=2)
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize("storage", ["q8_0", "q4_0", "affine8", "affine4"])
 @pytest.mark.parametrize(
     ("layout", "dtype", "variant"),
@@ -117,6 +117,7 @@ def test_formats_with_upper_bits_and_with_two_scales(
         np.testing.assert_array_equal(np.isnan(found), np.isnan(metalmm.reference(a, q)), str((m, n, k)))
 
 
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(("storage", "k"), [("dense", 64), ("dense", 128), ("affine8", 128), ("affine8", 256)])
 def test_what_tensor_cores_cut_off(device: metalmm.Device, on_cpu: Mapping[str, metalmm.Variant], storage: str, k: int) -> None:
     """One large product, and 63 that are each just below the last bit that is kept of it: no random draw has that."""

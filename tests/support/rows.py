@@ -301,7 +301,7 @@ def first_of(rows: Sequence[Row]) -> list[Row]:
     def has(row: Row) -> set[tuple[Any, ...]]:
         v, what = row.variant, What.of(row.variant)
         if row.debug:
-            return {(what.kernel, what.tensor_cores)}
+            return {(what.kernel,)}
         values = {value for value in values_of(v, row.dtype) if not value[-1]}
         of_all = {"end": what.end, "type": row.dtype, "layout": row.layout, "compiler": row.compiler}
         return {(what.tensor_cores, what.form), *((what.kernel, *each) for each in of_all.items()), *values}

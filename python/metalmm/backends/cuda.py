@@ -54,7 +54,7 @@ _GBPS = {"NVIDIA H200": 4250}  # benchmarks/peers_cuda.py
 # "The rule knows models' matrices", five dense tiles by "What clusters leave the next kernel", affine ones and two scales by "Weights as two
 # halves", the rest by "Every format on wgmma". In `_FEW` numbers of dense weights, bytes and affine ones are of "Whole turns, and one row's
 # bits for sixteen", but for their `small_m`; the rest is of "Every format on wgmma". `small_m/t4_s8_d2_tg256` is of "Several matrices, few
-# rows".
+# rows", `r4_c2_s4_d2_tg128` and two points of bytes of "Few rows, more points".
 _Times = TileTimes | None
 _DENSE, _BYTES, _NIBBLES, _AFFINE, _HALVES, _FLOATS = range(6)
 _TILES: Mapping[str, Sequence[_Times]] = {
@@ -173,24 +173,26 @@ _FEW: Mapping[str, Sequence[_Times]] = {
     "gemv_nt_mma/r2_c2_s4_d2_tg128": (None, (40, 19, 1199, 6), (44, 10, 1324, 7), (52, 15, 1294, 7), (52, 15, 819, 6), (32, 13, 1745, 7)),
     "gemv_nt_mma/r2_c2_s4_d4_tg128": (None, (37, 14, 422, 4), (30, 9, 1255, 4), (42, 10, 668, 4), (34, 12, 1008, 3), (22, 12, 1428, 4)),
     "gemv_nt_mma/r2_c2_s8_d2_tg256": (None, (35, 16, 264, 3), (18, 11, 1045, 3), (29, 12, 1490, 3), (24, 14, 574, 1), (19, 12, 1466, 3)),
-    "gemv_nt_mma/r2_c2_s16_d2_tg512": (None, (7, 18, 1780, 1), (8, 10, 1488, 1), (7, 14, 2305, 1), (14, 11, 830, 1), (11, 13, 1076, 1)),
+    "gemv_nt_mma/r2_c2_s16_d2_tg512": (None, (9, 15, 1941, 1), (8, 10, 1488, 1), (7, 14, 2305, 1), (14, 11, 830, 1), (11, 13, 1076, 1)),
+    "gemv_nt_mma/r4_c2_s4_d2_tg128": (None, None, None, (63, 11, 2601, 5), (57, 15, 1881, 4), (55, 14, 560, 4)),
     "gemv_nt_mma/r4_c2_s8_d2_tg256": (None, (29, 15, 1534, 2), (22, 10, 1916, 2), (32, 11, 1889, 2), (31, 16, 1202, 2), (20, 15, 1631, 2)),
     "small_m_mma/t2_s4_d4_tg128": (None, (87, 25, 377, 6), (80, 14, 910, 1), (55, 20, 1777, 5), (126, 20, 3, 5), (108, 10, 2, 7)),
     "small_m_mma/t2_s4_d8_tg128": (None, (46, 20, 1617, 4), (56, 10, 1620, 5), (41, 19, 1941, 3), None, None),
     "small_m_mma/t2_s8_d4_tg256": (None, (48, 20, 820, 3), (36, 13, 683, 3), (31, 16, 1540, 2), (43, 25, 881, 2), (26, 19, 1195, 3)),
     "small_m_mma/t2_s16_d4_tg512": (None, (14, 18, 1681, 1), (14, 19, 1440, 1), (16, 20, 1549, 1), (26, 15, 1000, 1), (15, 18, 1067, 1)),
-    "small_m_mma/t4_s4_d4_tg128": (None, (60, 44, 1635, 3), (72, 20, 990, 4), (93, 36, 1545, 3), (140, 39, 1079, 3), (85, 21, 983, 4)),
+    "small_m_mma/t4_s4_d4_tg128": (None, (94, 42, 779, 3), (72, 20, 990, 4), (93, 36, 1545, 3), (140, 39, 1079, 3), (85, 21, 983, 4)),
     "small_m_mma/t4_s8_d4_tg256": (None, (34, 37, 1827, 1), (29, 24, 2142, 2), (57, 33, 1648, 2), (71, 27, 954, 1), (37, 40, 1567, 1)),
     "gemm/bm16_bn32_bk128_wm1_wn1_wk4": ((48, 66, 3058, 4), None, None, None, None, None),
     "gemm_wgmma/bm64_bn64_s8_k2": ((51, 33, 3290, 1), None, None, None, None, None),
 }
-# With 5 to 8 rows of swiglu, and in bfloat16 from 2 on, points of `small_m_mma` ("Several matrices, few rows").
-_SWIGLU: Mapping[int, str] = {
-    _BYTES: "t4_s4_d4_tg128",
-    _NIBBLES: "t4_s8_d4_tg256",
-    _AFFINE: "t2_s4_d8_tg128",
-    _HALVES: "t2_s4_d8_tg128",
-    _FLOATS: "t4_s8_d4_tg256",
+# Of swiglu, of which `_FEW` has no numbers: with 5 to 8 rows, in bfloat16 and of dense weights from 2 on ("Few rows, more points").
+_SWIGLU: Mapping[int, Mapping[str, TileTimes]] = {
+    _DENSE: {"small_m/t2_s4_d2_tg128": (95, 32, 1880, 5), "small_m/t2_s8_d2_tg256": (67, 25, 1984, 3)},
+    _BYTES: {"small_m_mma/t4_s4_d4_tg128": (78, 39, 966, 2), "small_m_mma/r2_t2_s8_d4_tg256": (38, 16, 1479, 2)},
+    _NIBBLES: {"small_m_mma/t4_s8_d4_tg256": (24, 37, 517, 1), "small_m_mma/t2_s8_d4_tg256": (45, 14, 831, 3)},
+    _AFFINE: {"small_m_mma/t2_s4_d8_tg128": (29, 32, 964, 4), "small_m_mma/t2_s8_d4_tg256": (39, 17, 1054, 2)},
+    _HALVES: {"small_m_mma/t2_s4_d8_tg128": (57, 25, 2285, 3)},
+    _FLOATS: {"small_m_mma/t4_s8_d4_tg256": (50, 30, 1495, 2), "small_m_mma/t2_s8_d4_tg256": (45, 15, 1052, 3)},
 }
 
 
@@ -273,11 +275,10 @@ class _Cuda:
         ("", "1", Splits.of(48e3, "gemv_nt", "l4_s2_d4_x_tg64", "l4_s4_d4_x_tg128", "l4_s10_d4_x_tg320")),  # no tensor cores but of half
         ("q4_0", "", "gemv_nt/l4_c2_s4_d2_x_tg128"),
         ("", "", "gemv_nt/l4_d7_x_tg128"),
-        # Of swiglu, measured apart: `_FEW` has numbers of one matrix. Tiles of one point are taken in 16 bits alone.
+        # Tiles are taken in 16 bits alone.
         ("", "swiglu", "gemv_nt_mma/r2_c2_s4_d2_tg128", 2),
         ("", "swiglu", "gemv_nt_mma/r4_c2_s4_d2_tg128", 4),
-        *((storage, "swiglu", f"small_m_mma/{_SWIGLU[weights_of(storage)]}", 8) for storage in _core._STORAGES[1:]),
-        ("dense", "swiglu", Tiles({"small_m/t2_s4_d2_tg128": (82, 35, 1314, 5)}), 8),
+        *((storage, "swiglu", Tiles(_SWIGLU[weights_of(storage)]), 8) for storage in _core._STORAGES),
         # Up to four rows wgmma is slower.
         ("dense", "1", _tiles({v: ns for v, ns in _FEW.items() if not v.startswith("gemm_wgmma/")}, "dense"), 4),
         *((storage, "", _tiles(_FEW, storage), 8) for storage in _core._STORAGES),

@@ -190,6 +190,11 @@ def of_config(config: Any, name: str) -> Model:
 
     hidden, layers, heads, ffn, vocab = (number(key) for key in _NEEDED)
     of_k, head_dim = number("num_key_value_heads", heads), number("head_dim", max(1, hidden // heads))
+    if heads % of_k or (config.get("head_dim") is None and hidden % heads):
+        raise ModelError(
+            f"{name}: num_attention_heads is {heads}; it must be a multiple of num_key_value_heads, {of_k}, and without head_dim divide"
+            f" hidden_size, {hidden}"
+        )
     bias = "bias" in has or (config.get("attention_bias") is True and "no bias" not in has)
     q = [Matrix(n, hidden, bias or "qkv bias" in has) for n in (heads * head_dim, of_k * head_dim, of_k * head_dim)]
     up = [Matrix(ffn, hidden, config.get("mlp_bias") is True or "bias" in has)] * (1 if "no gate" in has else 2)

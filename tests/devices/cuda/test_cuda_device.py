@@ -258,6 +258,7 @@ def test_a_device_that_stops_kernels_lacks_wgmma() -> None:
             metalmm.matmul("gemm_wgmma/bm128_bn128", half(64, 128), half(128, 64), device=stops)
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("split", [2, 4])
 @pytest.mark.parametrize("stored", ["dense", "q8_0", "affine4"])
 def test_threadgroups_of_a_cluster_share_k(device: metalmm.Device, stored: str, split: int) -> None:

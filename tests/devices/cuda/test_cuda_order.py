@@ -107,6 +107,7 @@ def test_nothing_is_early_beside_another_nor_alone_nor_timed(device: metalmm.Dev
     assert FAKE.early() == before
 
 
+@pytest.mark.rest
 def test_chains_in_which_weights_are_written_too(device: metalmm.Device) -> None:
     """Vectors and weights that matmuls read and write in any order give in a recording, again and again, what they give one by one."""
     rng, size = np.random.default_rng(3), 64 if FAKE else 128

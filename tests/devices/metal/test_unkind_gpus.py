@@ -192,6 +192,7 @@ def test_new_memory_is_asked_for_before_work_waits_for_it(like: Make) -> None:
     assert FAKE.take_waited_for() == 0
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("keep", [0, 60])
 def test_idle_memory_stays_in_reach_where_somebody_asks(keep: float, like: Make) -> None:
     device = like({"keep_resident": keep}, unwire_ms=1000)
@@ -353,6 +354,7 @@ def test_weights_on_pages_keep_their_buffer_for_as_long_as_they_live(like: Make)
     assert device.counters["wrapped"] == 6
 
 
+@pytest.mark.rest
 def test_views_that_wander_over_an_array_are_not_kept_without_end(like: Make) -> None:
     device = like()
     store, x = pages(3000, 2048), half(1, 64)  # a row is a page
