@@ -73,6 +73,7 @@ def x() -> Any:
     return np.random.default_rng(0).standard_normal(4 * 128).astype(np.float32)
 
 
+@pytest.mark.rest(but=2)
 @pytest.mark.parametrize("name", KNOWN, ids=lambda name: name.partition(":")[0])
 def test_what_cost_others_days(name: str, each_compiler: str) -> None:
     kind, lines = KNOWN[name][:2]

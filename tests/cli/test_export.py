@@ -75,7 +75,7 @@ def launch(folder: Path, name: str, sizes: dict[str, int], operands: dict[str, A
     return {b["name"]: operands[b["name"]] for b in told["buffers"] if b.get("written")}
 
 
-@pytest.mark.rest(but=2)
+@pytest.mark.rest(but=1)
 @pytest.mark.parametrize(("variant", "words"), CASES, ids=[f"{v} {w}" for v, w in CASES])
 def test_two_files_give_the_bits_of_the_package(variant: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", variant, "--spec", words, "-o", str(tmp_path)]) == 0

@@ -295,15 +295,15 @@ def fewest(left: Mapping[Row, set[Any]], choose: Callable[[list[Row], int], Row]
 
 
 def first_of(rows: Sequence[Row]) -> list[Row]:
-    """What each change needs of an array: each template with each end, type, layout, compiler and value of a tuning parameter, each format
-    with tensor cores and without. In debug mode each template."""
+    """What each change needs of an array: each template with each end, type, layout and compiler, with each tuning parameter at one and above;
+    each format with tensor cores and without. In debug mode each file."""
 
     def has(row: Row) -> set[tuple[Any, ...]]:
         v, what = row.variant, What.of(row.variant)
         if row.debug:
-            return {(what.kernel,)}
-        values = {value for value in values_of(v, row.dtype) if not value[-1]}
+            return {(v.source.name,)}
         of_all = {"end": what.end, "type": row.dtype, "layout": row.layout, "compiler": row.compiler}
-        return {(what.tensor_cores, what.form), *((what.kernel, *each) for each in of_all.items()), *values}
+        of_all |= {name: value > 1 for name, value in v.params.items()}
+        return {(what.tensor_cores, what.form), *((what.kernel, *each) for each in of_all.items())}
 
     return fewest({row: has(row) for row in rows})
